@@ -1,0 +1,213 @@
+"""Everything that can go wrong, on one screen.
+
+    SidecarError
+    ├── UsageError                 exit 2   what was asked for makes no sense
+    │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout
+    ├── StoreError                 exit 1
+    │   ├── StoreUnreachable       (a retry can help)
+    │   ├── StoreDenied · StoreMissing · StoreFull · StoreUnsafe
+    │   ├── ObjectMissing          an object the store should hold is not there
+    │   └── HeadMoved              compare-and-swap lost: someone else wrote first
+    ├── SnapshotError              exit 1
+    │   └── MemoryNotFound · SnapshotNotFound · SnapshotDamaged
+    ├── SandboxError               exit 1
+    │   ├── SandboxNotFound · SandboxGone · SandboxDenied
+    │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout   (a retry can help)
+    │   └── ProgramFailed          the in-sandbox program said what went wrong
+    ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
+    │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
+    │   ├── UnsafePath · UnsafeLink · UnsafeMember
+    │   └── SizeMismatch · DigestMismatch · PackBomb
+    └── LimitExceeded              exit 3   more than the limits allow; the head did not move
+
+Each class carries a stable ``code`` for programs, ``retryable`` for callers, and each instance a message (what happened)
+and a hint (what to do) for people.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SidecarError(Exception):
+    """The root. Nothing the product raises on purpose is outside this tree."""
+
+    code: str = "failed"
+    retryable: bool = False
+    exit_code: ClassVar[int] = 1
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        if code:
+            self.code = code
+
+    def as_dict(self) -> dict[str, object]:
+        return {"code": self.code, "message": self.message, "hint": self.hint, "retryable": self.retryable}
+
+
+class UsageError(SidecarError):
+    code = "usage"
+    exit_code = 2
+
+
+class BadMemoryId(UsageError):
+    code = "bad-memory-id"
+    default_hint = "Use 1 to 200 characters; '/' may separate parts, but no part may be empty, '.' or '..'."
+
+
+class BadReference(UsageError):
+    code = "bad-reference"
+
+
+class BadConfig(UsageError):
+    code = "bad-config"
+
+
+class UnknownLayout(UsageError):
+    code = "unknown-layout"
+
+
+class StoreError(SidecarError):
+    code = "store-failed"
+
+
+class StoreUnreachable(StoreError):
+    code = "store-unreachable"
+    retryable = True
+    default_hint = "Check the endpoint and the network, then run the same command again; nothing was changed."
+
+
+class StoreDenied(StoreError):
+    code = "store-denied"
+    default_hint = "Check the credentials and that they may read, write, list and delete under this prefix."
+
+
+class StoreMissing(StoreError):
+    code = "store-missing"
+
+
+class StoreFull(StoreError):
+    code = "store-full"
+    default_hint = "Free some space or enlarge the disk, then run the same command again; the head did not move."
+
+
+class StoreUnsafe(StoreError):
+    code = "store-no-conditional-writes"
+
+
+class ObjectMissing(StoreError):
+    code = "object-missing"
+
+
+class HeadMoved(StoreError):
+    code = "head-moved"
+    retryable = True
+
+
+class SnapshotError(SidecarError):
+    code = "snapshot-failed"
+
+
+class MemoryNotFound(SnapshotError):
+    code = "memory-not-found"
+    default_hint = "`memory-sidecar list` shows the memories of this store."
+
+
+class SnapshotNotFound(SnapshotError):
+    code = "snapshot-not-found"
+    default_hint = "`memory-sidecar log MEMORY` shows its snapshots."
+
+
+class SnapshotDamaged(SnapshotError):
+    code = "snapshot-damaged"
+    default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
+
+
+class SandboxError(SidecarError):
+    code = "sandbox-failed"
+
+
+class SandboxNotFound(SandboxError):
+    code = "sandbox-not-found"
+
+
+class SandboxGone(SandboxError):
+    code = "sandbox-gone"
+
+
+class SandboxDenied(SandboxError):
+    code = "sandbox-denied"
+
+
+class SandboxUnreachable(SandboxError):
+    code = "sandbox-unreachable"
+    retryable = True
+
+
+class SandboxBusy(SandboxError):
+    code = "sandbox-busy"
+    retryable = True
+
+
+class SandboxTimeout(SandboxError):
+    code = "sandbox-timeout"
+    retryable = True
+    default_hint = "Raise `timeout` in the config, or look at what the sandbox is busy with; the head did not move."
+
+
+class ProgramFailed(SandboxError):
+    code = "sandbox-program-failed"
+
+
+class UntrustedSandbox(SidecarError):
+    code = "untrusted"
+    default_hint = "Nothing was stored and the head did not move. Look at what runs in that sandbox before trying again."
+
+
+class BadAnswer(UntrustedSandbox):
+    code = "bad-answer"
+
+
+class OutputTooLarge(UntrustedSandbox):
+    code = "output-too-large"
+
+
+class MemoryMismatch(UntrustedSandbox):
+    code = "memory-mismatch"
+
+
+class UnsafePath(UntrustedSandbox):
+    code = "unsafe-path"
+
+
+class UnsafeLink(UntrustedSandbox):
+    code = "unsafe-link"
+
+
+class UnsafeMember(UntrustedSandbox):
+    code = "unsafe-member"
+
+
+class SizeMismatch(UntrustedSandbox):
+    code = "size-mismatch"
+    retryable = True
+
+
+class DigestMismatch(UntrustedSandbox):
+    code = "digest-mismatch"
+    retryable = True
+
+
+class PackBomb(UntrustedSandbox):
+    code = "pack-bomb"
+
+
+class LimitExceeded(SidecarError):
+    """``code`` says which limit: limit-bytes, limit-file-bytes, limit-files, limit-depth, limit-packed."""
+
+    code = "limit-exceeded"
+    exit_code = 3
+    default_hint = "Raise the limit in the config's [limits], or make the memory smaller; nothing was lost."

@@ -1,0 +1,128 @@
+"""The two things the engine needs from the world: a sandbox and a store.
+
+Adapters implement these; ``sidecar.wiring`` is the only place that knows which. Contract suites in ``tests/contracts``
+say what every adapter promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that ran to its end: its exit code and all it printed on stdout (stderr too where a provider merges them)."""
+
+    exit_code: int
+    output: bytes
+    complaint: str = ""
+
+
+class Sandbox(Protocol):
+    """One running sandbox. Paths are absolute and mean the same to a command and to the file methods.
+
+    Every method raises a ``SandboxError`` and nothing of a vendor's.
+    """
+
+    ref: str
+
+    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+        """Run a POSIX shell script in the sandbox's home as its user.
+
+        Raise ``OutputTooLarge`` as soon as it printed more than ``output_limit`` bytes and ``SandboxTimeout`` after
+        ``timeout`` seconds; either way the command no longer runs.
+        """
+        ...
+
+    async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        """Write a file, streaming. The parent folder exists. A failed upload may leave a partial file at ``path``."""
+        ...
+
+    def download(self, path: str) -> AsyncIterator[bytes]:
+        """Stream a file. The caller checks size and hash: a truncated transfer may look like a short file."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Delete a file or folder; one that is not there is fine."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A small object's bytes with the version to hand back to ``Store.swap``."""
+
+    data: bytes
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    key: str
+    size: int
+    modified: float
+    """Seconds since the epoch, by the store's clock."""
+
+
+class Store(Protocol):
+    """A flat space of objects under '/'-separated keys. Keys come from ``sidecar.ids`` alone and are always safe.
+
+    An object becomes visible whole or not at all, and is durable when the call that wrote it returns.
+    Every method raises a ``StoreError`` and nothing of a vendor's.
+    """
+
+    url: str
+    """For people: never holds credentials."""
+
+    async def prepare(self) -> None:
+        """Make sure this store may be written: reachable, allowed, and honouring conditional writes.
+
+        Called once before the first write of a process. Creates what may be created (a folder), never what a person
+        must decide on (a bucket, a mount).
+        """
+        ...
+
+    async def get(self, key: str) -> Stored | None:
+        """A small object, whole; ``None`` when there is none."""
+        ...
+
+    async def put(self, key: str, source: bytes | Path) -> None:
+        """Write an object, streaming when it comes from a file."""
+        ...
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        """Write a small object only if it is still at version ``expected`` (``None``: only if there is none).
+
+        Return the new version. Raise ``HeadMoved`` when it is not, exactly one of any number of racing callers winning.
+        """
+        ...
+
+    def stream(self, key: str) -> AsyncIterator[bytes]:
+        """An object's bytes in chunks of at most 1 MiB. Raise ``ObjectMissing`` when there is none."""
+        ...
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Every whole object whose key starts with ``prefix`` ('…/'), in key order."""
+        ...
+
+    async def copy(self, source: str, target: str) -> None:
+        """Duplicate an object inside the store. Raise ``ObjectMissing`` when there is no source."""
+        ...
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those not there are fine."""
+        ...
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        """Remove what crashed writers left unfinished under ``prefix`` before that time; return how many."""
+        ...
+
+    async def purge(self, prefix: str) -> int:
+        """Remove every byte under ``prefix``: objects, their old versions, unfinished writes. Return how many."""
+        ...
+
+    async def close(self) -> None: ...
