@@ -164,7 +164,9 @@ class ProgramFailed(SandboxError):
 
 class UntrustedSandbox(SidecarError):
     code = "untrusted"
-    default_hint = "Nothing was stored and the head did not move. Look at what runs in that sandbox before trying again."
+    default_hint = (
+        "Nothing was stored and the head did not move. Look at what runs in that sandbox before trying again."
+    )
 
 
 class BadAnswer(UntrustedSandbox):

@@ -1,0 +1,248 @@
+"""A store in a folder: ``file:`` anywhere, ``volume:`` only on a mounted volume.
+
+Each object is one file at ``root/key``. What is not an object carries a name no key has: ``.tmp-*`` is a write under
+way (or left by a crash), ``.lock-*`` serialises the swaps of one object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from adapters.stores.disk_errors import naming_disk_errors
+from adapters.stores.disk_folders import climb, is_mount, locked, make_folder, open_in_folder, prune, sync_folder
+from sidecar.errors import HeadMoved, ObjectMissing, StoreMissing
+from sidecar.ports import ObjectInfo, Stored
+
+CHUNK = 1 << 20
+_TEMP, _LOCK = ".tmp-", ".lock-"
+_LISTED_AT_ONCE = 1000
+
+
+class DiskStore:
+    """Objects as files below ``root``, or below ``root/prefix``.
+
+    With ``mount_required`` every method raises ``StoreMissing`` unless ``root`` itself is a mount point at that moment:
+    a forgotten or lost volume must never turn into writes to a disk that vanishes with the machine.
+    """
+
+    def __init__(self, root: Path, *, url: str, mount_required: bool = False, prefix: str = "") -> None:
+        self.url = url
+        self._mount = root if mount_required else None
+        self._root = root / prefix if prefix else root
+
+    async def prepare(self) -> None:
+        await asyncio.to_thread(self._prepare)
+
+    async def get(self, key: str) -> Stored | None:
+        return await asyncio.to_thread(self._get, key)
+
+    async def put(self, key: str, source: bytes | Path) -> None:
+        await asyncio.to_thread(self._put, key, source)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        return await asyncio.to_thread(self._swap, key, data, expected)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        file = await asyncio.to_thread(self._open, key)
+        with file:
+            while chunk := await asyncio.to_thread(self._read_chunk, file):
+                yield chunk
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        found = self._objects(prefix)
+        while batch := await asyncio.to_thread(lambda: [*islice(found, _LISTED_AT_ONCE)]):
+            for info in batch:
+                yield info
+
+    async def copy(self, source: str, target: str) -> None:
+        await asyncio.to_thread(self._copy, source, target)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        await asyncio.to_thread(self._delete, keys)
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return await asyncio.to_thread(self._sweep, prefix, older_than)
+
+    async def purge(self, prefix: str) -> int:
+        return await asyncio.to_thread(self._purge, prefix)
+
+    async def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def _prepare(self) -> None:
+        with self._usable():
+            make_folder(self._root)
+            probe = self._root / f"{_TEMP}{secrets.token_hex(8)}"
+            try:
+                with locked(probe):  # both at once: the folder can be written, and its filesystem has locks
+                    pass
+            finally:
+                probe.unlink(missing_ok=True)
+
+    def _get(self, key: str) -> Stored | None:
+        try:
+            with self._open(key) as file:
+                data = file.read()
+        except ObjectMissing:
+            return None
+        return Stored(data, _version(data))
+
+    def _put(self, key: str, source: bytes | Path) -> None:
+        if isinstance(source, bytes):
+            data = source
+            self._write(key, lambda file: file.write(data))
+        else:
+            with source.open("rb") as given:
+                self._write(key, lambda file: shutil.copyfileobj(given, file, CHUNK))
+
+    def _copy(self, source: str, target: str) -> None:
+        # Byte by byte, never a link or a reflink: the copy must survive damage to the original.
+        with self._open(source) as given:
+            self._write(target, lambda file: shutil.copyfileobj(given, file, CHUNK))
+
+    def _swap(self, key: str, data: bytes, expected: str | None) -> str:
+        path = self._path(key)
+        self._expect(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file behind
+        with self._usable(), locked(_lock_of(path)):
+            self._expect(key, expected)
+            self._write(key, lambda file: file.write(data))
+        return _version(data)
+
+    def _expect(self, key: str, version: str | None) -> None:
+        current = self._get(key)
+        if (current.version if current else None) != version:
+            raise HeadMoved(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
+
+    def _write(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
+        path = self._path(key)
+        with self._usable():
+            temp = path.with_name(f"{_TEMP}{secrets.token_hex(8)}")
+            try:
+                with open_in_folder(temp, "xb") as file:
+                    fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temp.replace(path)
+            except BaseException:
+                with suppress(OSError):
+                    temp.unlink()
+                raise
+            # Every folder up to the root: one that another writer made a moment ago may not be durable yet.
+            for folder in (path.parent, *path.parent.parents):
+                sync_folder(folder)
+                if folder == self._root:
+                    break
+
+    def _open(self, key: str) -> BinaryIO:
+        path = self._path(key)
+        with self._usable():
+            try:
+                file = path.open("rb")
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise ObjectMissing(f"{self.url} holds no {key}.") from None
+        return file
+
+    def _read_chunk(self, file: BinaryIO) -> bytes:
+        with self._usable():
+            return file.read(CHUNK)
+
+    def _delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._usable():
+                lock = _lock_of(path)
+                if lock.exists():
+                    with locked(lock):  # not in the middle of another's swap
+                        path.unlink(missing_ok=True)
+                        lock.unlink(missing_ok=True)
+                else:
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        path.unlink()
+                climb(path.parent, self._root)
+
+    def _sweep(self, prefix: str, older_than: float) -> int:
+        swept = 0
+        with self._usable():
+            for _, entry in self._files(prefix):
+                if entry.name.startswith(_TEMP):
+                    with suppress(FileNotFoundError):
+                        if entry.stat(follow_symlinks=False).st_mtime < older_than:
+                            Path(entry.path).unlink()
+                            swept += 1
+        return swept
+
+    def _purge(self, prefix: str) -> int:
+        purged = 0
+        with self._usable():
+            for _, entry in [*self._files(prefix)]:
+                Path(entry.path).unlink(missing_ok=True)
+                purged += not entry.name.startswith(_LOCK)
+            prune(self._folder(prefix), self._root)
+        return purged
+
+    def _objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._usable():
+            for key, entry in self._files(prefix):
+                if not entry.name.startswith((_TEMP, _LOCK)) and entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        yield ObjectInfo(key, about.st_size, about.st_mtime)
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """All files whose key starts with ``prefix``, in key order, those that are no objects among them."""
+        folder = self._folder(prefix)
+        start = prefix[: prefix.rfind("/") + 1]
+        return ((key, entry) for key, entry in _walk(folder, start, self._root) if key.startswith(prefix))
+
+    def _folder(self, prefix: str) -> Path:
+        parent, _, _ = prefix.rpartition("/")
+        return self._path(parent) if parent else self._root
+
+    def _path(self, key: str) -> Path:
+        """Where ``key`` is kept. Raise ``ValueError`` for one that could lead out of the root or hide from ``list``."""
+        parts = key.split("/")
+        if any(part in ("", ".", "..") or part.startswith((_TEMP, _LOCK)) or "\0" in part for part in parts):
+            raise ValueError(f"not a key: {key!r}")
+        return self._root.joinpath(*parts)
+
+    def _usable(self) -> naming_disk_errors:
+        if self._mount is not None and not is_mount(self._mount):
+            raise StoreMissing(
+                f"No volume is mounted at {self._mount}.",
+                hint=f"Mount a volume at {self._mount}, or use file:{self._mount} if this disk may vanish.",
+            )
+        if self._root.is_file():
+            raise StoreMissing(f"{self._root} is a file, not a folder.", hint="Move it away, or correct the store URL.")
+        return naming_disk_errors(self._root)
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{_LOCK}{path.name}")
+
+
+def _walk(folder: Path, start: str, root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    try:
+        with os.scandir(folder) as found:
+            entries = [*found]
+    except FileNotFoundError:
+        return  # never made, or removed while we walk
+    # Key order, where 'a-b' comes before 'a/x': a folder sorts by the '/' that follows its name in a key.
+    named = [(entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in entries]
+    for name, entry in sorted(named, key=lambda pair: pair[0]):
+        if not name.endswith("/"):
+            yield start + name, entry
+        elif name != "lost+found/" or folder != root:
+            yield from _walk(Path(entry.path), start + name, root)

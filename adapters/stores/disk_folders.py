@@ -1,0 +1,139 @@
+"""Folders and locks that hold against crashes and against other processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from sidecar.errors import StoreUnreachable, StoreUnsafe
+
+LOCK_PATIENCE = 30.0
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def is_mount(path: Path) -> bool:
+    """Whether a filesystem is mounted exactly at ``path``, bind mounts of the same disk included."""
+    real = path.resolve()
+    if os.path.ismount(real):
+        return True
+    # ismount compares devices and so misses a folder bound from the same disk; Linux lists both.
+    try:
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    return str(real) in {_unescaped(line.split(" ")[4]) for line in lines}
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what happened to the names in ``folder`` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and its parents durably; one that is there is fine."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        sync_folder(folder.parent)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def open_in_folder(path: Path, mode: str) -> BinaryIO:
+    """Open a file to write, making its folder first."""
+    for _ in range(16):
+        make_folder(path.parent)
+        # Whoever empties the folder may remove it right here; once our file is in it, it stays.
+        with suppress(FileNotFoundError):
+            return _opened(path, mode)
+    return _opened(path, mode)
+
+
+def prune(folder: Path, root: Path) -> None:
+    """Remove the empty folders below ``folder``, then ``folder`` and its parents as ``climb`` does."""
+    for below, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(below).rmdir()
+    climb(folder, root)
+
+
+def climb(folder: Path, root: Path) -> None:
+    """Remove ``folder`` and its parents below ``root`` until one is not empty, and make that durable."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            break
+        folder = folder.parent
+    with suppress(FileNotFoundError, NotADirectoryError):
+        sync_folder(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file at ``path``, made when not there, against every other process and thread.
+
+    The kernel lets go of it when its holder dies. Raise ``StoreUnreachable`` when somebody keeps it for too long and
+    ``StoreUnsafe`` when the filesystem has no locks.
+    """
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        with open_in_folder(path, "ab") as file:
+            if _acquired(file) and _still_named(file, path):
+                yield
+                return
+        if time.monotonic() > deadline:
+            raise StoreUnreachable(
+                f"{path} has been locked by another process for {LOCK_PATIENCE:.0f} s.",
+                hint="See which process holds that file, then try again; nothing was changed.",
+            )
+        time.sleep(random.uniform(0.001, 0.02))
+
+
+def _acquired(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise StoreUnsafe(
+            f"The filesystem of {file.name} has no file locks: two writers could overwrite each other there.",
+            hint="Use a local disk, a volume or an S3 store.",
+        ) from error
+    return True
+
+
+def _still_named(file: BinaryIO, path: Path) -> bool:
+    """False when the lock file was deleted, and perhaps made anew, between opening and locking it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _opened(path: Path, mode: str) -> BinaryIO:
+    return open(path, mode)  # type: ignore[return-value]
+
+
+def _unescaped(mount: str) -> str:
+    """mountinfo writes blanks and the like as three octal digits."""
+    for code in ("040", "011", "012", "134"):
+        mount = mount.replace(f"\\{code}", chr(int(code, 8)))
+    return mount

@@ -1,0 +1,94 @@
+"""A store in a bucket: AWS S3 and what speaks its language."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from adapters.stores.s3_client import S3Config
+from adapters.stores.s3_conditions import prove_conditions, swap, swap_alone
+from adapters.stores.s3_errors import Unsupported
+from adapters.stores.s3_objects import S3Objects
+from sidecar.errors import ObjectMissing
+from sidecar.ports import ObjectInfo, Stored
+
+__all__ = ["S3Config", "S3Store"]
+
+
+class S3Store:
+    """Objects under one prefix of one bucket. Nothing is imported or connected before the first call."""
+
+    def __init__(self, config: S3Config, *, url: str) -> None:
+        self.url = url
+        self._objects = S3Objects(config)
+        self._single_writer = config.single_writer
+
+    async def prepare(self) -> None:
+        # Reading comes first either way: SeaweedFS makes a missing bucket on the first write, unasked.
+        if self._single_writer:
+            await self.get("store.json")
+        else:
+            await asyncio.to_thread(prove_conditions, self._objects)
+
+    async def get(self, key: str) -> Stored | None:
+        return await asyncio.to_thread(self._objects.read, key)
+
+    async def put(self, key: str, source: bytes | Path) -> None:
+        if isinstance(source, bytes):
+            await asyncio.to_thread(self._objects.write, key, source)
+        else:
+            await asyncio.to_thread(self._objects.upload, key, source)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        swapped = swap_alone if self._single_writer else swap
+        return await asyncio.to_thread(swapped, self._objects, key, data, expected)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        body = await asyncio.to_thread(self._objects.open, key)
+        try:
+            while chunk := await asyncio.to_thread(self._objects.read_chunk, body):
+                yield chunk
+        finally:
+            body.close()
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        for info in await asyncio.to_thread(self._listed, prefix):
+            yield info
+
+    async def copy(self, source: str, target: str) -> None:
+        await asyncio.to_thread(self._objects.copy, source, target)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        await asyncio.to_thread(self._objects.remove, keys)
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return await asyncio.to_thread(self._abort, prefix, older_than)
+
+    async def purge(self, prefix: str) -> int:
+        return await asyncio.to_thread(self._purge, prefix)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._objects.close)
+
+    def _listed(self, prefix: str) -> Iterable[ObjectInfo]:
+        # All pages before the first answer: SeaweedFS lists 'a/x' before 'a-b', folder by folder, not in key order.
+        return sorted(self._objects.entries(prefix), key=lambda info: info.key)
+
+    def _abort(self, prefix: str, older_than: float = float("inf")) -> int:
+        aborted = 0
+        with suppress(Unsupported, ObjectMissing):  # rclone says NoSuchUpload of a bucket without any
+            for upload in [*self._objects.unfinished(prefix)]:
+                if upload["Initiated"].timestamp() < older_than:
+                    with suppress(ObjectMissing):  # completed or aborted meanwhile
+                        self._objects.abort(upload)
+                        aborted += 1
+        return aborted
+
+    def _purge(self, prefix: str) -> int:
+        purged = self._abort(prefix)
+        with suppress(Unsupported):  # a server without versions has none to remove
+            purged += self._objects.remove([*self._objects.versions(prefix)])
+        # What a server without versions still lists.
+        return purged + self._objects.remove([info.key for info in self._objects.entries(prefix)])

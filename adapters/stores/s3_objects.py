@@ -1,0 +1,194 @@
+"""The requests we send to S3, one method each, blocking, with every failure named in our own words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from adapters.stores.s3_client import S3Config, connect
+from adapters.stores.s3_errors import naming_s3_errors, refusal
+from sidecar.errors import ObjectMissing, StoreMissing, StoreUnreachable
+from sidecar.ports import ObjectInfo, Stored
+
+if TYPE_CHECKING:
+    from botocore.response import StreamingBody
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef, ObjectIdentifierTypeDef
+
+CHUNK = 1 << 20
+PART = 16 << 20
+SINGLE_PUT_BELOW = 32 << 20
+SINGLE_COPY_BELOW = 1 << 30
+COPY_PART = 256 << 20
+THREADS = 2
+_DELETED_AT_ONCE = 1000
+
+
+class S3Objects:
+    """Objects under the configured prefix; keys are relative to it. Safe to use from several threads."""
+
+    def __init__(self, config: S3Config) -> None:
+        self._config = config
+        self._bucket = config.bucket
+        self._connected: S3Client | None = None
+        self._connecting = threading.Lock()
+        # boto3's types want each option spelled out; the keys are exactly those of PutObject and its kin.
+        self._encryption: dict[str, Any] = {}
+        if config.sse:
+            self._encryption["ServerSideEncryption"] = config.sse
+        if config.sse_kms_key_id:
+            self._encryption["SSEKMSKeyId"] = config.sse_kms_key_id
+
+    @property
+    def server(self) -> str:
+        """The server's address, for people and for telling servers apart. Never holds credentials."""
+        address = self._connected.meta.endpoint_url if self._connected else self._config.endpoint
+        if not address:
+            return "S3"
+        parts = urlsplit(address)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def read(self, key: str) -> Stored | None:
+        """A small object, whole, its ETag as the version; ``None`` when there is none."""
+        try:
+            with self._named(key):
+                answer = self._client().get_object(Bucket=self._bucket, Key=self._full(key))
+                with answer["Body"] as body:
+                    data = body.read()
+                return Stored(data, answer["ETag"])
+        except ObjectMissing:
+            return None
+
+    def write(self, key: str, data: bytes, **condition: str) -> str:
+        """Write a small object on a ``condition`` (``IfMatch`` or ``IfNoneMatch``), if any; return its ETag."""
+        options: dict[str, Any] = {**self._encryption, **condition}
+        with self._named(key):
+            answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=data, **options)
+            return answer["ETag"]
+
+    def upload(self, key: str, path: Path) -> None:
+        """Write an object from a file, never holding it in memory."""
+        size = path.stat().st_size
+        if size >= SINGLE_PUT_BELOW:
+            self._upload_in_parts(key, path, size)
+            return
+        with path.open("rb") as file, self._named(key):
+            self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=file, **self._encryption)
+
+    def _upload_in_parts(self, key: str, path: Path, size: int) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        parts = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=THREADS)
+        with self._named(key):
+            self._client().upload_file(
+                str(path), self._bucket, self._full(key), ExtraArgs=dict(self._encryption), Config=parts
+            )
+            arrived = self._client().head_object(Bucket=self._bucket, Key=self._full(key))["ContentLength"]
+        if arrived != size:
+            self.remove([key])
+            raise StoreUnreachable(f"{self.server} kept {arrived} of the {size} bytes of '{key}', now removed.")
+
+    def open(self, key: str) -> StreamingBody:
+        """An object's bytes, to read with ``read_chunk`` and to close. Raise ``ObjectMissing`` when there is none."""
+        with self._named(key):
+            body: StreamingBody = self._client().get_object(Bucket=self._bucket, Key=self._full(key))["Body"]
+            return body
+
+    def read_chunk(self, body: StreamingBody) -> bytes:
+        """The next bytes, empty at the end. Raise ``StoreUnreachable`` when the body ends short of its length."""
+        with self._named(""):
+            return body.read(CHUNK)
+
+    def copy(self, source: str, target: str) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        parts = TransferConfig(
+            multipart_threshold=SINGLE_COPY_BELOW, multipart_chunksize=COPY_PART, max_concurrency=THREADS
+        )
+        with self._named(source):
+            self._client().copy(
+                {"Bucket": self._bucket, "Key": self._full(source)},
+                self._bucket,
+                self._full(target),
+                ExtraArgs=dict(self._encryption),
+                Config=parts,
+            )
+
+    def entries(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object under ``prefix``, in the server's order."""
+        with self._named(prefix):
+            pages = self._client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+                if "IsTruncated" not in page and "Name" not in page:
+                    raise self._not_s3()
+                for entry in page.get("Contents", ()):
+                    yield ObjectInfo(self._relative(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
+
+    def versions(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Key and version id of every version and delete marker. Raise ``Unsupported`` where servers have none."""
+        with self._named(prefix):
+            pages = self._client().get_paginator("list_object_versions")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+                for entry in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
+                    yield self._relative(entry["Key"]), entry["VersionId"]
+
+    def remove(self, keys: Iterable[str | tuple[str, str]]) -> int:
+        """Remove objects, or single versions given as (key, version id); return how many were asked for."""
+        wanted: list[ObjectIdentifierTypeDef] = [
+            {"Key": self._full(key)} if isinstance(key, str) else {"Key": self._full(key[0]), "VersionId": key[1]}
+            for key in keys
+        ]
+        for start in range(0, len(wanted), _DELETED_AT_ONCE):
+            batch = wanted[start : start + _DELETED_AT_ONCE]
+            with self._named(""):
+                answer = self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
+            for error in answer.get("Errors", ()):
+                key, code = self._relative(error.get("Key", "")), error.get("Code", "")
+                named = refusal(code, 0, self._bucket, self.server, key, error.get("Message", ""))
+                if not isinstance(named, ObjectMissing):
+                    raise named
+        return len(wanted)
+
+    def unfinished(self, prefix: str) -> Iterator[MultipartUploadTypeDef]:
+        """Every multipart upload under ``prefix`` that was neither completed nor aborted."""
+        with self._named(prefix):
+            pages = self._client().get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+                yield from page.get("Uploads", ())
+
+    def abort(self, upload: MultipartUploadTypeDef) -> None:
+        with self._named(upload["Key"]):
+            self._client().abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def close(self) -> None:
+        with self._connecting:
+            if self._connected:
+                self._connected.close()
+            self._connected = None
+
+    def _client(self) -> S3Client:
+        with self._connecting:
+            if self._connected is None:
+                try:
+                    self._connected = connect(self._config)
+                except ValueError as error:  # what botocore says of an address it cannot parse
+                    raise StoreMissing(f"{error}.", hint="Correct ?endpoint=… or AWS_ENDPOINT_URL.") from error
+            return self._connected
+
+    def _not_s3(self) -> StoreMissing:
+        return StoreMissing(
+            f"What answers at {self.server} is no S3 server.", hint="Correct ?endpoint=… of the store URL."
+        )
+
+    def _named(self, key: str) -> AbstractContextManager[None]:
+        return naming_s3_errors(self._bucket, lambda: self.server, key)
+
+    def _full(self, key: str) -> str:
+        return self._config.prefix + key
+
+    def _relative(self, key: str) -> str:
+        return key.removeprefix(self._config.prefix)

@@ -1,0 +1,180 @@
+"""Store URLs: what people write after ``--store``, and the store each one opens.
+
+    file:/var/lib/memories   file:relative   file:~/memories     a folder
+    volume:/data[?prefix=memories]                               a folder on a volume that must be mounted at /data
+    s3://bucket[/prefix][?endpoint=…&region=…&…]                 a prefix of a bucket
+
+A URL never carries credentials, and no message repeats one whole: somebody may have put a secret into it anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from adapters.stores.disk import DiskStore
+from adapters.stores.s3 import S3Config, S3Store
+from sidecar.errors import BadReference
+from sidecar.ports import Store
+
+_OPTIONS = {
+    "file": (),
+    "volume": ("prefix",),
+    "s3": ("endpoint", "region", "path-style", "sse", "sse-kms-key-id", "single-writer", "profile"),
+}
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def open_store(url: str) -> Store:
+    """The store ``url`` names, not yet touched. Raise ``BadReference`` when it names none."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or url.startswith(("/", ".", "~")):
+        raise BadReference("A store is written as a URL, not as a plain path.", hint=f"Write file:{url or '/path'}")
+    if scheme not in _OPTIONS:
+        raise BadReference(f"There is no '{scheme}:' store.", hint=_nearest(scheme, _OPTIONS, "{}:"))
+    if any(ord(character) < 32 or character == "\x7f" for character in url):
+        raise BadReference("The store URL holds a line break, tab or other control character.")
+    parts = _split(url)
+    options = _options(scheme, parts.query)
+    if scheme == "s3":
+        return S3Store(_s3_config(parts, options), url=url)
+    path = _path(scheme, parts)
+    if scheme == "file":
+        return DiskStore(path, url=url)
+    return DiskStore(path, url=url, mount_required=True, prefix=_prefix(options.get("prefix", "")))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadReference("The store URL cannot be read.", hint="Look for a stray '[' or ']'.") from None
+    if "@" in parts.netloc:
+        raise BadReference(
+            "The store URL holds credentials.", hint="Leave them out; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
+    if "#" in url:
+        raise BadReference(
+            "The store URL holds a '#', which would end it there.", hint="Write %23 for a '#' in a name."
+        )
+    return parts
+
+
+def _options(scheme: str, query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS[scheme]:
+            raise BadReference(
+                f"A {scheme}: store has no option '{name}'.", hint=_nearest(name, _OPTIONS[scheme], "{}")
+            )
+        if name in options:
+            raise BadReference(f"The option '{name}' is given twice.")
+        if not value:
+            raise BadReference(f"The option '{name}' has no value.")
+        options[name] = value
+    return options
+
+
+def _path(scheme: str, parts: SplitResult) -> Path:
+    if parts.netloc not in ("", "localhost"):
+        raise BadReference(
+            f"'{parts.netloc}' stands where a {scheme}: URL has a host.",
+            hint=f"Write {scheme}:/{parts.netloc}{parts.path} for a path on this machine.",
+        )
+    try:
+        path = Path(_decoded(parts.path)).expanduser().absolute()
+    except RuntimeError:
+        raise BadReference("'~' stands for no known home.", hint="Write the whole path.") from None
+    if not parts.path or path == Path("/"):
+        raise BadReference(f"The {scheme}: URL names no folder.", hint=f"Write {scheme}:/path/to/folder")
+    if scheme == "volume" and not parts.path.startswith("/"):
+        raise BadReference("A volume: URL takes the absolute path of the mount.", hint=f"Write volume:/{parts.path}")
+    return path
+
+
+def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
+    if not parts.netloc:
+        raise BadReference("The s3: URL names no bucket.", hint="Write s3://bucket/prefix")
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise BadReference(
+            f"'{parts.netloc}' is no bucket name.", hint="A server's address goes into ?endpoint=http://host:port"
+        )
+    sse, kms_key = options.get("sse"), options.get("sse-kms-key-id")
+    if kms_key and sse == "AES256":
+        raise BadReference("The option 'sse-kms-key-id' needs sse=aws:kms.")
+    prefix = _prefix(_decoded(parts.path))
+    return S3Config(
+        bucket=parts.netloc,
+        prefix=f"{prefix}/" if prefix else "",
+        endpoint=_endpoint(options.get("endpoint")),
+        region=options.get("region"),
+        path_style=_flag(options, "path-style"),
+        sse=_sse(sse or ("aws:kms" if kms_key else None)),
+        sse_kms_key_id=kms_key,
+        single_writer=_flag(options, "single-writer") or False,
+        profile=options.get("profile"),
+    )
+
+
+def _prefix(text: str) -> str:
+    prefix = text.strip("/")
+    if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
+        raise BadReference(f"'{prefix}' is no usable prefix.", hint="No part of it may be empty, '.' or '..'.")
+    return prefix
+
+
+def _endpoint(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or " " in text:
+        raise BadReference("The option 'endpoint' is no address of a server.", hint="Write endpoint=https://host:port")
+    if "@" in parts.netloc:
+        raise BadReference(
+            "The endpoint holds credentials.", hint="Leave them out; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
+    return text
+
+
+def _sse(text: str | None) -> Literal["AES256", "aws:kms"] | None:
+    if text in (None, "AES256", "aws:kms"):
+        return text  # type: ignore[return-value]  # mypy does not narrow a str by membership
+    raise BadReference(f"There is no encryption '{text}'.", hint="Write sse=AES256 or sse=aws:kms")
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool | None:
+    text = options.get(name, "").lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    if not text:
+        return None
+    raise BadReference(f"The option '{name}' is neither true nor false.", hint=f"Write {name}=true")
+
+
+def _decoded(text: str) -> str:
+    try:
+        path = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise BadReference("The path of the store URL is not UTF-8.", hint="Write each byte as %XX of UTF-8.") from None
+    if "\0" in path:
+        raise BadReference("The path of the store URL holds a NUL.")
+    return path
+
+
+def _nearest(word: str, known: Iterable[str], form: str) -> str:
+    known = tuple(known)
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean {form.format(near[0])}?"
+    return f"There are {', '.join(form.format(name) for name in known)}." if known else "It takes none."

@@ -1,0 +1,100 @@
+"""What can be typed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sidecar import __version__
+
+EXIT_CODES = """exit codes:
+  0 done   1 failed   2 wrong usage   4 restore incomplete
+  3 the head did not move (a guard, a limit, or diverged), nothing lost"""
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog="memory-sidecar",
+        description="Makes an agent's memory outlive its sandbox.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"memory-sidecar {__version__}")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub.add_argument(
+            "--store", metavar="URL", help="file:/path, volume:/mount or s3://bucket/prefix (MEMORY_SIDECAR_STORE)"
+        )
+        sub.add_argument("--config", metavar="FILE", help="a TOML file (MEMORY_SIDECAR_CONFIG)")
+        sub.add_argument("--json", action="store_true", help="print exactly one JSON document")
+        return sub
+
+    _verbs(command)
+    _reading(command)
+    _changing(command)
+    return root
+
+
+def _verbs(command: Any) -> None:
+    export = command("export", "Export a sandbox's memory as a new snapshot.")
+    export.add_argument("memory", metavar="MEMORY")
+    export.add_argument("--sandbox", required=True, metavar="REF", help="such as local:/path/to/home")
+    export.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    export.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
+    export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
+    export.add_argument("--force", action="store_true", help="move the head whatever the guards say")
+
+    restore = command("restore", "Restore a memory into a sandbox.")
+    restore.add_argument("memory", metavar="MEMORY")
+    restore.add_argument("--sandbox", required=True, metavar="REF", help="such as local:/path/to/home")
+    restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
+    restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
+    restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
+
+
+def _reading(command: Any) -> None:
+    command("list", "List the memories of a store.")
+    log = command("log", "List a memory's snapshots.")
+    log.add_argument("memory", metavar="MEMORY")
+    show = command("show", "Show a snapshot and the files in it.")
+    show.add_argument("memory", metavar="MEMORY")
+    show.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    diff = command("diff", "Show what changed between two snapshots; by default, with the head.")
+    diff.add_argument("memory", metavar="MEMORY")
+    diff.add_argument("old", nargs="?", default="", metavar="A")
+    diff.add_argument("new", nargs="?", default="latest", metavar="B")
+    download = command("download", "Write a snapshot as an ordinary tarball.")
+    download.add_argument("memory", metavar="MEMORY")
+    download.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    download.add_argument("-o", "--output", required=True, metavar="FILE", help=".tar.gz, .tar.zst or .tar")
+    verify = command("verify", "Check that every snapshot is still whole.")
+    verify.add_argument("memory", nargs="?", metavar="MEMORY")
+    doctor = command("doctor", "Check the store and, if named, a sandbox.")
+    doctor.add_argument("--sandbox", metavar="REF")
+
+
+def _changing(command: Any) -> None:
+    adopt = command("import", "Adopt an ordinary tarball of a home as a new snapshot.")
+    adopt.add_argument("memory", metavar="MEMORY")
+    adopt.add_argument("file", metavar="FILE")
+    adopt.add_argument("--layout", action="append", default=[], metavar="NAME")
+    adopt.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
+    adopt.add_argument("--force", action="store_true", help="move the head whatever the guards say")
+    fork = command("fork", "Begin a new memory with a copy of another's head.")
+    fork.add_argument("memory", metavar="MEMORY")
+    fork.add_argument("new", metavar="NEW")
+    fork.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
+    rollback = command("rollback", "Make another snapshot the head.")
+    rollback.add_argument("memory", metavar="MEMORY")
+    rollback.add_argument("snapshot", metavar="SNAPSHOT")
+    forget = command("forget", "Collect what crashed exports left behind.")
+    forget.add_argument("memory", nargs="?", metavar="MEMORY")
+    forget.add_argument("--dry-run", action="store_true", help="only say what would go")
+    forget.add_argument("--grace", type=float, metavar="SECONDS", help="leave younger leftovers alone (default: a day)")
+    delete = command("delete", "Remove every byte of a memory.")
+    delete.add_argument("memory", metavar="MEMORY")
+    delete.add_argument("--yes", action="store_true", help="really")

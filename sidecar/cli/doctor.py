@@ -1,0 +1,63 @@
+"""``doctor``: is everything ready, and if not, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sidecar.cli.result import Result, Table, size
+from sidecar.engine import Engine
+from sidecar.errors import SidecarError
+from sidecar.wiring import open_sandbox
+
+
+async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
+    checks: list[dict[str, Any]] = []
+
+    async def check(name: str, look: Callable[[], Awaitable[str]]) -> None:
+        try:
+            checks.append({"name": name, "ok": True, "detail": await look(), "hint": ""})
+        except SidecarError as problem:
+            checks.append(
+                {"name": name, "ok": False, "detail": problem.message, "hint": problem.hint, "code": problem.code}
+            )
+
+    async def python() -> str:
+        return f"Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"
+
+    async def spool() -> str:
+        folder = tempfile.gettempdir()
+        return f"{folder}, {size(shutil.disk_usage(folder).free)} free"
+
+    async def writable() -> str:
+        await engine.repository.store.prepare()
+        return f"{engine.repository.store.url} can be written, and honours conditional writes"
+
+    async def readable() -> str:
+        return f"{len(await engine.repository.memories())} memories"
+
+    async def sandbox() -> str:
+        box = open_sandbox(args.sandbox)
+        try:
+            finished = await box.run(
+                'echo "home $HOME"; command -v python3 || echo "no python3"', timeout=60, output_limit=1 << 16
+            )
+            return finished.output.decode("utf-8", "replace").strip().replace("\n", ", ")
+        finally:
+            await box.close()
+
+    await check("python", python)
+    await check("temporary folder", spool)
+    await check("store", writable)
+    await check("memories", readable)
+    if args.sandbox:
+        await check("sandbox", sandbox)
+    ok = all(row["ok"] for row in checks)
+    table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
+    hints = [row["hint"] for row in checks if row["hint"]]
+    return Result({"ok": ok, "store": engine.repository.store.url, "checks": checks}, [table, *hints], 0 if ok else 1)

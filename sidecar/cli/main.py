@@ -1,0 +1,123 @@
+"""From words typed to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from sidecar.cli.arguments import parser
+from sidecar.cli.result import Result
+from sidecar.cli.screen import ProgressBar, show, watched
+from sidecar.errors import SidecarError
+
+# Imported only when called for: a command should start as fast as it can.
+COMMANDS = {
+    "export": "verbs.run_export",
+    "restore": "verbs.run_restore",
+    "import": "verbs.run_import",
+    "download": "verbs.run_download",
+    "list": "stores.run_list",
+    "log": "stores.run_log",
+    "show": "stores.run_show",
+    "diff": "stores.run_diff",
+    "fork": "stores.run_fork",
+    "rollback": "stores.run_rollback",
+    "verify": "stores.run_verify",
+    "forget": "stores.run_forget",
+    "delete": "stores.run_delete",
+    "doctor": "doctor.run_doctor",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; never raises, never shows a traceback for what a user can cause."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    wants_json = "--json" in words
+    try:
+        args = _parse(words, wants_json)
+        result = asyncio.run(_run(args))
+    except SidecarError as problem:
+        return _fail(problem, wants_json)
+    except KeyboardInterrupt:
+        print("Interrupted; the head did not move.", file=sys.stderr)
+        return 130
+    return _print(result, wants_json)
+
+
+def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
+    commands = parser()
+    if not wants_json:
+        return commands.parse_args(words)
+
+    def complain(message: str) -> NoReturn:
+        print(json.dumps({"error": {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}}))
+        raise SystemExit(2)
+
+    for sub in [commands, *commands._subparsers._group_actions[0].choices.values()]:  # type: ignore[union-attr]
+        sub.error = complain
+    return commands.parse_args(words)
+
+
+async def _run(args: argparse.Namespace) -> Result:
+    from sidecar.config import load_config
+    from sidecar.engine import Engine
+    from sidecar.repository import Repository
+    from sidecar.wiring import open_store
+
+    if "memory" in args and args.memory is not None:
+        from sidecar.ids import check_memory_id
+
+        check_memory_id(args.memory)
+    config = load_config(args.config, store=args.store)
+    module, _, name = COMMANDS[args.command].partition(".")
+    command = getattr(importlib.import_module(f"sidecar.cli.{module}"), name)
+    store = open_store(config.store)
+    engine = Engine(
+        repository=Repository(store),
+        layouts=config.layouts,
+        limits=config.limits,
+        guards=config.guards,
+        timing=config.timing,
+    )
+    # A command that is told to end gives its scratch files back first.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
+    try:
+        with ProgressBar() if watched() and not args.json else contextlib.nullcontext() as bar:
+            result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
+            return result
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        await store.close()
+
+
+def _print(result: Result, wants_json: bool) -> int:
+    try:
+        if wants_json:
+            print(json.dumps(result.document))
+        else:
+            show(result)
+        sys.stdout.flush()
+    except BrokenPipeError:  # somebody's `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return result.exit_code
+
+
+def _fail(problem: SidecarError, wants_json: bool) -> int:
+    details: dict[str, Any] = problem.as_dict()
+    if wants_json:
+        print(json.dumps({"error": details}))
+    print(f"memory-sidecar: {problem.message}" + (f" {problem.hint}" if problem.hint else ""), file=sys.stderr)
+    return problem.exit_code

@@ -1,0 +1,43 @@
+"""What a command comes back with: one JSON document, the same for people, and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    empty: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    document: dict[str, Any]
+    words: list[str | Table] = field(default_factory=list)
+    exit_code: int = 0
+
+
+def size(count: int) -> str:
+    """A size for people: 1.2 MB."""
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def when(iso: str) -> str:
+    """A time for people, to the second, in UTC."""
+    return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+Say = Callable[[str], None]

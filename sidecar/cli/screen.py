@@ -1,0 +1,73 @@
+"""A terminal: tables, and a progress bar for steps that take a while."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from sidecar.cli.result import Result, Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+
+def show(result: Result) -> None:
+    """Print a result for people."""
+    for item in result.words:
+        if isinstance(item, str):
+            print(item)
+        elif not item.rows:
+            print(item.empty)
+        else:
+            _show_table(item)
+
+
+def _show_table(table: Table) -> None:
+    cells = [[_plain(cell) for cell in row] for row in [table.columns, *table.rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _plain(text: str) -> str:
+    """A name that cannot move the cursor or break the line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class ProgressBar:
+    """Appears once a step has run for a second, and leaves nothing behind."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar: Bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, name: str, total: int | None = None) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(name, total=total)
+
+    def advance(self, count: int) -> None:
+        if self._task is not None:
+            self._bar.advance(self._task, count)
+
+
+def watched() -> bool:
+    return sys.stderr.isatty()

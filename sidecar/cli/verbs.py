@@ -1,0 +1,140 @@
+"""``export``, ``restore``, ``import`` and ``download``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+from sidecar.cli.result import Result, Table, plural, size
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.archives import adopt, download
+from sidecar.errors import UsageError
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.wiring import open_sandbox
+
+EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3}
+RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
+
+
+async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
+    sandbox = open_sandbox(args.sandbox)
+    try:
+        request = ExportRequest(
+            memory=args.memory,
+            layouts=tuple(args.layout),
+            projects=_projects(args),
+            conversation=args.conversation,
+            label=args.label,
+            force=args.force,
+        )
+        return export_result(await export(engine, sandbox, request))
+    finally:
+        await sandbox.close()
+
+
+async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
+    sandbox = open_sandbox(args.sandbox)
+    try:
+        request = RestoreRequest(
+            memory=args.memory, snapshot=args.snapshot, mode=args.mode, projects=_projects(args), force=args.force
+        )
+        return restore_result(await restore(engine, sandbox, request))
+    finally:
+        await sandbox.close()
+
+
+async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
+    archive = Path(args.file)
+    if not archive.is_file():
+        raise UsageError(f"There is no file {archive}.")
+    request = ExportRequest(memory=args.memory, layouts=tuple(args.layout), label=args.label, force=args.force)
+    return export_result(await adopt(engine, args.memory, archive, lambda home: open_sandbox(f"local:{home}"), request))
+
+
+async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
+    if args.output == "-":
+        if args.json:
+            raise UsageError("The tarball and the JSON document cannot both go to stdout.", hint="Name a file with -o.")
+        await download(engine, args.memory, args.snapshot, sys.stdout.buffer, "gz")
+        return Result({})
+    target = Path(args.output)
+    codec = {".zst": "zst", ".tar": ""}.get(target.suffix, "gz")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            manifest = await download(engine, args.memory, args.snapshot, file, codec)
+        os.replace(partial, target)
+    except OSError as problem:
+        raise UsageError(f"{target} cannot be written: {problem.strerror}.") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    written = target.stat().st_size
+    document = {
+        "memory": args.memory,
+        "snapshot": manifest.snapshot,
+        "file": str(target),
+        "bytes": manifest.bytes,
+        "files": manifest.files,
+        "packed_bytes": written,
+    }
+    words = f"{target}: {plural(manifest.files, 'file')} of {manifest.snapshot}, {size(written)} packed."
+    return Result(document, [words, f"Unpack it with: tar -xf {target} -C HOME"])
+
+
+def _projects(args: argparse.Namespace) -> tuple[str, ...] | None:
+    return None if args.project is None else tuple(args.project)
+
+
+def export_result(receipt: ExportReceipt) -> Result:
+    name, contents = receipt.memory, f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
+    added = (
+        f"{size(receipt.packed_bytes)} added to the store ({receipt.kind})" if receipt.packed_bytes else "nothing added"
+    )
+    kept = f"Kept as {receipt.snapshot}" if receipt.snapshot else "Nothing kept"
+    first = {
+        ExportOutcome.COMMITTED: f"{name}: committed {receipt.snapshot}; {contents}; {added}.",
+        ExportOutcome.UNCHANGED: f"{name}: unchanged since {receipt.snapshot}; {contents}; nothing added.",
+        ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, beside the head ({receipt.head}).",
+        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; the head did not move ({receipt.head or 'there is none'}).",
+    }[receipt.outcome]
+    words: list[str | Table] = [first]
+    if receipt.outcome is ExportOutcome.DIVERGED:
+        words.append(f"To make it the head: memory-sidecar rollback {receipt.memory} {receipt.snapshot}")
+    return Result(_document(receipt.as_dict()), words + _details(receipt), EXPORT_EXITS.get(receipt.outcome, 0))
+
+
+def restore_result(receipt: RestoreReceipt) -> Result:
+    contents = f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
+    first = {
+        RestoreOutcome.COMPLETE: f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}.",
+        RestoreOutcome.INCOMPLETE: f"{receipt.memory}: NOT restored into {receipt.sandbox}; what was there is as it was.",
+        RestoreOutcome.EMPTY: f"{receipt.memory}: nothing to restore yet; a first start.",
+    }[receipt.outcome]
+    return Result(_document(receipt.as_dict()), [first, *_details(receipt)], RESTORE_EXITS.get(receipt.outcome, 0))
+
+
+def _document(receipt: dict[str, Any]) -> dict[str, Any]:
+    """A receipt as JSON: what it is about first. A reason appears as ``error`` too, as it does when a command fails."""
+    document = {"outcome": receipt.pop("outcome"), **receipt}
+    if receipt["reason"]:
+        document["error"] = receipt["reason"]
+    return document
+
+
+def _details(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
+    words: list[str | Table] = []
+    if receipt.reason is not None:
+        words.append(f"Why: {receipt.reason.message} [{receipt.reason.code}]")
+    words += [f"Warning: {warning}" for warning in receipt.warnings]
+    words += [f"Database {row.path}: {row.method}, check {row.check}" for row in receipt.databases]
+    if receipt.skipped:
+        shown = ", ".join(f"{skip.path} ({skip.reason})" for skip in receipt.skipped[:5])
+        words.append(f"Left out: {shown}{f' and {len(receipt.skipped) - 5} more' if len(receipt.skipped) > 5 else ''}")
+    words.append(
+        f"{plural(receipt.round_trips, 'round trip')}, {size(receipt.transferred_bytes)} transferred, {receipt.duration_ms} ms"
+    )
+    return words

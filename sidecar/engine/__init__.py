@@ -1,0 +1,7 @@
+"""The two verbs, and what they share."""
+
+from sidecar.engine.export import ExportRequest, export
+from sidecar.engine.parts import Engine
+from sidecar.engine.restore import RestoreRequest, restore
+
+__all__ = ["Engine", "ExportRequest", "RestoreRequest", "export", "restore"]

@@ -1,0 +1,135 @@
+"""Ask the program in a sandbox, and take its answer for what it is: somebody else's word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from sidecar import program
+from sidecar.engine.parts import CountedSandbox
+from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.receipts import DatabaseReport, Skip
+
+ANSWER_ALLOWANCE = 4 << 20
+
+HINTS = {
+    "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
+    "disk-full": "Free some space in the sandbox; a copy of its databases must fit. The head did not move.",
+    "sandbox-busy": "Wait until the other export or restore is done, then try again.",
+    "unreadable": "Run the sandbox's commands as the user who owns the memory.",
+    "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
+    "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
+    "unknown-layout": "Use the config file with which this memory was exported.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    code: str
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    path: str
+    bytes: int
+    sha256: str
+    inline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRoot:
+    name: str
+    layout: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDatabase:
+    path: str
+    method: str
+    check: str
+    schema: int = 0
+
+    def report(self) -> DatabaseReport:
+        return DatabaseReport(path=self.path, method=self.method, check=self.check)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What both verbs are told."""
+
+    status: str
+    memory: str
+    snapshot: str
+    home: str = ""
+    python: str = ""
+    files: int = 0
+    bytes: int = 0
+    roots: list[FoundRoot] = field(default_factory=list)
+    databases: list[FoundDatabase] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    skipped_more: int = 0
+    warnings: list[str] = field(default_factory=list)
+    error: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAnswer(Answer):
+    base: str = ""
+    lineage: list[str] = field(default_factory=list)
+    kind: str = ""
+    codec: str = ""
+    pack_bytes: int = 0
+    bundle: Bundle | None = None
+
+
+A = TypeVar("A", bound=Answer)
+
+
+async def ask(
+    sandbox: CountedSandbox,
+    request: dict[str, Any],
+    kind: type[A],
+    *,
+    timeout: float,
+    inline_bytes: int = 0,
+    fallback: str = "",
+) -> tuple[A, bytes]:
+    """Run one request in one command. Return the answer and the bundle that came with it.
+
+    Raise ``ProgramFailed`` or ``LimitExceeded`` when the program says so, ``UntrustedSandbox`` when it makes no sense.
+    """
+    call = program.call(request, fallback=fallback)
+    limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
+    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit)
+    try:
+        value, inline = program.answer(finished.output, call.nonce)
+    except BadAnswer:
+        if finished.exit_code == 0:
+            raise
+        words = finished.complaint.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ProgramFailed(
+            f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {words[0][:300]}",
+            hint="The head did not move. Look at the sandbox's python3 and its free memory and disk.",
+        ) from None
+    try:
+        answer = msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise BadAnswer(f"The sandbox's answer is not valid: {problem}.") from None
+    if (answer.memory, answer.snapshot) != (request["memory"], request["snapshot"]):
+        raise MemoryMismatch("The sandbox answered for another memory or snapshot than it was asked for.")
+    if answer.error is not None:
+        raise problem_from(answer.error)
+    return answer, inline
+
+
+def problem_from(trouble: Trouble) -> SidecarError:
+    if trouble.code.startswith("limit-"):
+        return LimitExceeded(trouble.message, code=trouble.code)
+    failure = ProgramFailed(trouble.message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+    failure.retryable = trouble.retryable
+    return failure

@@ -1,0 +1,84 @@
+"""Take what an export brought: fetch the bundle, compare it with what was claimed, and lay it over its base."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch
+from sidecar.inside.index import FILE, Entry
+from sidecar.inside.layers import apply_index
+from sidecar.snapshots.arrival import check_entries, check_pack, read_index
+from sidecar.snapshots.fold import PackFile
+from sidecar.spool import Spool, Spooled
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A checked pack, and the entries of the memory with it."""
+
+    pack: PackFile
+    entries: dict[str, Entry]
+
+
+async def receive(
+    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, inline: bytes, spool: Spool
+) -> Spooled:
+    """The bundle, on our disk, exactly as long and with the hash the sandbox said. Nothing of it stays in the sandbox."""
+    claim = answer.bundle
+    if claim is None or not 0 < answer.pack_bytes < claim.bytes:
+        raise BadAnswer("The sandbox says something changed but brings nothing.")
+    if claim.bytes > engine.limits.packed_bytes:
+        raise LimitExceeded(
+            f"The pack has {claim.bytes} bytes; {engine.limits.packed_bytes} are allowed.", code="limit-packed"
+        )
+    if claim.inline:
+        bundle = await spool.take(_once(inline), most=claim.bytes)
+    else:
+        engine.progress.step("fetching", claim.bytes)
+        try:
+            bundle = await spool.take(sandbox.download(claim.path), most=claim.bytes)
+        finally:
+            await sandbox.remove(os.path.dirname(claim.path) if "/work-" in claim.path else claim.path)
+    if bundle.size != claim.bytes:
+        raise SizeMismatch(f"{bundle.size} bytes of {claim.bytes} arrived from the sandbox, or more than it said.")
+    if bundle.sha256 != claim.sha256:
+        raise DigestMismatch("What arrived from the sandbox is not what it sent.")
+    return bundle
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def check(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry]) -> Arrived:
+    """Check a bundle as hostile input and lay it over ``base``. Raise ``UntrustedSandbox`` or ``LimitExceeded``."""
+    if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
+        raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
+    index = read_index(bundle.path, answer.pack_bytes, engine.limits)
+    os.truncate(bundle.path, answer.pack_bytes)
+    entries = dict(base)
+    try:
+        apply_index(entries, index)
+    except ValueError as problem:
+        raise BadAnswer(f"The sandbox's index makes no sense: {problem}.") from None
+    if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
+        raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
+    check_entries(entries, {root.name for root in answer.roots}, engine.limits)
+    check_pack(bundle.path, answer.codec, index)
+    return Arrived(PackFile(bundle.path, answer.codec, index), entries)
+
+
+async def checked(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry]) -> Arrived:
+    engine.progress.step("checking")
+    return await asyncio.to_thread(check, engine, answer, bundle, base)
+
+
+def count(entries: dict[str, Entry]) -> tuple[int, int]:
+    """Files and bytes of a snapshot."""
+    sizes = [entry.size for entry in entries.values() if entry.type == FILE]
+    return len(sizes), sum(sizes)

@@ -1,0 +1,77 @@
+"""Write a checked pack to the store, folding when a snapshot would need more packs than a handful."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from pathlib import Path
+
+from sidecar.engine.parts import Engine
+from sidecar.ids import Keys, new_pack_id
+from sidecar.inside import index
+from sidecar.snapshots.arrival import check_pack
+from sidecar.snapshots.fetch import fetch_entries, fetch_packs
+from sidecar.snapshots.fold import MOST_PACKS, PackFile, fold_deltas, fold_to_full, outweigh
+from sidecar.snapshots.manifest import Manifest, Pack
+from sidecar.spool import Spool
+
+
+async def store_packs(
+    engine: Engine, memory: str, base: Manifest | None, new: PackFile, spool: Spool
+) -> tuple[list[Pack], int]:
+    """Store ``new`` on top of the packs of ``base``; return the snapshot's packs and how many bytes the store gained."""
+    below = base.packs if base is not None and new.index.kind == "delta" else []
+    if base is not None and len(below) >= MOST_PACKS:
+        engine.progress.step("folding packs")
+        below, new = await _folded(engine, base, new, spool)
+    pack = await store_pack(engine, memory, new)
+    return [*below, pack], pack.bytes + pack.index_bytes
+
+
+async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -> tuple[list[Pack], PackFile]:
+    store = engine.repository.store
+    full, deltas = base.packs[0], base.packs[1:]
+    delta_bytes = sum(pack.bytes for pack in deltas) + new.path.stat().st_size
+    _, indexes, _ = await fetch_entries(store, base, spool)
+    everything = outweigh(full.bytes, delta_bytes)
+    wanted = base.packs if everything else deltas
+    files = await fetch_packs(store, base.memory, wanted, spool)
+    packs = [
+        PackFile(file.path, pack.codec, pack_index)
+        for file, pack, pack_index in zip(files, wanted, indexes if everything else indexes[1:], strict=True)
+    ] + [new]
+    folder, target = spool.new(), spool.new()
+    if everything:
+        folded = await asyncio.to_thread(fold_to_full, packs, folder, target)
+    else:
+        folded = await asyncio.to_thread(fold_deltas, indexes[0], packs, folder, target)
+    await asyncio.to_thread(check_pack, folded.path, folded.codec, folded.index)
+    return ([] if everything else [full]), folded
+
+
+async def store_pack(engine: Engine, memory: str, pack: PackFile) -> Pack:
+    """Write a pack and its index under a fresh name."""
+    keys, name = Keys.of(memory), new_pack_id()
+    text = io.BytesIO()
+    await asyncio.to_thread(index.write, text, pack.index)
+    data = text.getvalue()
+    size, digest = await asyncio.to_thread(_measure, pack.path)
+    engine.progress.step("storing", size)
+    store = engine.repository.store
+    await asyncio.gather(store.put(keys.pack(name, pack.codec), pack.path), store.put(keys.index(name), data))
+    return Pack(
+        id=name,
+        kind=pack.index.kind,
+        codec=pack.codec,
+        bytes=size,
+        sha256=digest,
+        index_bytes=len(data),
+        index_sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stat().st_size, digest

@@ -1,0 +1,89 @@
+"""Names: memory ids, snapshot ids, and the store keys made of them.
+
+One place checks ids and one class names keys, for save, load and delete alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import unicodedata
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sidecar.errors import BadMemoryId
+
+LONGEST_ID = 200
+ROOT = "memories/"
+SNAPSHOT_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}\Z")
+_PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+
+
+def check_memory_id(memory: str) -> str:
+    """Return the id as it was given. Raise ``BadMemoryId`` unless it is one."""
+    if not 1 <= len(memory) <= LONGEST_ID:
+        raise BadMemoryId(f"A memory id has 1 to {LONGEST_ID} characters; this one has {len(memory)}.")
+    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in memory):
+        raise BadMemoryId("A memory id may not hold control characters or line breaks.")
+    if any(part.strip() in ("", ".", "..") for part in memory.split("/")):
+        raise BadMemoryId(f"{memory!r} is not a memory id: no part may be empty, '.' or '..'.")
+    return memory
+
+
+def memory_key(memory: str) -> str:
+    """A memory's folder name in a store: plain ids as they are, others readable in part and told apart by a hash."""
+    check_memory_id(memory)
+    if _PLAIN_ID.match(memory):
+        return memory
+    readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
+    return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Every key of one memory."""
+
+    prefix: str
+
+    @classmethod
+    def of(cls, memory: str) -> Keys:
+        return cls(f"{ROOT}{memory_key(memory)}/")
+
+    @property
+    def head(self) -> str:
+        return f"{self.prefix}head.json"
+
+    @property
+    def snapshots(self) -> str:
+        return f"{self.prefix}snapshots/"
+
+    @property
+    def packs(self) -> str:
+        return f"{self.prefix}packs/"
+
+    def snapshot(self, snapshot: str) -> str:
+        return f"{self.snapshots}{snapshot}.json"
+
+    def pack(self, pack: str, codec: str) -> str:
+        return f"{self.packs}{pack}.tar.{codec}"
+
+    def index(self, pack: str) -> str:
+        return f"{self.packs}{pack}.index.gz"
+
+
+def new_snapshot_id(now: datetime, after: str = "") -> str:
+    """A fresh id that sorts by time, and after ``after`` even when the clock went back."""
+    if after and (least := snapshot_time(after) + timedelta(milliseconds=1)) > now:
+        now = least
+    return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
+
+
+def snapshot_time(snapshot: str) -> datetime:
+    stamp = snapshot.partition("Z-")[0]
+    moment = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return moment + timedelta(milliseconds=int(stamp[15:18]))
+
+
+def new_pack_id() -> str:
+    return secrets.token_hex(12)

@@ -1,0 +1,185 @@
+"""Copy a SQLite database while others write to it.
+
+The online-backup API takes all pages in one read transaction. Opening a database must not write beside it, though, and
+SQLite does: a reader of a closed WAL database leaves ``-wal`` and ``-shm`` behind. So a database nobody has open is read
+as immutable, or, when a crash left a log beside it, copied with its log and opened in the scratch folder; in both cases
+what was there must be the same afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from typing import NamedTuple
+from urllib.parse import quote
+
+from .refusal import Refusal
+
+MAGIC = b"SQLite format 3\0"
+HEADER = 100
+# Counters that a copy gets anew: change counter, schema cookie, version-valid-for and the library's version.
+COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
+WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
+SQLITE_DONE = 101
+
+
+class Copied(NamedTuple):
+    place: str
+    page: int
+    check: str
+
+
+def signature(place: str) -> list[list[int]]:
+    """What ``stat`` says of a database and its logs: any commit changes it."""
+    rows = []
+    for tail in ("", WAL_TAIL, JOURNAL_TAIL):
+        try:
+            status = os.stat(place + tail)
+            rows.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+        except FileNotFoundError:
+            rows.append([])
+    return rows
+
+
+def copy_database(source: str, target: str, wait: float) -> Copied:
+    """Copy ``source`` to the new file ``target`` and check the copy.
+
+    ``check`` is "ok", or what SQLite complained about: a damaged database is still copied. Raise Refusal
+    (``database-busy``, retryable) when writers leave no gap within ``wait`` seconds, or when it cannot be opened or written.
+    """
+    deadline = time.monotonic() + wait
+    try:
+        while not _copied(source, target, deadline):
+            if time.monotonic() > deadline:
+                raise Refusal("database-busy", "The database %s did not hold still for a copy." % source, True)
+            time.sleep(0.02)
+    except sqlite3.OperationalError as problem:
+        code = "disk-full" if "full" in str(problem) else "database-unreadable"
+        raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
+    except sqlite3.DatabaseError as problem:
+        shutil.copyfile(source, target)
+        return Copied(target, 0, str(problem))
+    _keep_counters(source, target)
+    return Copied(target, page_size(target), quick_check(target))
+
+
+def page_size(place: str) -> int:
+    """A database file's page size; 0 when it is too short to have one."""
+    with open(place, "rb") as file:
+        size = int.from_bytes(file.read(HEADER)[16:18], "big")
+    return 65536 if size == 1 else size
+
+
+def quick_check(place: str) -> str:
+    """SQLite's own word on a database file: "ok" or its first complaint. Writes nothing."""
+    try:
+        connection = sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+        try:
+            return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+        finally:
+            connection.close()
+    except sqlite3.Error as problem:
+        return str(problem)
+
+
+def _uri(place: str, options: str) -> str:
+    return "file:" + quote(os.fsencode(place)) + "?" + options
+
+
+def _is_wal(place: str) -> bool:
+    with open(place, "rb") as file:
+        return file.read(20)[18:20] == b"\x02\x02"
+
+
+def _copied(source: str, target: str, deadline: float) -> bool:
+    """One try. False when the database changed hands meanwhile and the copy cannot be trusted."""
+    if not _is_wal(source):
+        try:
+            _backup(_uri(source, "mode=ro"), target, deadline)
+            return True
+        except sqlite3.OperationalError as problem:
+            # A hot journal: its writer died. Reading needs a roll-back, which happens to our copy instead.
+            if "readonly" not in str(problem) or not os.path.exists(source + JOURNAL_TAIL):
+                raise
+            return _copied_offline(source, target, deadline)
+    if os.path.exists(source + SHM_TAIL):
+        _backup(_uri(source, "mode=ro"), target, deadline)
+        return True
+    if os.path.exists(source + WAL_TAIL) or os.path.exists(source + JOURNAL_TAIL):
+        return _copied_offline(source, target, deadline)
+    before = signature(source)
+    _backup(_uri(source, "mode=ro&immutable=1"), target, deadline)
+    return signature(source) == before and not os.path.exists(source + SHM_TAIL)
+
+
+def _copied_offline(source: str, target: str, deadline: float) -> bool:
+    """Copy a database nobody has open together with its log, and let SQLite recover that copy."""
+    before = signature(source)
+    twin = target + ".twin"
+    try:
+        for tail in ("", WAL_TAIL, JOURNAL_TAIL):
+            if os.path.exists(source + tail):
+                shutil.copyfile(source + tail, twin + tail)
+        if signature(source) != before or os.path.exists(source + SHM_TAIL):
+            return False
+        _backup(_uri(twin, "mode=rw"), target, deadline)
+        return True
+    finally:
+        for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+            if os.path.exists(twin + tail):
+                os.unlink(twin + tail)
+
+
+def _backup(source_uri: str, target: str, deadline: float) -> None:
+    for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+        if os.path.exists(target + tail):
+            os.unlink(target + tail)
+
+    def still_time(status: int, remaining: int, total: int) -> None:
+        if time.monotonic() > deadline and status != SQLITE_DONE:
+            raise Refusal("database-busy", "Writers kept the database locked; no copy was possible.", True)
+
+    source = sqlite3.connect(source_uri, uri=True, timeout=0.2, isolation_level=None)
+    try:
+        copy = sqlite3.connect(target, isolation_level=None)
+        try:
+            copy.execute("PRAGMA journal_mode=OFF")
+            copy.execute("PRAGMA synchronous=OFF")
+            source.backup(copy, pages=-1, progress=still_time, sleep=0.02)
+        finally:
+            copy.close()
+    finally:
+        source.close()
+
+
+def _keep_counters(source: str, target: str) -> None:
+    """Where the source's first page differs from the copy's in counters alone, take it as it is: then a database nobody
+    writes to travels byte for byte."""
+    page = page_size(target)
+    with open(source, "rb") as original, open(target, "r+b") as copy:
+        theirs, ours = original.read(page), copy.read(page)
+        if len(theirs) == len(ours) == page > 0 and without_counters(theirs) == without_counters(ours):
+            copy.seek(0)
+            copy.write(theirs)
+
+
+def without_counters(page: bytes) -> bytes:
+    """A database's first page with its counters blanked: equal before and after a checkpoint or a plain copy."""
+    blank = bytearray(page)
+    for start, end in COUNTERS:
+        blank[start:end] = bytes(end - start)
+    return bytes(blank)
+
+
+def ask(place: str, query: str) -> int:
+    """One number from a database file nobody writes to, such as its schema's version; 0 when it has none."""
+    try:
+        connection = sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+        try:
+            return int((connection.execute(query).fetchone() or [0])[0] or 0)
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError, TypeError):
+        return 0

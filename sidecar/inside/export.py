@@ -1,0 +1,263 @@
+"""Export, inside the sandbox: find the memory, copy what changed since the base into a pack, say what was found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from typing import Any, BinaryIO
+
+from . import cache, databases, filters, index, reading
+from .packing import Packer
+from .refusal import Refusal
+from .roots import Root, find_roots
+from .scratch import Scratch
+from .walk import Found, Limits, Skipped, link_target, walk
+
+PERMISSIONS = 0o777
+MOST_INDEXES = 3
+
+
+class Export:
+    """One run. ``request`` is what the sidecar asked for; ``answer`` is what it is told."""
+
+    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
+        self.request = request
+        self.scratch = scratch
+        self.limits = Limits(**request["limits"])
+        self.roots: list[Root] = find_roots(request["layouts"], request["projects"], home)
+        self.lineage = cache.lineage(scratch.memory, request["known"])
+        self.base = cache.load(scratch.memory, self.lineage)
+        self.started = time.time_ns()
+        self.entries: dict[str, cache.Known] = {}
+        self.changes: list[index.Change] = []
+        self.skipped = Skipped()
+        self.warnings: list[str] = []
+        self.databases: list[dict[str, Any]] = []
+        self.total = 0
+        self.refreshed = False
+        self.packer: Packer | None = None
+        self.pack_path = os.path.join(scratch.work, "bundle")
+        self.pack: BinaryIO | None = None
+
+    def run(self) -> dict[str, Any]:
+        for root in self.roots:
+            for found in walk(root, self.skipped, self.limits):
+                self._take(found)
+        before = self.base.entries if self.base is not None else {}
+        gone = sorted(set(before) - set(self.entries))
+        if self.base is not None and not self.changes and not gone:
+            if self.refreshed:
+                self._remember(self.base.snapshot)
+            return self._answer("unchanged")
+        answer = self._finish_pack(gone)
+        self._remember(self.request["snapshot"])
+        return answer
+
+    def _remember(self, snapshot: str) -> None:
+        keep = self.lineage[:MOST_INDEXES]
+        cache.store(self.scratch.memory, cache.Base(snapshot, self.started, self.entries), keep)
+
+    def _take(self, found: Found) -> None:
+        mode = found.status.st_mode
+        if stat.S_ISDIR(mode):
+            self._record(index.Entry(found.path, index.DIR, mode & PERMISSIONS), [])
+        elif stat.S_ISLNK(mode):
+            target = link_target(found.place, found.root, found.relative)
+            if target is None:
+                self.skipped.add(found.path, "link leads out of the memory")
+            else:
+                self._record(index.Entry(found.path, index.LINK, target=target), [])
+        else:
+            try:
+                self._take_file(found)
+            except FileNotFoundError:
+                self.warnings.append("%s vanished while it was read." % found.path)
+            except PermissionError:
+                raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
+
+    def _take_file(self, found: Found) -> None:
+        known = self.base.entries.get(found.path) if self.base is not None else None
+        is_database = known.entry.database if known else False
+        signature = databases.signature(found.place) if is_database else _signature(found.status)
+        same = self.base.same(found.path, signature) if self.base is not None else None
+        if same is not None:
+            self._count(found.path, same.entry.size)
+            self.entries[found.path] = same
+            if is_database:
+                self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
+            return
+        if found.root.rules.careful(found.relative):
+            self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
+        drop = found.root.rules.filters.get(found.relative)
+        if drop is not None:
+            self._take_filtered(found, known, drop)
+        elif found.root.rules.database(found.relative) or _has_magic(found.place):
+            self._take_database(found, known)
+        else:
+            self._count(found.path, found.status.st_size)
+            contents = reading.read_file(found.place, known, self.scratch.work)
+            if not contents.steady:
+                self.warnings.append("%s kept changing while it was read." % found.path)
+            self._take_contents(found, known, contents, signature, mtime=found.status.st_mtime_ns)
+
+    def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
+        with open(found.place, "rb") as file:
+            text = filters.filtered(file.read(self.limits.file_bytes), drop)
+        if text is None:
+            self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
+            return
+        self._count(found.path, len(text))
+        contents = reading.read_bytes(text, known, self.scratch.work)
+        self._take_contents(found, known, contents, _signature(found.status), _mtime(found, known, contents))
+
+    def _take_database(self, found: Found, known: cache.Known | None) -> None:
+        if found.status.st_size > self.limits.file_bytes:
+            self._count(found.path, found.status.st_size)
+        signature = databases.signature(found.place)
+        target = os.path.join(self.scratch.work, "database")
+        copied = databases.copy_database(found.place, target, self.request["database_wait"])
+        row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
+        schema = found.root.layout.get("schemas", {}).get(found.relative)
+        if schema is not None and copied.check == "ok":
+            row["schema"] = databases.ask(target, schema)
+        self.databases.append(row)
+        size = os.path.getsize(target)
+        self._count(found.path, size)
+        with open(target, "rb") as stream:
+            first = hashlib.sha256(databases.without_counters(stream.read(copied.page))).hexdigest()
+            stream.seek(0)
+            contents = reading.read_stream(stream, size, known, self.scratch.work, copied.page)
+            if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
+                # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
+                self._take_same(known, signature, first)
+            else:
+                self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
+        os.unlink(target)
+
+    def _take_same(self, known: cache.Known, signature: list[Any], first_page: str) -> None:
+        self.entries[known.entry.path] = cache.Known(known.entry, signature, first_page)
+        self.refreshed = True
+
+    def _take_contents(
+        self,
+        found: Found,
+        known: cache.Known | None,
+        contents: reading.Contents,
+        signature: list[Any],
+        mtime: int,
+        first_page: str = "",
+    ) -> None:
+        entry = index.Entry(
+            found.path,
+            index.FILE,
+            found.status.st_mode & PERMISSIONS,
+            contents.size,
+            mtime,
+            contents.digest,
+            contents.block,
+            contents.sums,
+            database=bool(first_page),
+        )
+        blocks = contents.blocks
+        if (
+            known is not None
+            and entry[:2] + entry[3:4] + entry[5:] == known.entry[:2] + known.entry[3:4] + known.entry[5:]
+        ):
+            blocks = []
+        if (
+            self._record(entry, signature, blocks, contents.carried_sums() if blocks else b"", first_page)
+            and blocks != []
+        ):
+            packer = self._packer()
+            (packer.add if blocks is None else packer.add_blocks)(entry, contents.carried, contents.length)
+        contents.carried.close()
+
+    def _record(
+        self,
+        entry: index.Entry,
+        signature: list[Any],
+        blocks: list[int] | None = None,
+        sums: bytes = b"",
+        first_page: str = "",
+    ) -> bool:
+        """Note an entry; return whether it differs from the base. Folders and links are packed here, in a full pack."""
+        known = self.base.entries.get(entry.path) if self.base is not None else None
+        self.entries[entry.path] = cache.Known(entry, signature, first_page)
+        if known is not None and known.entry == entry:
+            self.refreshed = self.refreshed or known.signature != signature or bool(signature)
+            return False
+        self.changes.append(index.Change(entry if blocks is None else entry._replace(sums=sums), blocks))
+        if entry.type != index.FILE and self.base is None:
+            self._packer().add(entry, None, 0)
+        return True
+
+    def _count(self, path: str, size: int) -> None:
+        self.total += size
+        if size > self.limits.file_bytes:
+            raise Refusal("limit-file-bytes", "%s has %d bytes; %d are allowed." % (path, size, self.limits.file_bytes))
+        if self.total > self.limits.bytes:
+            raise Refusal("limit-bytes", "This memory has more than %d bytes, the limit." % self.limits.bytes)
+        if len(self.entries) >= self.limits.files:
+            raise Refusal("limit-files", "There are more than %d files in this memory." % self.limits.files)
+
+    def _packer(self) -> Packer:
+        if self.packer is None:
+            self.pack = open(self.pack_path, "wb", buffering=0)
+            self.packer = Packer(self.pack, self.request.get("zstd", True))
+        return self.packer
+
+    def _finish_pack(self, gone: list[str]) -> dict[str, Any]:
+        codec = self._packer().finish()
+        assert self.pack is not None
+        self.pack.close()
+        kind = "delta" if self.base is not None else "full"
+        pack_size = os.path.getsize(self.pack_path)
+        with open(self.pack_path, "ab") as bundle:
+            index.write(bundle, index.Index(kind, self.changes, gone))
+        digest = hashlib.sha256()
+        with open(self.pack_path, "rb") as bundle:
+            for chunk in iter(lambda: bundle.read(1 << 20), b""):
+                digest.update(chunk)
+        self.scratch.give(self.pack_path)
+        return dict(
+            self._answer("changed"),
+            kind=kind,
+            codec=codec,
+            pack_bytes=pack_size,
+            bundle={"path": self.pack_path, "bytes": os.path.getsize(self.pack_path), "sha256": digest.hexdigest()},
+        )
+
+    def _answer(self, status: str) -> dict[str, Any]:
+        return {
+            "status": status,
+            "base": self.base.snapshot if self.base is not None else "",
+            "lineage": self.lineage,
+            "files": sum(known.entry.type == index.FILE for known in self.entries.values()),
+            "bytes": self.total,
+            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self.roots],
+            "databases": self.databases,
+            "skipped": self.skipped.rows,
+            "skipped_more": self.skipped.more,
+            "warnings": self.warnings[:100],
+        }
+
+
+def _signature(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) -> int:
+    """Databases and filtered files are rewritten without changing; then their time is no change either."""
+    if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
+        return known.entry.mtime
+    return found.status.st_mtime_ns
+
+
+def _has_magic(place: str) -> bool:
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, len(databases.MAGIC)) == databases.MAGIC
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""The index of a pack: what it changes, one JSON object a line.
+
+    {"index":1,"kind":"full"}
+    {"path":"claude-mem/claude-mem.db","type":"file","size":8192,"mode":420,"mtime":1,"digest":"…","block":4096,"sums":"…"}
+    {"path":"project/memory","type":"dir","mode":493}
+    {"path":"project/memory/today.md","type":"link","target":"2026-11-16.md"}
+    {"gone":"project/memory/old.md"}
+
+``mtime`` is in nanoseconds. A file with ``blocks`` ("0-3,9") is carried as those blocks alone, ``sums`` being theirs; without,
+it is carried whole. ``blocks`` may be empty: only its mode or time changed. Everything else stays as the packs before said.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, NamedTuple, Optional
+
+VERSION = 1
+FILE, DIR, LINK = "file", "dir", "link"
+
+
+class Entry(NamedTuple):
+    """One path of a memory: what it is and what its contents are called."""
+
+    path: str
+    type: str
+    mode: int = 0
+    size: int = 0
+    mtime: int = 0
+    digest: str = ""
+    block: int = 0
+    sums: bytes = b""
+    target: str = ""
+    database: bool = False
+
+
+class Change(NamedTuple):
+    """An entry as a pack carries it: whole (``blocks`` is None) or as some of its blocks (``entry.sums`` are theirs)."""
+
+    entry: Entry
+    blocks: Optional[List[int]] = None
+
+
+class Index(NamedTuple):
+    kind: str
+    changes: List[Change]
+    gone: List[str]
+
+
+def compact(blocks: list[int]) -> str:
+    """[0, 1, 2, 9] -> "0-2,9"."""
+    runs: list[list[int]] = []
+    for number in blocks:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else "%d-%d" % (first, last) for first, last in runs)
+
+
+def expand(text: str, most: int) -> list[int]:
+    """The inverse of ``compact``. Raise ValueError unless the numbers rise and are all below ``most``."""
+    blocks: list[int] = []
+    for run in text.split(",") if text else []:
+        first, _, last = run.partition("-")
+        low, high = int(first), int(last or first)
+        if low > high or high >= most or (blocks and low <= blocks[-1]):
+            raise ValueError("block numbers out of order or range: %r" % text[:80])
+        blocks.extend(range(low, high + 1))
+    return blocks
+
+
+def _line(change: Change) -> dict[str, Any]:
+    entry, blocks = change
+    line: Dict[str, Any] = {"path": entry.path, "type": entry.type}
+    if entry.type == LINK:
+        line["target"] = entry.target
+        return line
+    line["mode"] = entry.mode
+    if entry.type == DIR:
+        return line
+    line.update(size=entry.size, mtime=entry.mtime, digest=entry.digest, block=entry.block)
+    if entry.database:
+        line["database"] = True
+    if blocks is not None:
+        line["blocks"] = compact(blocks)
+    if entry.sums:
+        line["sums"] = base64.b64encode(entry.sums).decode()
+    return line
+
+
+def dump(index: Index) -> Iterator[bytes]:
+    """The index as lines. Names that are not UTF-8 travel as escaped surrogates."""
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    yield (encode({"index": VERSION, "kind": index.kind}) + "\n").encode()
+    for change in index.changes:
+        yield (encode(_line(change)) + "\n").encode()
+    for path in index.gone:
+        yield (encode({"gone": path}) + "\n").encode()
+
+
+def _typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+    value: Any = line.pop(key, default)
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        raise ValueError("index line has a wrong %r: %.80r" % (key, value))
+    return value
+
+
+def _change(line: dict[str, Any]) -> Change:
+    kind = _typed(line, "type", str, "")
+    if kind not in (FILE, DIR, LINK):
+        raise ValueError("index line has an unknown type: %.80r" % kind)
+    blocks_text = line.pop("blocks", None)
+    entry = Entry(
+        path=_typed(line, "path", str, ""),
+        type=kind,
+        mode=_typed(line, "mode", int, 0),
+        size=_typed(line, "size", int, 0),
+        mtime=_typed(line, "mtime", int, 0),
+        digest=_typed(line, "digest", str, ""),
+        block=_typed(line, "block", int, 0),
+        sums=base64.b64decode(_typed(line, "sums", str, ""), validate=True),
+        target=_typed(line, "target", str, ""),
+        database=_typed(line, "database", bool, False),
+    )
+    if line:
+        raise ValueError("index line has unknown keys: %.80r" % sorted(line))
+    if blocks_text is None:
+        return Change(entry)
+    if type(blocks_text) is not str or kind != FILE or entry.block < 1:
+        raise ValueError("index line has wrong blocks: %.80r" % (blocks_text,))
+    return Change(entry, expand(blocks_text, (entry.size + entry.block - 1) // entry.block))
+
+
+def load(lines: Iterable[bytes]) -> Index:
+    """Parse an index. Raise ValueError for anything that is not exactly the format above."""
+    rows = iter(lines)
+    head = json.loads(next(rows, b"null"))
+    if type(head) is not dict or head.get("index") != VERSION or head.get("kind") not in ("full", "delta"):
+        raise ValueError("not an index of version %d: %.80r" % (VERSION, head))
+    changes: list[Change] = []
+    gone: list[str] = []
+    for row in rows:
+        line = json.loads(row)
+        if type(line) is not dict:
+            raise ValueError("index line is not an object: %.80r" % (line,))
+        if "gone" in line:
+            gone.append(_typed(line, "gone", str, ""))
+        else:
+            changes.append(_change(line))
+    return Index(head["kind"], changes, gone)
+
+
+def write(target: BinaryIO, index: Index) -> None:
+    """Append an index to a file, compressed; line by line, since an index can be large."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+    for line in dump(index):
+        target.write(packer.compress(line))
+    target.write(packer.flush())
+
+
+def read(source: BinaryIO) -> Index:
+    """Read a compressed index. Raise ValueError when it is not one."""
+    try:
+        with gzip.GzipFile(fileobj=source, mode="rb") as lines:
+            return load(lines)
+    except (EOFError, OSError, zlib.error) as problem:
+        raise ValueError("not a whole index: %s" % problem) from None

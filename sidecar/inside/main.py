@@ -1,0 +1,82 @@
+"""Run one request and print one answer, framed so that a login shell's chatter cannot be taken for it.
+
+memory-sidecar <nonce> begin
+{"status": …}
+<base64 of the bundle, when it is small enough>
+memory-sidecar <nonce> end
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import sys
+import zlib
+from typing import Any
+
+from .refusal import Refusal
+from .scratch import Scratch
+from .swap import undo
+
+
+def main(argument: str) -> int:
+    request = json.loads(zlib.decompress(base64.b64decode(argument)))
+    home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
+    inline = b""
+    try:
+        answer, inline = _run(request, home)
+    except Refusal as refusal:
+        answer = _error(refusal.code, refusal.message, refusal.retryable)
+    except OSError as problem:
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        answer = _error("disk-full" if full else "os-error", "The sandbox says: %s." % problem, False)
+    answer.update(
+        memory=request["memory"], snapshot=request["snapshot"], home=home, python="%d.%d" % sys.version_info[:2]
+    )
+    _print(request["nonce"], answer, inline)
+    return 0
+
+
+def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
+    scratch = Scratch(home, request["key"], request["turn_wait"])
+    kept = False
+    try:
+        undone = undo(scratch.journal)
+        if request["do"] == "export":
+            from .export import Export
+
+            answer = Export(request, scratch, home).run()
+        else:
+            from .restore import Restore
+
+            answer = Restore(request, scratch, home).run()
+        if undone:
+            answer["warnings"].append("A restore that was cut short earlier has been undone.")
+        bundle = answer.get("bundle")
+        if bundle is None:
+            return answer, b""
+        if bundle["bytes"] > request["inline_bytes"]:
+            kept = True
+            return answer, b""
+        with open(bundle["path"], "rb") as file:
+            answer["bundle"]["inline"] = True
+            return answer, file.read()
+    finally:
+        scratch.leave(keep=kept)
+        if request["do"] == "restore" and os.path.exists(request["bundle"]["path"]):
+            os.unlink(request["bundle"]["path"])
+
+
+def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:
+    return {"status": "error", "error": {"code": code, "message": message, "retryable": retryable}}
+
+
+def _print(nonce: str, answer: dict[str, Any], inline: bytes) -> None:
+    out = sys.stdout.buffer
+    out.write(("\nmemory-sidecar %s begin\n%s\n" % (nonce, json.dumps(answer, separators=(",", ":")))).encode())
+    if inline:
+        out.write(base64.b64encode(inline) + b"\n")
+    out.write(("memory-sidecar %s end\n" % nonce).encode())
+    out.flush()

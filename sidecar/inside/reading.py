@@ -1,0 +1,114 @@
+"""Read one file's contents and keep what changed since the base.
+
+The bytes that are hashed are the bytes that are kept, so a file that changes meanwhile cannot end up with another's digest.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import BinaryIO, NamedTuple
+
+from . import digests
+from .cache import Known
+
+IN_MEMORY = 4 << 20
+TRIES = 3
+
+
+class Contents(NamedTuple):
+    """A file as it was read: its name by contents, and the bytes to carry (all of them when ``blocks`` is None)."""
+
+    size: int
+    block: int
+    digest: str
+    sums: bytes
+    blocks: list[int] | None
+    carried: BinaryIO
+    length: int
+    steady: bool = True
+
+    def carried_sums(self) -> bytes:
+        if self.blocks is None:
+            return self.sums
+        width = digests.SUM_BYTES
+        return b"".join(self.sums[number * width : (number + 1) * width] for number in self.blocks)
+
+
+class _Collector:
+    """Keeps the blocks whose sum differs from the base's; zeros are kept as holes."""
+
+    def __init__(self, base_sums: bytes, folder: str) -> None:
+        self._base = base_sums
+        self.blocks: list[int] = []
+        self.file: BinaryIO = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder)  # type: ignore[assignment]
+        self.length = 0
+
+    def __call__(self, number: int, data: bytes) -> None:
+        width = digests.SUM_BYTES
+        if self._base and self._base[number * width : (number + 1) * width] == digests.block_sum(data):
+            return
+        self.blocks.append(number)
+        if data.count(0) == len(data):
+            self.file.seek(len(data), os.SEEK_CUR)
+        else:
+            self.file.write(data)
+        self.length += len(data)
+
+    def done(self) -> BinaryIO:
+        self.file.truncate(self.length)
+        self.file.seek(0)
+        return self.file
+
+
+def base_for(known: Known | None, size: int, page: int = 0) -> tuple[int, bytes]:
+    """The block size for a file, and the base's sums when its blocks can be compared with ours."""
+    block = digests.block_size(size, page)
+    if known is None or known.entry.block != block or not known.entry.sums or size <= block:
+        return block, b""
+    return block, known.entry.sums
+
+
+def read_stream(stream: BinaryIO, size: int, known: Known | None, folder: str, page: int = 0) -> Contents:
+    """Read an open file that holds still (a database copy)."""
+    block, base_sums = base_for(known, size, page)
+    if not base_sums:
+        digest, sums, got = digests.digest_of_stream(stream, size, block)
+        stream.seek(0)
+        return Contents(got, block, digest, sums, None, stream, got)
+    collector = _Collector(base_sums, folder)
+    digest, sums, got = digests.digest_of_stream(stream, size, block, collector)
+    return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
+
+
+def read_file(place: str, known: Known | None, folder: str) -> Contents:
+    """Read a file others may be writing to; when it never holds still, take the last reading and say so."""
+    contents: Contents | None = None
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(0.02)
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as stream:
+            before = os.fstat(descriptor)
+            block, base_sums = base_for(known, before.st_size)
+            collector = _Collector(base_sums, folder)
+            digest, sums, got = digests.digest_of_stream(stream, before.st_size, block, collector)
+            after = os.fstat(descriptor)
+        blocks = collector.blocks if base_sums and got > block else None
+        steady = got == before.st_size and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        contents = Contents(got, block, digest, sums, blocks, collector.done(), collector.length, steady)
+        if steady:
+            break
+    assert contents is not None
+    return contents
+
+
+def read_bytes(data: bytes, known: Known | None, folder: str) -> Contents:
+    """Contents that were made in memory, such as a filtered settings file."""
+    collector = _Collector(b"", folder)
+    collector.file.write(data)
+    collector.length = len(data)
+    block = digests.block_size(len(data))
+    digest, sums = digests.digest_of_bytes(data, block)
+    return Contents(len(data), block, digest, sums, None, collector.done(), len(data))

@@ -1,0 +1,223 @@
+"""Restore, inside the sandbox: stage beside the target, check everything, then swap."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, BinaryIO
+
+from . import cache, databases, filters, index, worker
+from .layers import folders_of, layered
+from .refusal import Refusal
+from .roots import Root, place_roots
+from .scratch import Scratch
+from .swap import Swap
+from .unpacking import Section, Staged, Unpacker
+from .walk import SQLITE_TAILS, Limits, Skipped, walk
+
+ENDLESS = Limits(1 << 62, 1 << 62, 1 << 40, 1 << 20)
+WORKER_SECONDS = 15.0
+
+
+class Restore:
+    """One run. Until ``swap`` nothing of the target changes."""
+
+    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
+        self.request = request
+        self.scratch = scratch
+        self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home)
+        self.by_name = {root.name: root for root in self.roots}
+        self.seed = request["mode"] == "seed"
+        self.skipped: list[dict[str, str]] = []
+        self.warnings: list[str] = []
+        self.stages = {root.name: _beside(root.folder) for root in self.roots}
+        self.old_folders: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner)
+        try:
+            swap.begin()
+            entries, staged = self._unpack()
+            checks = self._check_databases(staged, entries)
+            self._prepare(staged, entries)
+            placed = self._plan(swap, entries, staged)
+            holders = self._stop_workers(entries)
+            try:
+                swap.commit()
+            finally:
+                self.warnings += worker.start_again(holders)
+        finally:
+            swap.end()
+        self._clear_old_folders(entries)
+        self._remember(entries, staged, placed)
+        files = [path for path in placed if entries[path].type == index.FILE]
+        return {
+            "status": "complete",
+            "files": len(files),
+            "bytes": sum(entries[path].size for path in files),
+            "databases": checks,
+            "skipped": self.skipped,
+            "warnings": self.warnings,
+            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots],
+        }
+
+    def _place(self, path: str) -> str:
+        name, _, relative = path.partition("/")
+        return os.path.join(self.by_name[name].folder, relative)
+
+    def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
+        with open(self.request["bundle"]["path"], "rb") as bundle:
+            _check_bundle(bundle, self.request["bundle"])
+            sections: list[tuple[index.Index, int, dict[str, Any]]] = []
+            at = 0
+            for pack in self.request["packs"]:
+                pack_index = index.read(Section(bundle, at, pack["index_bytes"]))  # type: ignore[arg-type]
+                at += pack["index_bytes"]
+                sections.append((pack_index, at, pack))
+                at += pack["bytes"]
+            entries = layered(section[0] for section in sections)
+            unpacker = Unpacker(entries, {name: os.path.join(stage, "new") for name, stage in self.stages.items()})
+            for pack_index, start, pack in sections:
+                unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
+        return entries, unpacker.checked()
+
+    def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[dict[str, str]]:
+        rows = []
+        for path, entry in entries.items():
+            if entry.database:
+                check = databases.quick_check(staged[path].place)
+                rows.append({"path": path, "method": "staged", "check": check})
+                if check != "ok" and not self.request["force"]:
+                    raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
+        return rows
+
+    def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
+        """Give staged files their modes, times, owner, and the keys of settings that belong to this sandbox."""
+        for path, file in staged.items():
+            entry, root = entries[path], self.by_name[path.split("/")[0]]
+            drop = root.rules.filters.get(path.split("/", 1)[1])
+            if drop is not None and os.path.isfile(self._place(path)):
+                with open(file.place, "rb") as ours, open(self._place(path), "rb") as theirs:
+                    text = filters.merged(ours.read(), theirs.read(), drop)
+                with open(file.place, "wb") as ours_again:
+                    ours_again.write(text)
+            os.chmod(file.place, entry.mode)
+            os.utime(file.place, ns=(entry.mtime, entry.mtime))
+            self.scratch.give(file.place)
+
+    def _plan(self, swap: Swap, entries: dict[str, index.Entry], staged: dict[str, Staged]) -> list[str]:
+        """Plan every move; return the paths that will be placed."""
+        for root in self.roots:
+            self._plan_removals(swap, root, entries)
+        for root in self.roots:
+            swap.folder(root.folder, _mode_of(root.folder))
+        for folder in folders_of(entries):
+            if not (self.seed and os.path.isdir(self._place(folder.path))):
+                swap.folder(self._place(folder.path), folder.mode)
+        placed: list[str] = []
+        for path, entry in entries.items():
+            place = self._place(path)
+            if entry.type == index.DIR:
+                continue
+            if self.seed and os.path.lexists(place):
+                self.skipped.append({"path": path, "reason": "already there"})
+                continue
+            parent = os.path.dirname(place)
+            if not os.path.isdir(parent):
+                swap.folder(parent)
+            swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
+            placed.append(path)
+        return placed
+
+    def _plan_removals(self, swap: Swap, root: Root, entries: dict[str, index.Entry]) -> None:
+        """Old memory goes (``replace``); a database's old log goes with it in any mode, for it would spoil the new one."""
+        aside = os.path.join(self.stages[root.name], "old")
+        os.makedirs(aside, exist_ok=True)
+        old: list[str] = []
+        if os.path.isdir(root.folder) and not self.seed:
+            for found in walk(root, Skipped(), ENDLESS):
+                if os.path.isdir(found.place) and not os.path.islink(found.place):
+                    self.old_folders.append(found.place)
+                else:
+                    old.append(found.place)
+        theirs = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
+        for place in dict.fromkeys(old + theirs):
+            if not (self.seed and os.path.lexists(place)):
+                old += [place + tail for tail in SQLITE_TAILS if os.path.lexists(place + tail)]
+        for number, place in enumerate(dict.fromkeys(old)):
+            swap.remove(place, os.path.join(aside, str(number)))
+
+    def _staged_link(self, entry: index.Entry, number: int) -> str:
+        place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
+        os.symlink(entry.target, place)
+        self.scratch.give(place)
+        return place
+
+    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[worker.Holder]:
+        """Stop whoever has a database open that is about to be replaced. Raise Refusal when that does not work."""
+        stopped: list[worker.Holder] = []
+        for root in self.roots:
+            mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
+            holders = worker.find_holders(mine) if mine and not self.seed else []
+            if not holders:
+                continue
+            shutdown = root.layout.get("worker")
+            settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
+            left = worker.stop(holders, shutdown=settings, timeout=WORKER_SECONDS)
+            if left:
+                self.warnings += worker.start_again([holder for holder in holders if holder not in left] + stopped)
+                raise Refusal(
+                    "worker-running", "Process %d keeps %s open and did not stop." % (left[0].pid, mine[0]), True
+                )
+            stopped += holders
+        return stopped
+
+    def _clear_old_folders(self, entries: dict[str, index.Entry]) -> None:
+        wanted = {self._place(folder.path) for folder in folders_of(entries)}
+        for folder in sorted(set(self.old_folders) - wanted, reverse=True):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                continue  # something that is not memory still lives there
+
+    def _remember(self, entries: dict[str, index.Entry], staged: dict[str, Staged], placed: list[str]) -> None:
+        """Keep the index of what is here now, so that the next export carries only what changes from here on."""
+        known = {}
+        ours = set(placed)
+        for path, entry in entries.items():
+            signature: list[Any] = []
+            first_page = ""
+            if entry.type == index.FILE:
+                entry = entry._replace(sums=staged[path].sums)
+                if path in ours and entry.database:
+                    signature = databases.signature(self._place(path))
+                    with open(self._place(path), "rb") as file:
+                        first = file.read(databases.page_size(self._place(path)))
+                    first_page = hashlib.sha256(databases.without_counters(first)).hexdigest()
+                elif path in ours:
+                    status = os.stat(self._place(path))
+                    signature = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+            known[path] = cache.Known(entry, signature, first_page)
+        cache.store(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known), [])
+
+
+def _beside(folder: str) -> str:
+    """A name for a staging folder on the file system that ``folder`` is, or will be, on."""
+    parent = folder
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    return os.path.join(parent, ".memory-sidecar-" + os.urandom(6).hex())
+
+
+def _mode_of(folder: str) -> int:
+    return os.stat(folder).st_mode & 0o777 if os.path.isdir(folder) else 0o755
+
+
+def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:
+    digest, size = hashlib.sha256(), 0
+    for chunk in iter(lambda: bundle.read(1 << 20), b""):
+        digest.update(chunk)
+        size += len(chunk)
+    if size != claim["bytes"] or digest.hexdigest() != claim["sha256"]:
+        raise Refusal("upload-damaged", "%d bytes of %d arrived, or not the ones sent." % (size, claim["bytes"]), True)

@@ -1,0 +1,113 @@
+"""The program's own folder in a sandbox: the only place an export writes to.
+
+~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
+~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
+~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+
+from .refusal import Refusal
+
+STALE_SECONDS = 900
+
+
+class Scratch:
+    """Opens (and tidies) the folder; ``work`` is this run's own part of it."""
+
+    def __init__(self, home: str, memory_key: str, wait: float) -> None:
+        self.owner = os.stat(home).st_uid, os.stat(home).st_gid
+        self.base = self._base(home)
+        self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
+        self.journal = os.path.join(self.memory, "journal")
+        self._turn = self._take_turn(wait)
+        self._tidy()
+        self.work = tempfile.mkdtemp(prefix="work-", dir=self.base)
+        self._lock = os.open(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _base(self, home: str) -> str:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+        try:
+            return self._folder(os.path.join(self._folder(cache, 0o755), "memory-sidecar"))
+        except OSError:
+            base = self._folder(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            status = os.lstat(base)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                raise
+            return base
+
+    def _folder(self, path: str, mode: int = 0o700) -> str:
+        if not os.path.isdir(path):
+            os.makedirs(path, mode)
+            self.give(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(path)
+        return path
+
+    def give(self, path: str) -> None:
+        """Working as root in another user's home: what is made there is that user's."""
+        if os.geteuid() == 0 and self.owner[0] != 0:
+            os.lchown(path, *self.owner)
+
+    def _take_turn(self, wait: float) -> int:
+        """One run at a time per memory and sandbox, so that nobody mistakes a swap under way for an abandoned one."""
+        turn = os.open(os.path.join(self.memory, "turn"), os.O_CREAT | os.O_RDWR, 0o600)
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return turn
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Refusal(
+                        "sandbox-busy", "Another export or restore is running in this sandbox.", True
+                    ) from None
+                time.sleep(0.05)
+
+    def _tidy(self) -> None:
+        """Remove what runs that were killed left behind, and packs that nobody came for."""
+        for name in os.listdir(self.base):
+            folder = os.path.join(self.base, name)
+            if name.startswith("work-") and not self._in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        for upload in glob.glob(os.path.join(tempfile.gettempdir(), "memory-sidecar-*.bundle")):
+            with contextlib.suppress(OSError):
+                if time.time() - os.lstat(upload).st_mtime > STALE_SECONDS:
+                    os.unlink(upload)
+
+    @staticmethod
+    def _in_use(folder: str) -> bool:
+        try:
+            if os.path.exists(os.path.join(folder, "keep")):
+                return time.time() - os.stat(folder).st_mtime < STALE_SECONDS
+            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+
+    def leave(self, keep: bool = False) -> None:
+        """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
+        if keep:
+            with open(os.path.join(self.work, "keep"), "w"):
+                pass
+        os.close(self._lock)
+        os.close(self._turn)
+        if not keep:
+            shutil.rmtree(self.work, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""Find a root's memory: one walk, no file opened.
+
+What is left out is said: names a layout never exports, secrets, links that lead out, devices and sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Iterator, NamedTuple
+
+from .refusal import Refusal
+from .roots import Root
+
+SQLITE_TAILS = ("-wal", "-shm", "-journal")
+MOST_SKIPPED = 200
+
+
+class Limits(NamedTuple):
+    bytes: int
+    file_bytes: int
+    files: int
+    depth: int
+
+
+class Found(NamedTuple):
+    """One path of a root that is memory: its travelling name, where it is, and what ``lstat`` said."""
+
+    path: str
+    place: str
+    relative: str
+    status: os.stat_result
+    root: Root
+
+
+class Skipped:
+    """What was left out and why; long lists are counted, not kept."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, str]] = []
+        self.more = 0
+
+    def add(self, path: str, reason: str) -> None:
+        if len(self.rows) < MOST_SKIPPED:
+            self.rows.append({"path": path, "reason": reason})
+        else:
+            self.more += 1
+
+
+def is_database_tail(name: str, siblings: set[str]) -> bool:
+    """Whether a name is the -wal, -shm or -journal of a file beside it: part of that database, never a file of its own."""
+    return any(name.endswith(tail) and name[: -len(tail)] in siblings for tail in SQLITE_TAILS)
+
+
+def walk(root: Root, skipped: Skipped, limits: Limits) -> Iterator[Found]:
+    """Yield folders before what they hold, in name order. Raise Refusal when there is more than the limits allow."""
+    count = 0
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        held: list[str] = []
+        for found in _folder(root, folder, skipped, held):
+            count += 1
+            if count > limits.files:
+                raise Refusal("limit-files", "There are more than %d files in this memory." % limits.files)
+            yield found
+        if held and held[0].count("/") >= limits.depth:
+            raise Refusal("limit-depth", "Folders are nested deeper than %d in this memory." % limits.depth)
+        pending.extend(reversed(held))
+
+
+def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Iterator[Found]:
+    """One folder's memory; the folders to enter next are appended to ``held``."""
+    rules, prefix = root.rules, folder + "/" if folder else ""
+    try:
+        with os.scandir(os.path.join(root.folder, folder)) as scan:
+            names = sorted(scan, key=lambda entry: entry.name)
+    except PermissionError:
+        raise Refusal("unreadable", "Folder %s/%s may not be read by this user." % (root.name, folder)) from None
+    except FileNotFoundError:
+        return
+    siblings = {entry.name for entry in names}
+    for entry in names:
+        relative = prefix + entry.name
+        path = root.name + "/" + relative
+        if rules.never(relative):
+            _say(root, skipped, path, entry, "never exported")
+        elif rules.secret(relative):
+            skipped.add(path, "secret")
+        elif entry.is_dir(follow_symlinks=False):
+            if rules.may_hold(relative):
+                held.append(relative)
+                if rules.keep(relative + "/x"):
+                    yield Found(path, entry.path, relative, entry.stat(follow_symlinks=False), root)
+            else:
+                _say(root, skipped, path, entry, "not part of the layout")
+        elif is_database_tail(entry.name, siblings):
+            continue
+        elif not rules.keep(relative):
+            _say(root, skipped, path, entry, "not part of the layout")
+        else:
+            yield from _file(root, path, relative, entry, skipped)
+
+
+def _file(root: Root, path: str, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> Iterator[Found]:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+        yield Found(path, entry.path, relative, status, root)
+    else:
+        skipped.add(path, "not a file, folder or link")
+
+
+def _say(root: Root, skipped: Skipped, path: str, entry: os.DirEntry[str], reason: str) -> None:
+    if root.whole or root.rules.keep(path.split("/", 1)[1]):
+        skipped.add(path + ("/" if entry.is_dir(follow_symlinks=False) else ""), reason)
+
+
+def link_target(place: str, root: Root, relative: str) -> str | None:
+    """A link's target, relative and inside its root; ``None`` when it leads out of it."""
+    target = os.readlink(place)
+    if os.path.isabs(target):
+        target = os.path.relpath(target, os.path.dirname(place))
+    inside = os.path.normpath(os.path.join(os.path.dirname(relative), target))
+    return None if inside == ".." or inside.startswith("../") or os.path.isabs(inside) else target

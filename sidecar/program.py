@@ -1,0 +1,112 @@
+"""Deliver the in-sandbox program: one shell command that carries it, the request, and the way back for the answer."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import secrets
+import zlib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from sidecar.errors import BadAnswer
+
+# In the order they import each other; a verb is sent only what it needs.
+COMMON = (
+    "refusal",
+    "digests",
+    "index",
+    "rules",
+    "roots",
+    "walk",
+    "filters",
+    "databases",
+    "cache",
+    "scratch",
+    "packing",
+    "swap",
+)
+EXPORT = (*COMMON, "reading", "export", "main")
+RESTORE = (*COMMON, "layers", "compression", "unpacking", "worker", "restore", "main")
+
+UNSUITABLE = 97
+"""Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
+
+_BOOTSTRAP = """import sys
+if sys.version_info < (3, 8): sys.exit(97)
+try: import base64, fcntl, json, sqlite3, types, zlib
+except ImportError: sys.exit(97)
+package = types.ModuleType("inside")
+package.__path__ = []
+sys.modules["inside"] = package
+for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))):
+    module = types.ModuleType("inside." + name)
+    module.__package__ = "inside"
+    sys.modules["inside." + name] = module
+    setattr(package, name, module)
+    exec(compile(text, "<inside/" + name + ".py>", "exec"), module.__dict__)
+sys.exit(sys.modules["inside.main"].main(sys.argv[2]))
+"""
+
+
+@functools.cache
+def _packed(modules: tuple[str, ...]) -> str:
+    folder = resources.files("sidecar.inside")
+    texts = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in modules]
+    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request on its way: the command to run, and the mark its answer will carry."""
+
+    command: str
+    nonce: str
+
+
+def call(request: dict[str, Any], *, fallback: str = "") -> Call:
+    """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
+
+    It ends by itself when it runs twice as long as the longest step may take, and prints nothing but the answer on stdout.
+    """
+    nonce = secrets.token_hex(8)
+    text = base64.b64encode(zlib.compress(json.dumps({**request, "nonce": nonce}).encode(), 9)).decode()
+    modules = _packed(EXPORT if request["do"] == "export" else RESTORE)
+    command = f"""r={UNSUITABLE}
+for p in python3 python; do
+command -v $p >/dev/null 2>&1 || continue
+$p -I -c '{_BOOTSTRAP}' {modules} {text} </dev/null
+r=$?
+[ $r = {UNSUITABLE} ] || break
+done
+if [ $r = {UNSUITABLE} ]; then
+nonce={nonce}
+{fallback or 'echo "no python3 here" >&2'}
+r=$?
+fi
+exit $r
+"""
+    return Call(command, nonce)
+
+
+def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
+    """Find the framed answer in a command's output: the JSON object and the bundle that came along, if any.
+
+    Raise ``BadAnswer`` when there is none, it is cut short, or is not what the program prints.
+    """
+    begin, end = (f"memory-sidecar {nonce} {word}\n".encode() for word in ("begin", "end"))
+    output = output.replace(b"\r\n", b"\n")
+    start, stop = output.find(begin), output.rfind(end)
+    if start < 0 or stop < start:
+        raise BadAnswer("The sandbox's answer did not arrive whole.")
+    text, _, inline = output[start + len(begin) : stop].partition(b"\n")
+    try:
+        value = json.loads(text)
+        bundle = base64.b64decode(inline.strip(), validate=True)
+    except (ValueError, RecursionError) as problem:
+        raise BadAnswer(f"The sandbox's answer is not what its program prints: {problem}") from None
+    if not isinstance(value, dict):
+        raise BadAnswer("The sandbox's answer is not a JSON object.")
+    return value, bundle

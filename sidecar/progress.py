@@ -1,0 +1,25 @@
+"""Where an operation stands, for whoever watches."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    def step(self, name: str, total: int | None = None) -> None:
+        """A new step begins; ``total`` bytes are expected, if that is known."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """So many bytes of the present step are done."""
+        ...
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def step(self, name: str, total: int | None = None) -> None:
+        return None
+
+    def advance(self, count: int) -> None:
+        return None

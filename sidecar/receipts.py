@@ -1,0 +1,85 @@
+"""Receipts: the typed answer of an export or a restore."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ExportOutcome(StrEnum):
+    COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    DIVERGED = "diverged"
+    REJECTED = "rejected"
+
+
+class RestoreOutcome(StrEnum):
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseReport:
+    """How a database was copied, and what SQLite said of the copy."""
+
+    path: str
+    method: str
+    check: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why an outcome is not the one hoped for: a stable code and a sentence."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Receipt:
+    memory: str
+    snapshot: str | None
+    parent: str | None
+    sandbox: str
+    files: int = 0
+    bytes: int = 0
+    packed_bytes: int = 0
+    """Added to the store."""
+    transferred_bytes: int = 0
+    """Between the sandbox and outside, both ways."""
+    round_trips: int = 0
+    duration_ms: int = 0
+    databases: list[DatabaseReport] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    reason: Reason | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReceipt(_Receipt):
+    outcome: ExportOutcome
+    head: str | None = None
+    """The snapshot a restore takes now."""
+    kind: str = ""
+    """"full", "delta" or "" when nothing was added."""
+    conversation: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReceipt(_Receipt):
+    outcome: RestoreOutcome
+    mode: str = "replace"
+    wanted: str = ""
+    """What was asked for, when something older had to be restored instead."""

@@ -1,0 +1,189 @@
+"""Memories in a store: their heads, manifests and packs.
+
+Packs and manifests are written under fresh names and never again. A snapshot counts once its manifest is there; it is
+the one to restore once the head, replaced by compare-and-swap, names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sidecar.errors import HeadMoved, MemoryNotFound, ObjectMissing, SnapshotDamaged, SnapshotNotFound
+from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, snapshot_time
+from sidecar.ports import Store
+from sidecar.snapshots.manifest import Head, Manifest
+
+PARALLEL_READS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """A head as it was read: ``version`` is what a swap must still find. ``problem`` is set when it cannot be read."""
+
+    head: Head | None = None
+    version: str | None = None
+    problem: str = ""
+
+    @property
+    def snapshot(self) -> str:
+        return self.head.snapshot if self.head else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """Reads and writes one store. Knows nothing of sandboxes."""
+
+    store: Store
+
+    async def head(self, memory: str) -> HeadState:
+        """The head of a memory; an empty state when it has none."""
+        stored = await self.store.get(Keys.of(memory).head)
+        if stored is None:
+            return HeadState()
+        try:
+            return HeadState(Head.decode(stored.data, memory), stored.version)
+        except SnapshotDamaged as damage:
+            return HeadState(None, stored.version, damage.message)
+
+    async def snapshot_ids(self, memory: str) -> list[str]:
+        """Every snapshot of a memory that has a manifest, newest first."""
+        keys = Keys.of(memory)
+        names = [info.key[len(keys.snapshots) :] async for info in self.store.list(keys.snapshots)]
+        ids = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return sorted((snapshot for snapshot in ids if SNAPSHOT_ID.match(snapshot)), reverse=True)
+
+    async def manifest(self, memory: str, snapshot: str) -> Manifest:
+        """Raise ``SnapshotNotFound`` or ``SnapshotDamaged``."""
+        stored = await self.store.get(Keys.of(memory).snapshot(snapshot))
+        if stored is None:
+            raise SnapshotNotFound(f"{memory} has no snapshot {snapshot}.")
+        return Manifest.decode(stored.data, memory, snapshot)
+
+    async def manifests(self, memory: str, ids: Iterable[str]) -> dict[str, Manifest | SnapshotDamaged]:
+        """Many manifests at once; for a damaged one, what is wrong with it."""
+        turns = asyncio.Semaphore(PARALLEL_READS)
+
+        async def read(snapshot: str) -> tuple[str, Manifest | SnapshotDamaged | None]:
+            async with turns:
+                try:
+                    return snapshot, await self.manifest(memory, snapshot)
+                except SnapshotDamaged as damage:
+                    return snapshot, damage
+                except SnapshotNotFound:  # forgotten since it was listed
+                    return snapshot, None
+
+        read_all = await asyncio.gather(*(read(snapshot) for snapshot in ids))
+        return {snapshot: manifest for snapshot, manifest in read_all if manifest is not None}
+
+    async def memories(self) -> list[str]:
+        """The id of every memory in the store, from its head or else from any of its manifests."""
+        folders: dict[str, list[str]] = {}
+        async for info in self.store.list(ROOT):
+            folder, _, rest = info.key[len(ROOT) :].partition("/")
+            if rest == "head.json" or rest.startswith("snapshots/"):
+                folders.setdefault(folder, []).append(info.key)
+        return sorted(filter(None, [await self._id_from(keys) for keys in folders.values()]))
+
+    async def _id_from(self, keys: list[str]) -> str:
+        from sidecar.snapshots.sealed import unseal
+
+        for key in sorted(keys):  # head.json sorts before snapshots/
+            stored = await self.store.get(key)
+            try:
+                memory = unseal(stored.data).get("memory") if stored else None
+            except ValueError:
+                continue
+            if isinstance(memory, str) and key.startswith(Keys.of(memory).prefix):
+                return memory
+        return ""
+
+    async def resolve(self, memory: str, wanted: str) -> str:
+        """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
+
+        Raise ``MemoryNotFound`` or ``SnapshotNotFound``.
+        """
+        ids = await self.snapshot_ids(memory)
+        if not ids:
+            raise MemoryNotFound(f"There is no memory {memory!r} in {self.store.url}.")
+        if wanted in ids:
+            return wanted
+        if wanted in ("", "latest"):
+            state = await self.head(memory)
+            if state.problem:
+                raise SnapshotDamaged(state.problem)
+            if not state.head:
+                raise SnapshotNotFound(f"No snapshot of {memory} ever became its head.")
+            return state.head.snapshot
+        if wanted.startswith("@"):
+            return await self._at(memory, parse_time(wanted[1:]), ids)
+        found = [snapshot for snapshot in ids if snapshot.startswith(wanted) or snapshot.endswith(wanted)]
+        if len(found) != 1 or len(wanted) < 4:
+            many = (
+                f"{len(found)} snapshots of {memory} match {wanted!r}."
+                if found
+                else f"{memory} has no snapshot {wanted!r}."
+            )
+            raise SnapshotNotFound(many)
+        return found[0]
+
+    async def _at(self, memory: str, moment: datetime, ids: list[str]) -> str:
+        """What was the head at that time; without a readable head, the newest snapshot made by then."""
+        head = (await self.head(memory)).head
+        past = [(datetime.fromisoformat(since), snapshot) for snapshot, since in head.history] if head else []
+        past += [(snapshot_time(snapshot), snapshot) for snapshot in ids] if not head else []
+        for since, snapshot in past:
+            if since <= moment and snapshot in ids:
+                return snapshot
+        raise SnapshotNotFound(f"{memory} has no snapshot from {moment.isoformat()} or before.")
+
+    async def commit(self, manifest: Manifest) -> None:
+        """Make a snapshot whose packs are stored readable under its id."""
+        await self.store.swap(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None)
+
+    async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
+        """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise."""
+        head = Head.at(manifest, datetime.now(UTC), state.head)
+        key = Keys.of(manifest.memory).head
+        try:
+            await self.store.swap(key, head.encode(), expected=state.version)
+        except HeadMoved:
+            # An answer that got lost and was retried looks like a defeat; the store knows better.
+            if (await self.head(manifest.memory)).snapshot != manifest.snapshot:
+                raise
+        return head
+
+    async def candidates(self, memory: str) -> AsyncIterator[str]:
+        """What to restore, best first: the head, what was head before it, then the rest, newest first."""
+        state = await self.head(memory)
+        ids = await self.snapshot_ids(memory)
+        past = [snapshot for snapshot, _ in state.head.history] if state.head else []
+        for snapshot in dict.fromkeys(
+            [snapshot for snapshot in past if snapshot in ids or snapshot == state.snapshot] + ids
+        ):
+            yield snapshot
+
+    async def delete_memory(self, memory: str) -> int:
+        """Remove every byte of a memory, its head first. Return how many objects went."""
+        keys = Keys.of(memory)
+        await self.store.delete([keys.head])
+        return await self.store.purge(keys.prefix)
+
+    async def exists(self, memory: str) -> bool:
+        async for _ in self.store.list(Keys.of(memory).prefix):
+            return True
+        return False
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO time; without a zone it is UTC. Raise ``SnapshotNotFound`` for anything else."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise SnapshotNotFound(f"{text!r} is not a time.", hint="Write it like @2026-11-16T10:00Z.") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+__all__ = ["HeadState", "ObjectMissing", "Repository", "parse_time"]

@@ -1,0 +1,22 @@
+"""Retries: only where they are safe, bounded, with jitter."""
+
+from __future__ import annotations
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+from sidecar.errors import SandboxTimeout, SidecarError
+
+
+def _worth_it(problem: BaseException) -> bool:
+    # A time-out has already waited as long as its caller meant to wait.
+    return isinstance(problem, SidecarError) and problem.retryable and not isinstance(problem, SandboxTimeout)
+
+
+def retrying(attempts: int = 3) -> AsyncRetrying:
+    """For steps that change nothing, or can be done twice."""
+    return AsyncRetrying(
+        retry=retry_if_exception(_worth_it),
+        stop=stop_after_attempt(attempts),
+        wait=wait_exponential_jitter(initial=0.2, max=5),
+        reraise=True,
+    )

@@ -1,0 +1,244 @@
+"""What arrives from a sandbox or a tarball is hostile until shown otherwise.
+
+``check_entries`` looks at what is claimed, ``check_pack`` compares the claim with the bytes. Neither writes anything, and
+neither holds more than one block in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import posixpath
+import re
+import tarfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from sidecar.errors import (
+    BadAnswer,
+    DigestMismatch,
+    LimitExceeded,
+    PackBomb,
+    SizeMismatch,
+    UnsafeLink,
+    UnsafeMember,
+    UnsafePath,
+)
+from sidecar.inside import digests
+from sidecar.inside.compression import opened
+from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index, load
+from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK
+from sidecar.limits import Limits
+
+LONGEST_PATH, LONGEST_NAME = 4096, 255
+HEADER_ALLOWANCE = 16 * 1024
+LONGEST_HEADER = 1 << 20
+LARGEST_BLOCK = 1 << 30
+LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256) -> None:
+    """Raise ``UnsafePath`` unless this is a relative path below a known root that cannot lead anywhere else."""
+    parts = path.split("/")
+    shown = path if len(path) < 200 else path[:200] + "…"
+    if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise UnsafePath(f"{shown!r} is not a plain relative path.")
+    if roots is not None and (parts[0] not in roots or len(parts) < 2):
+        raise UnsafePath(f"{shown!r} is not below a root of this memory.")
+    encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
+    if sum(encoded) + len(parts) > LONGEST_PATH or max(encoded) > LONGEST_NAME:
+        raise UnsafePath(f"{shown!r} is longer than a file system takes.")
+    if len(parts) > depth + 1:
+        raise LimitExceeded(f"{shown!r} is nested deeper than {depth}.", code="limit-depth")
+
+
+def check_link(path: str, target: str) -> None:
+    """Raise ``UnsafeLink`` unless the link stays inside the root its path is in."""
+    inside = posixpath.normpath(posixpath.join(posixpath.dirname(path.split("/", 1)[1]), target))
+    if not target or target.startswith("/") or "\0" in target or inside == ".." or inside.startswith("../"):
+        raise UnsafeLink(f"The link {path!r} leads out of the memory.")
+
+
+def check_entries(entries: dict[str, Entry], roots: Collection[str], limits: Limits) -> None:
+    """Check a whole snapshot as claimed: every path, link, size and digest, and that no path runs through a link or file."""
+    if len(entries) > limits.files:
+        raise LimitExceeded(f"There are {len(entries)} files; {limits.files} are allowed.", code="limit-files")
+    total = 0
+    for path, entry in entries.items():
+        check_path(path, roots, limits.depth)
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in entries and entries[parent].type != DIR:
+                raise UnsafePath(f"{path!r} lies below {parent!r}, which is not a folder.")
+            parent = parent.rpartition("/")[0]
+        if entry.mode > 0o777:
+            raise BadAnswer(f"{path!r} has an impossible mode.")
+        if entry.type == LINK:
+            check_link(path, entry.target)
+        elif entry.type == FILE:
+            total += entry.size
+            _check_file(entry, limits)
+    if total > limits.bytes:
+        raise LimitExceeded(f"There are {total} bytes; {limits.bytes} are allowed.", code="limit-bytes")
+
+
+def _check_file(entry: Entry, limits: Limits) -> None:
+    if entry.size > limits.file_bytes:
+        raise LimitExceeded(
+            f"{entry.path!r} has {entry.size} bytes; {limits.file_bytes} are allowed.", code="limit-file-bytes"
+        )
+    if not _DIGEST.match(entry.digest) or not 512 <= entry.block <= LARGEST_BLOCK:
+        raise BadAnswer(f"{entry.path!r} has no proper digest or block size.")
+    count = digests.block_count(entry.size, entry.block)
+    if count > digests.MOST_BLOCKS or len(entry.sums) != (count * digests.SUM_BYTES if count > 1 else 0):
+        raise BadAnswer(f"{entry.path!r} has {len(entry.sums)} bytes of block sums for {count} blocks.")
+    if entry.sums and digests.digest_of_sums(entry.sums) != entry.digest:
+        raise DigestMismatch(f"The digest of {entry.path!r} is not that of its blocks.")
+
+
+class CarefulMember(tarfile.TarInfo):
+    """A tar member whose extension headers may not fill the memory, and which must be a plain file, folder or link."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        extension = self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+        if extension and self.size > LONGEST_HEADER:
+            raise PackBomb("A tarball's extension header is too large.")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise UnsafeMember(f"{self.name!r} is a sparse member, which is not read.")
+        member: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        if any(key.startswith("GNU.sparse") for key in getattr(member, "pax_headers", {})):
+            raise UnsafeMember(f"{member.name!r} is a sparse member, which is not read.")
+        return member
+
+
+class _Bounded(io.RawIOBase):
+    """Decompressed bytes, counted: more than expected is a bomb."""
+
+    def __init__(self, stream: BinaryIO, most: int) -> None:
+        self._stream, self._left = stream, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise PackBomb("A pack unpacks to more than it should hold.")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def open_tar(plain: BinaryIO, most: int) -> tarfile.TarFile:
+    """A tarball as a stream of careful members, ``most`` bytes long at the most."""
+    return tarfile.open(
+        fileobj=io.BufferedReader(_Bounded(plain, most), CHUNK),
+        mode="r|",
+        bufsize=CHUNK,
+        tarinfo=CarefulMember,
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
+
+
+def read_index(file: Path, start: int, limits: Limits) -> Index:
+    """An index as it arrived, from ``start`` on. Raise when it is not one, or longer than the limits could make it."""
+    most_rows, most_bytes = 2 * limits.files + 1, LONGEST_INDEX
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            with gzip.GzipFile(fileobj=stream, mode="rb") as text:
+                return load(_rows(text, most_rows, most_bytes))
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as problem:
+        raise BadAnswer(f"The sandbox's index cannot be read: {problem}.") from None
+
+
+def _rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[bytes]:
+    left = most_bytes
+    for number in itertools.count(1):
+        row = text.readline(LONGEST_ROW)
+        if not row:
+            return
+        left -= len(row)
+        if number > most_rows:
+            raise LimitExceeded("There are more files than the limit allows.", code="limit-files")
+        if left < 0 or not row.endswith(b"\n"):
+            raise PackBomb("The index is larger than any memory's.")
+        yield row
+
+
+def check_pack(pack: Path, codec: str, index: Index) -> None:
+    """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
+    expected = _expected(index)
+    allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
+    try:
+        with pack.open("rb") as file, opened(file, codec) as plain, open_tar(plain, allowance) as tar:
+            for member in tar:
+                change, length = _claimed(member, expected)
+                if member.size != length:
+                    raise SizeMismatch(
+                        f"{member.name!r} has {member.size} bytes in the pack and {length} in its index."
+                    )
+                if change.entry.type == FILE:
+                    contents = tar.extractfile(member)
+                    assert contents is not None
+                    _check_contents(change, contents)  # type: ignore[arg-type]
+    except (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError, ValueError) as problem:
+        raise BadAnswer(f"The pack cannot be read: {problem}.") from None
+    if expected:
+        raise BadAnswer(f"The pack lacks {len(expected)} of its members, {next(iter(expected))!r} among them.")
+
+
+def _expected(index: Index) -> dict[str, tuple[Change, int]]:
+    """The members a pack must have, by name, with their lengths."""
+    members: dict[str, tuple[Change, int]] = {}
+    for change in index.changes:
+        entry, blocks = change
+        if entry.type != FILE:
+            if index.kind == "full":
+                members[entry.path] = (change, 0)
+        elif blocks is None:
+            members[entry.path] = (change, entry.size)
+        elif blocks:
+            last = digests.block_count(entry.size, entry.block) - 1
+            short = (last + 1) * entry.block - entry.size if blocks[-1] == last else 0
+            members[BLOCKS_PREFIX + entry.path] = (change, len(blocks) * entry.block - short)
+    return members
+
+
+def _claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int]]) -> tuple[Change, int]:
+    check_member(member)
+    try:
+        change, length = expected.pop(member.name)
+    except KeyError:
+        raise BadAnswer(f"The pack holds {member.name!r}, which its index does not, or twice.") from None
+    kinds = {FILE: member.isreg(), DIR: member.isdir(), LINK: member.issym() and member.linkname == change.entry.target}
+    if not kinds[change.entry.type]:
+        raise UnsafeMember(f"{member.name!r} is not the {change.entry.type} its index says.")
+    return change, length
+
+
+def check_member(member: tarfile.TarInfo) -> None:
+    """Raise unless a member is a plain file, folder or link under a plain relative name."""
+    check_path(member.name.removeprefix(BLOCKS_PREFIX))
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
+
+
+def _check_contents(change: Change, contents: BinaryIO) -> None:
+    entry, blocks = change
+    if blocks is None:
+        digest, sums, _ = digests.digest_of_stream(contents, entry.size, entry.block)
+        if (digest, sums) != (entry.digest, entry.sums):
+            raise DigestMismatch(f"The contents of {entry.path!r} are not what its digest says.")
+        return
+    for number, block in enumerate(blocks):
+        data = contents.read(min(entry.block, entry.size - block * entry.block))
+        if digests.block_sum(data) != entry.sums[number * digests.SUM_BYTES : (number + 1) * digests.SUM_BYTES]:
+            raise DigestMismatch(f"Block {block} of {entry.path!r} is not what its sum says.")

@@ -1,0 +1,68 @@
+"""Bring a snapshot out of the store, every object checked by size and hash before anyone uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BytesIO
+
+from sidecar.errors import ObjectMissing, SnapshotDamaged
+from sidecar.ids import Keys
+from sidecar.inside import index
+from sidecar.inside.layers import layered
+from sidecar.ports import Store
+from sidecar.snapshots.manifest import Manifest, Pack
+from sidecar.spool import Spool, Spooled
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A snapshot on the sidecar's disk: its entries, and each pack with its index, in order."""
+
+    manifest: Manifest
+    entries: dict[str, index.Entry]
+    indexes: list[index.Index]
+    packs: list[Spooled]
+    index_files: list[Spooled]
+
+
+async def fetch_entries(
+    store: Store, manifest: Manifest, spool: Spool
+) -> tuple[dict[str, index.Entry], list[index.Index], list[Spooled]]:
+    """A snapshot's entries, from the indexes of its packs. Raise ``SnapshotDamaged``."""
+    keys = Keys.of(manifest.memory)
+    files = await asyncio.gather(
+        *(_fetch(store, keys.index(pack.id), pack.index_bytes, pack.index_sha256, spool) for pack in manifest.packs)
+    )
+    try:
+        indexes = [await asyncio.to_thread(_read_index, file) for file in files]
+        return layered(indexes), indexes, list(files)
+    except ValueError as problem:
+        raise SnapshotDamaged(f"An index of snapshot {manifest.snapshot} is damaged: {problem}.") from None
+
+
+async def fetch(store: Store, manifest: Manifest, spool: Spool) -> Fetched:
+    """A whole snapshot. Raise ``SnapshotDamaged`` naming the object that is missing or different."""
+    entries, indexes, index_files = await fetch_entries(store, manifest, spool)
+    packs = await fetch_packs(store, manifest.memory, manifest.packs, spool)
+    return Fetched(manifest, entries, indexes, packs, index_files)
+
+
+async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[Spooled]:
+    keys = Keys.of(memory)
+    return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
+
+
+async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> Spooled:
+    try:
+        got = await spool.take(store.stream(key), most=size)
+    except ObjectMissing:
+        raise SnapshotDamaged(f"{key} is missing from the store.") from None
+    if (got.size, got.sha256) != (size, sha256):
+        raise SnapshotDamaged(f"{key} is damaged: its size or hash is not what the manifest says.")
+    return got
+
+
+def _read_index(file: Spooled) -> index.Index:
+    return index.read(BytesIO(file.path.read_bytes()))

@@ -1,0 +1,116 @@
+"""Fold packs, on the sidecar's side, so that a snapshot never needs more than a handful.
+
+The deltas become one delta, at the cost of what changed; once they outweigh half the full pack, everything becomes a new
+full pack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.inside.digests import SUM_BYTES, block_count
+from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index
+from sidecar.inside.layers import layered
+from sidecar.inside.packing import Packer
+from sidecar.inside.unpacking import Staged, Unpacker
+
+MOST_PACKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PackFile:
+    """A pack on the sidecar's disk with its index."""
+
+    path: Path
+    codec: str
+    index: Index
+
+
+def outweigh(full_bytes: int, delta_bytes: int) -> bool:
+    """Whether deltas have grown so large that a new full pack is the better fold."""
+    return delta_bytes * 2 > full_bytes
+
+
+def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
+    """Unpack a snapshot's files into a folder and check them all."""
+    unpacker = Unpacker(entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)))
+    for pack in packs:
+        with pack.path.open("rb") as stream:
+            unpacker.apply(stream, pack.codec, pack.index)
+    return unpacker.checked()
+
+
+def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
+    """One full pack that holds what these packs, from the full one on, add up to."""
+    entries = layered(pack.index for pack in packs)
+    staged = materialise(packs, entries, folder)
+    with target.open("wb", buffering=0) as file:
+        packer = Packer(file, allow_zstd=any(pack.codec == "zst" for pack in packs))
+        for path in sorted(entries):
+            if entries[path].type == FILE:
+                with open(staged[path].place, "rb") as contents:
+                    packer.add(entries[path], contents, entries[path].size)
+            else:
+                packer.add(entries[path], None, 0)
+        codec = packer.finish()
+    return PackFile(target, codec, Index("full", [Change(entries[path]) for path in sorted(entries)], []))
+
+
+def fold_deltas(full: Index, deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
+    """One delta over ``full`` that does what these deltas do one after the other. The full pack is not read."""
+    before = layered([full])
+    entries = layered([full, *(delta.index for delta in deltas)])
+    touched = _touched(deltas)
+    touched_entries = {path: entries[path] for path in touched if path in entries}
+    unpacker = Unpacker(
+        touched_entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)), partial=True
+    )
+    for delta in deltas:
+        with delta.path.open("rb") as stream:
+            unpacker.apply(stream, delta.codec, delta.index)
+    changes: list[Change] = []
+    with target.open("wb", buffering=0) as file:
+        packer = Packer(file, allow_zstd=any(delta.codec == "zst" for delta in deltas))
+        for path, entry in touched_entries.items():
+            blocks = touched[path]
+            if entry.type in (DIR, LINK) or blocks is None:
+                changes.append(Change(entry))
+                if entry.type == FILE:
+                    with open(unpacker.place(path), "rb") as contents:
+                        packer.add(entry, contents, entry.size)
+                continue
+            numbers = sorted(number for number in blocks if number < block_count(entry.size, entry.block))
+            sums = b"".join(entry.sums[number * SUM_BYTES : (number + 1) * SUM_BYTES] for number in numbers)
+            changes.append(Change(entry._replace(sums=sums), numbers))
+            if numbers:
+                _add_blocks(packer, entry, numbers, unpacker.place(path), folder / "blocks")
+        codec = packer.finish()
+    return PackFile(target, codec, Index("delta", changes, sorted(set(before) - set(entries))))
+
+
+def _touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
+    """Which paths the deltas touch: the blocks of each, or ``None`` for the whole of it."""
+    touched: dict[str, set[int] | None] = {}
+    for delta in deltas:
+        for path in delta.index.gone:
+            touched.pop(path, None)
+        for change in delta.index.changes:
+            path = change.entry.path
+            if change.blocks is None:
+                touched[path] = None
+                continue
+            blocks = touched.setdefault(path, set())
+            if blocks is not None:
+                blocks.update(change.blocks)
+    return touched
+
+
+def _add_blocks(packer: Packer, entry: Entry, numbers: list[int], place: str, gathered: Path) -> None:
+    length = 0
+    with open(place, "rb") as source, gathered.open("w+b") as blocks:
+        for number in numbers:
+            source.seek(number * entry.block)
+            length += blocks.write(source.read(min(entry.block, entry.size - number * entry.block)))
+        blocks.seek(0)
+        packer.add_blocks(entry, blocks, length)

@@ -1,0 +1,150 @@
+"""A snapshot's manifest, and a memory's head."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Self, TypeVar
+
+import msgspec
+
+from sidecar.errors import SnapshotDamaged
+from sidecar.inside.index import Entry
+from sidecar.snapshots.sealed import seal, unseal
+
+FORMAT = 1
+LONGEST_HISTORY = 500
+
+Encoded = bytes  # the name of a field below hides the type's own
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """A pack of a snapshot and its index: two objects, each by size and hash."""
+
+    id: str
+    kind: str
+    codec: str
+    bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A named root: whose layout it is, and where it was."""
+
+    name: str
+    layout: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    path: str
+    check: str
+    schema: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One immutable version of a memory. ``tree`` is the same for equal contents, whatever the packs."""
+
+    memory: str
+    snapshot: str
+    created: str
+    packs: list[Pack]
+    roots: list[Root]
+    files: int
+    bytes: int
+    tree: str
+    parent: str = ""
+    origin: str = "export"
+    sandbox: str = ""
+    conversation: str = ""
+    label: str = ""
+    rejected: str = ""
+    databases: list[Database] = field(default_factory=list)
+
+    def encode(self) -> Encoded:
+        return seal({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
+        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        manifest = _decoded(data, cls, f"The manifest of snapshot {snapshot}")
+        if (manifest.memory, manifest.snapshot) != (memory, snapshot):
+            raise SnapshotDamaged(f"The manifest of snapshot {snapshot} says it belongs to another memory or snapshot.")
+        return manifest
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(pack.bytes + pack.index_bytes for pack in self.packs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The one mutable object of a memory: which snapshot a restore takes, and which it took before."""
+
+    memory: str
+    snapshot: str
+    generation: int
+    created: str
+    files: int
+    bytes: int
+    history: list[tuple[str, str]]
+    """(snapshot, since when), newest first."""
+
+    def encode(self) -> Encoded:
+        return seal({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, data: Encoded, memory: str) -> Self:
+        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        head = _decoded(data, cls, f"The head of {memory}")
+        if head.memory != memory:
+            raise SnapshotDamaged(f"The head of {memory} says it belongs to {head.memory!r}.")
+        return head
+
+    @classmethod
+    def at(cls, manifest: Manifest, now: datetime, before: Self | None) -> Self:
+        """The head that makes ``manifest`` the one to restore."""
+        history = [(manifest.snapshot, now.isoformat(timespec="seconds")), *(before.history if before else ())]
+        return cls(
+            memory=manifest.memory,
+            snapshot=manifest.snapshot,
+            generation=before.generation + 1 if before else 1,
+            created=manifest.created,
+            files=manifest.files,
+            bytes=manifest.bytes,
+            history=history[:LONGEST_HISTORY],
+        )
+
+    def was(self, snapshot: str) -> bool:
+        return any(snapshot == past for past, _ in self.history)
+
+
+def _decoded(data: bytes, kind: type[T], what: str) -> T:
+    try:
+        value = unseal(data)
+    except ValueError as problem:
+        raise SnapshotDamaged(f"{what} is damaged: {problem}.") from None
+    if value.pop("format", None) != FORMAT:
+        raise SnapshotDamaged(f"{what} is in a format this version does not know.", hint="Update the sidecar.")
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
+
+
+def tree_digest(entries: dict[str, Entry]) -> str:
+    """One name for the contents of a snapshot: paths, types, modes and contents, not times."""
+    digest = hashlib.sha256()
+    for path in sorted(entries):
+        entry = entries[path]
+        line = (path, entry.type, entry.mode, entry.size, entry.digest, entry.target)
+        digest.update((repr(line) + "\n").encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

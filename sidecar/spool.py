@@ -1,0 +1,84 @@
+"""A scratch folder on the sidecar's own disk: what passes through is checked here before it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sidecar.errors import SidecarError
+
+CHUNK = 1 << 20
+
+
+class SpoolFull(SidecarError):
+    code = "spool-full"
+    default_hint = "Free space in the temporary folder, or point TMPDIR to a larger disk; nothing was changed."
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    path: Path
+    size: int
+    sha256: str
+
+
+class Spool:
+    """Files of one operation, gone when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._names = itertools.count(1)
+
+    def new(self) -> Path:
+        return self.folder / str(next(self._names))
+
+    async def take(self, chunks: AsyncIterator[bytes], *, most: int | None = None) -> Spooled:
+        """Write a stream to a file, hashing it; stop reading (and say so by the size) beyond ``most`` bytes."""
+        path, digest, size = self.new(), hashlib.sha256(), 0
+        try:
+            with path.open("wb") as file:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    await asyncio.to_thread(_append, file, digest, chunk)
+                    if most is not None and size > most:
+                        break
+        except OSError as problem:
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SpoolFull(f"No space left in {self.folder.parent}.") from None
+            raise
+        return Spooled(path, size, digest.hexdigest())
+
+
+def _append(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
+    digest.update(chunk)
+    file.write(chunk)
+
+
+@asynccontextmanager
+async def spool() -> AsyncIterator[Spool]:
+    """A spool for the time of one operation."""
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="memory-sidecar-"))
+    try:
+        yield Spool(folder)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def file_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    """(Part of) a file as a stream."""
+    with path.open("rb") as file:
+        file.seek(start)
+        left = length
+        while chunk := await asyncio.to_thread(file.read, CHUNK if left is None else min(CHUNK, left)):
+            if left is not None:
+                left -= len(chunk)
+            yield chunk

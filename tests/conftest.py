@@ -1,0 +1,85 @@
+"""Parts that many tests share. Each starts when a test first asks for it and is stopped when the run ends.
+
+A part that cannot be had on this machine skips the test with the reason; where ``CI`` is set it fails instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.parts.mounts import CannotMount, bound, tmpfs
+from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedfs
+
+T = TypeVar("T")
+Mount = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def weed() -> Iterator[S3Server]:
+    """SeaweedFS: honours conditions, checks signatures, keeps versions."""
+    yield from _started(seaweedfs())
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    """moto: quick, believes any credentials."""
+    yield from _started(moto())
+
+
+@pytest.fixture(scope="session")
+def rclone_server() -> Iterator[S3Server]:
+    """rclone: ignores conditional writes."""
+    yield from _started(rclone())
+
+
+@pytest.fixture
+def credentials_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3Server], None]:
+    """Call it to become a client of that server, for this test, with nothing of the machine's own AWS settings."""
+
+    def become(server: S3Server) -> None:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+
+    return become
+
+
+@pytest.fixture(autouse=True)
+def forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds the credentials or settings of whoever runs it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Call it with ``tmpfs`` or ``bound`` arguments: ``mount(folder, size="1m")``, ``mount(source, folder)``."""
+    with ExitStack() as mounts:
+
+        def mounted(*paths: Path, **options: object) -> Path:
+            how = bound if len(paths) == 2 else tmpfs
+            return _entered(mounts, how(*paths, **options))  # type: ignore[arg-type]
+
+        yield mounted
+
+
+def _started(part: AbstractContextManager[T]) -> Iterator[T]:
+    with ExitStack() as parts:
+        yield _entered(parts, part)
+
+
+def _entered(parts: ExitStack, part: AbstractContextManager[T]) -> T:
+    try:
+        return parts.enter_context(part)
+    except (CannotStart, CannotMount) as reason:
+        if os.environ.get("CI"):
+            pytest.fail(f"a part that CI must have is missing: {reason}")
+        pytest.skip(str(reason))
