@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import secrets
+import shlex
 import zlib
 from dataclasses import dataclass
 from importlib import resources
@@ -69,7 +70,7 @@ class Call:
 def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
 
-    It ends by itself when it runs twice as long as the longest step may take, and prints nothing but the answer on stdout.
+    Without a fallback, such a sandbox answers ``no-python``.
     """
     nonce = secrets.token_hex(8)
     text = base64.b64encode(zlib.compress(json.dumps({**request, "nonce": nonce}).encode(), 9)).decode()
@@ -83,12 +84,18 @@ r=$?
 done
 if [ $r = {UNSUITABLE} ]; then
 nonce={nonce}
-{fallback or 'echo "no python3 here" >&2'}
+{fallback or _no_python(request, nonce)}
 r=$?
 fi
 exit $r
 """
     return Call(command, nonce)
+
+
+def _no_python(request: dict[str, Any], nonce: str) -> str:
+    text = json.dumps({"status": "no-python", "memory": request["memory"], "snapshot": request["snapshot"]})
+    begin, end = (f"memory-sidecar {nonce} {word}" for word in ("begin", "end"))
+    return f"printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
 
 
 def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:

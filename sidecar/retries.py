@@ -17,6 +17,6 @@ def retrying(attempts: int = 3) -> AsyncRetrying:
     return AsyncRetrying(
         retry=retry_if_exception(_worth_it),
         stop=stop_after_attempt(attempts),
-        wait=wait_exponential_jitter(initial=0.2, max=5),
+        wait=wait_exponential_jitter(multiplier=0.2, max=5),
         reraise=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 from sidecar.errors import BadReference
 from sidecar.ports import Sandbox, Store
@@ -29,3 +30,8 @@ def open_sandbox(ref: str) -> Sandbox:
         f"{ref!r} is not a sandbox this version knows.",
         hint=f"Write {near[0] if near else 'local'}:{'/path/to/home' if not colon else name}.",
     )
+
+
+def open_home(home: Path) -> Sandbox:
+    """A folder of our own as a sandbox."""
+    return open_sandbox(f"local:{home}")

@@ -52,7 +52,7 @@ async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
     if not archive.is_file():
         raise UsageError(f"There is no file {archive}.")
     request = ExportRequest(memory=args.memory, layouts=tuple(args.layout), label=args.label, force=args.force)
-    return export_result(await adopt(engine, args.memory, archive, lambda home: open_sandbox(f"local:{home}"), request))
+    return export_result(await adopt(engine, archive, request))
 
 
 async def run_download(engine: Engine, args: argparse.Namespace) -> Result:

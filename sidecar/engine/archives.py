@@ -5,40 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import os
 import posixpath
-import shutil
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import zstandard
 
 from sidecar.engine.export import ExportRequest, export
 from sidecar.engine.parts import Engine
-from sidecar.errors import LimitExceeded, SidecarError, UnsafeLink, UnsafeMember, UnsafePath
-from sidecar.inside.compression import opened
-from sidecar.inside.index import DIR, FILE, LINK, Entry
+from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
+from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
-from sidecar.ports import Sandbox
 from sidecar.receipts import ExportReceipt, Skip
-from sidecar.snapshots.arrival import HEADER_ALLOWANCE, LONGEST_PATH, open_tar
 from sidecar.snapshots.fetch import Fetched, fetch
-from sidecar.snapshots.fold import PackFile, materialise
+from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import spool
 
 MOST_SKIPPED = 50
-
-
-class NotAnArchive(SidecarError):
-    code = "not-an-archive"
-    default_hint = "Give a .tar, .tar.gz or .tar.zst of a home that holds a memory, such as .claude-mem/."
 
 
 async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, codec: str) -> Manifest:
@@ -56,11 +45,7 @@ async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, c
 def _write_tar(
     fetched: Fetched, layout: Callable[[str], Layout | None], folder: Path, target: BinaryIO, codec: str
 ) -> None:
-    packs = [
-        PackFile(file.path, pack.codec, index)
-        for file, pack, index in zip(fetched.packs, fetched.manifest.packs, fetched.indexes, strict=True)
-    ]
-    staged = materialise(packs, fetched.entries, folder)
+    staged = materialise(fetched.pack_files(), fetched.entries, folder)
     places = {root.name: _home_place(root.name, root.hint, layout(root.layout)) for root in fetched.manifest.roots}
     with (
         _compressed(target, codec) as plain,
@@ -76,7 +61,7 @@ def _write_tar(
         for path in sorted(fetched.entries):
             entry = fetched.entries[path]
             name, _, relative = path.partition("/")
-            member = _member(entry, posixpath.join(places[name], relative))
+            member = entry_member(entry, posixpath.join(places[name], relative))
             if entry.type == FILE:
                 with open(staged[path].place, "rb") as contents:
                     tar.addfile(member, contents)
@@ -90,18 +75,6 @@ def _home_place(name: str, hint: str, layout: Layout | None) -> str:
         if root.paths and root.name == name:
             return root.paths[0].removeprefix("~/")
     return hint.removeprefix("~").strip("/")
-
-
-def _member(entry: Entry, name: str) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.mode, member.mtime = entry.mode, entry.mtime / 1e9
-    if entry.type == DIR:
-        member.type, member.mtime = tarfile.DIRTYPE, 0
-    elif entry.type == LINK:
-        member.type, member.linkname, member.mode, member.mtime = tarfile.SYMTYPE, entry.target, 0o777, 0
-    else:
-        member.size = entry.size
-    return member
 
 
 @contextlib.contextmanager
@@ -124,85 +97,27 @@ class _Placement:
     target: str
 
 
-async def adopt(
-    engine: Engine, memory: str, archive: Path, open_home: Callable[[Path], Sandbox], request: ExportRequest
-) -> ExportReceipt:
+async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> ExportReceipt:
     """Import a tarball: unpack it, checked, into a home of our own, and export that. It counts as grown from the head."""
     async with spool() as scratch:
         home = scratch.new()
         home.mkdir()
         engine.progress.step("unpacking")
         skipped = await asyncio.to_thread(_unpack, engine, archive, home)
-        sandbox = open_home(home)
-        receipt = await export(engine, sandbox, replace(request, memory=memory, adopt=True, origin="import"))
-    return replace(receipt, sandbox=f"import:{archive.name}", skipped=[*skipped, *receipt.skipped])
+        sandbox = engine.open_home(home)
+        sandbox.ref = f"import:{archive.name}"
+        receipt = await export(engine, sandbox, replace(request, adopt=True, origin="import"))
+    return replace(receipt, skipped=[*skipped, *receipt.skipped])
 
 
 def _unpack(engine: Engine, archive: Path, home: Path) -> list[Skip]:
-    with _members(archive, engine) as tar:
-        names = [_name(member) for member in tar]
+    with members(archive, engine.limits) as tar:
+        names = [plain_name(member) for member in tar]
     placements = _placements([name for name in names if name], engine.layouts.values())
     if not placements:
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
-    links: list[tuple[Path, str]] = []
-    skipped: list[Skip] = []
-    total = files = 0
-    with _members(archive, engine) as tar:
-        for member in tar:
-            name = _name(member)
-            place = _placed(name, placements)
-            if place is None:
-                if name and not member.isdir() and len(skipped) < MOST_SKIPPED:
-                    skipped.append(Skip(path=name, reason="not part of the memory"))
-                continue
-            files += 1
-            total += member.size
-            _within(files, total, member.size, engine)
-            target = home / place
-            if member.issym():
-                links.append((target, member.linkname))
-            elif member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-            else:
-                contents = tar.extractfile(member)
-                assert contents is not None
-                _write(target, contents, member)
-    for target, link in links:
-        inside = os.path.normpath(os.path.join(os.path.dirname(os.path.relpath(target, home)), link))
-        if os.path.isabs(link) or inside == ".." or inside.startswith("../"):
-            raise UnsafeLink(f"The link {target.name!r} in {archive.name} leads out of the memory.")
-        if not os.path.lexists(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(link)
-    return skipped
-
-
-@contextlib.contextmanager
-def _members(archive: Path, engine: Engine) -> Iterator[tarfile.TarFile]:
-    most = engine.limits.bytes + HEADER_ALLOWANCE * (engine.limits.files + 8)
-    try:
-        with archive.open("rb") as file:
-            magic = file.read(4)
-            file.seek(0)
-            codec = {b"\x1f\x8b": "gz", b"\x28\xb5": "zst"}.get(magic[:2], "")
-            with opened(file, codec) if codec else contextlib.nullcontext(file) as plain, open_tar(plain, most) as tar:
-                yield tar
-    except OSError as problem:
-        raise NotAnArchive(f"{archive} cannot be read: {problem.strerror or problem}.") from None
-    except (tarfile.TarError, EOFError, zlib.error, zstandard.ZstdError) as problem:
-        raise NotAnArchive(f"{archive.name} is not a whole tarball: {problem}.") from None
-
-
-def _name(member: tarfile.TarInfo) -> str:
-    """A member's name without a leading ``./``. Raise when it, or what it is, has no place in a memory."""
-    name = member.name.removeprefix("./")
-    if name in ("", "."):
-        return ""
-    if len(name) > LONGEST_PATH or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise UnsafePath(f"{name[:200]!r} is not a plain relative path.")
-    if not (member.isreg() or member.isdir() or member.issym()):
-        raise UnsafeMember(f"{name!r} is neither a file, a folder nor a symbolic link.")
-    return name
+    left = unpack(archive, home, lambda name: _placed(name, placements), engine.limits)
+    return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
 
 
 def _placements(names: list[str], layouts: Iterable[Layout]) -> list[_Placement]:
@@ -237,24 +152,3 @@ def _placed(name: str, placements: list[_Placement]) -> str | None:
         if name.startswith(prefix) and name != placement.prefix:
             return posixpath.join(placement.target, name[len(prefix) :])
     return None
-
-
-def _within(files: int, total: int, size: int, engine: Engine) -> None:
-    limits = engine.limits
-    if files > limits.files:
-        raise LimitExceeded(f"The tarball holds more than {limits.files} files.", code="limit-files")
-    if size > limits.file_bytes:
-        raise LimitExceeded(
-            f"A file in the tarball has {size} bytes; {limits.file_bytes} are allowed.", code="limit-file-bytes"
-        )
-    if total > limits.bytes:
-        raise LimitExceeded(f"The tarball holds more than {limits.bytes} bytes.", code="limit-bytes")
-
-
-def _write(target: Path, contents: IO[bytes], member: tarfile.TarInfo) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        shutil.copyfileobj(contents, file, CHUNK)
-    os.chmod(target, member.mode & 0o777 | 0o600)
-    moment = round(member.mtime * 1e9)
-    os.utime(target, ns=(moment, moment))

@@ -116,6 +116,11 @@ async def ask(
             f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {words[0][:300]}",
             hint="The head did not move. Look at the sandbox's python3 and its free memory and disk.",
         ) from None
+    return parse(value, kind, request), inline
+
+
+def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
+    """An answer as a type. Raise when it is not valid, not for this request, or says that something went wrong."""
     try:
         answer = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:
@@ -124,7 +129,7 @@ async def ask(
         raise MemoryMismatch("The sandbox answered for another memory or snapshot than it was asked for.")
     if answer.error is not None:
         raise problem_from(answer.error)
-    return answer, inline
+    return answer
 
 
 def problem_from(trouble: Trouble) -> SidecarError:

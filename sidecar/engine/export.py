@@ -12,6 +12,7 @@ from sidecar.engine.guards import judge
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.receiving import Arrived, checked, count, receive
 from sidecar.engine.storing import store_packs
+from sidecar.engine.without_python import read_tarball
 from sidecar.errors import HeadMoved, LimitExceeded, SidecarError, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
@@ -20,6 +21,7 @@ from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
 from sidecar.repository import HeadState
 from sidecar.retries import retrying
+from sidecar.shell import export_script
 from sidecar.snapshots.collect import collect
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Database, Manifest, Root, tree_digest
@@ -97,12 +99,21 @@ async def _collect(
         with attempt:
             engine.progress.step("reading the memory")
             question = _question(engine, request, snapshot, known)
+            shell = export_script(question, choose(request.layouts, engine.layouts))
             answer, inline = await ask(
-                sandbox, question, ExportAnswer, timeout=engine.timing.command, inline_bytes=engine.inline_bytes
+                sandbox,
+                question,
+                ExportAnswer,
+                timeout=engine.timing.command,
+                inline_bytes=engine.inline_bytes,
+                fallback=shell,
             )
             if answer.status == "unchanged":
                 return answer, None, _Base()
-            bundle = await receive(engine, sandbox, answer, inline, scratch)
+            if answer.status == "tarball":
+                answer, bundle = await read_tarball(engine, sandbox, answer, question, scratch)
+            else:
+                bundle = await receive(engine, sandbox, answer, inline, scratch)
             base = await _base(engine, request.memory, answer, known, scratch)
             return answer, await checked(engine, answer, bundle, base.entries or {}), base
     raise AssertionError("unreachable")
@@ -162,7 +173,7 @@ def _manifest(
         files=files,
         bytes=size,
         tree=tree_digest(arrived.entries),
-        parent=answer.base or (state.snapshot if request.adopt else ""),
+        parent=state.snapshot if request.adopt else (answer.lineage or [""])[0],
         origin=request.origin,
         sandbox=ref,
         conversation=request.conversation,
@@ -225,9 +236,8 @@ def _continues(state: HeadState, answer: ExportAnswer) -> bool:
     """
     if state.head is None:
         return not state.problem
-    if answer.base == state.snapshot:
-        return True
-    return state.snapshot in answer.lineage and not state.head.was(answer.base)
+    origin = answer.lineage[0] if answer.lineage else ""
+    return origin == state.snapshot or (state.snapshot in answer.lineage and not state.head.was(origin))
 
 
 async def _unchanged(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
 from sidecar.ports import Finished, Sandbox
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
+from sidecar.wiring import open_home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Engine:
     inline_bytes: int = 1 << 20
     """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
     progress: Progress = field(default_factory=Unwatched)
+    open_home: Callable[[Path], Sandbox] = open_home
+    """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 
 
 class CountedSandbox:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch
+from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
 from sidecar.inside.index import FILE, Entry
 from sidecar.inside.layers import apply_index
 from sidecar.snapshots.arrival import check_entries, check_pack, read_index
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
+
+_SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z")
+"""Where bundles lie in a sandbox: a sandbox must not make us fetch, or remove, anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +33,35 @@ async def receive(
     engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, inline: bytes, spool: Spool
 ) -> Spooled:
     """The bundle, on our disk, exactly as long and with the hash the sandbox said. Nothing of it stays in the sandbox."""
-    claim = answer.bundle
-    if claim is None or not 0 < answer.pack_bytes < claim.bytes:
+    if answer.bundle is None or not 0 < answer.pack_bytes < answer.bundle.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
+    return await arrive(engine, sandbox, answer, spool, inline)
+
+
+async def arrive(
+    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, spool: Spool, inline: bytes | None = None
+) -> Spooled:
+    """Bring what the answer says is there, and compare. Raise ``SizeMismatch``, ``DigestMismatch`` or ``LimitExceeded``."""
+    claim = answer.bundle
+    if claim is None:
+        raise BadAnswer("The sandbox says something changed but brings nothing.")
+    if not claim.inline and (not _SCRATCH_FILE.search(claim.path) or "/../" in claim.path):
+        raise UnsafePath(f"The sandbox offers {claim.path[:200]!r}, which is not in the program's own folder.")
     if claim.bytes > engine.limits.packed_bytes:
         raise LimitExceeded(
             f"The pack has {claim.bytes} bytes; {engine.limits.packed_bytes} are allowed.", code="limit-packed"
         )
-    if claim.inline:
+    if claim.inline and inline is not None:
         bundle = await spool.take(_once(inline), most=claim.bytes)
     else:
         engine.progress.step("fetching", claim.bytes)
         try:
             bundle = await spool.take(sandbox.download(claim.path), most=claim.bytes)
         finally:
-            await sandbox.remove(os.path.dirname(claim.path) if "/work-" in claim.path else claim.path)
+            await sandbox.remove(claim.path.rpartition("/")[0])
     if bundle.size != claim.bytes:
         raise SizeMismatch(f"{bundle.size} bytes of {claim.bytes} arrived from the sandbox, or more than it said.")
-    if bundle.sha256 != claim.sha256:
+    if claim.sha256 and bundle.sha256 != claim.sha256:
         raise DigestMismatch("What arrived from the sandbox is not what it sent.")
     return bundle
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.engine.without_python import send_tarball
 from sidecar.errors import LimitExceeded, ProgramFailed, SnapshotDamaged, SnapshotError, UnknownLayout
 from sidecar.ids import check_memory_id, memory_key
 from sidecar.inside.compression import opened
@@ -109,7 +110,11 @@ async def _place(
     async for attempt in retrying():
         with attempt:
             try:
-                return await _send(engine, sandbox, request, fetched, packs, codecs)
+                answer = await _send(engine, sandbox, request, fetched, packs, codecs)
+                if answer.status == "no-python":
+                    question = _question(engine, request, fetched, packs, codecs)
+                    return await send_tarball(engine, sandbox, question, fetched, scratch)
+                return answer
             except ProgramFailed as problem:
                 if problem.code != "no-zstd":
                     raise

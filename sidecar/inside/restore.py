@@ -41,9 +41,9 @@ class Restore:
             entries, staged = self._unpack()
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
-            placed = self._plan(swap, entries, staged)
             holders = self._stop_workers(entries)
             try:
+                placed = self._plan(swap, entries, staged)
                 swap.commit()
             finally:
                 self.warnings += worker.start_again(holders)

@@ -11,12 +11,13 @@ import re
 from typing import Any, Iterable, Pattern
 
 
-def _braces(pattern: str) -> list[str]:
+def alternatives(pattern: str) -> list[str]:
+    """A pattern's braces written out: "a{b,c}" -> ["ab", "ac"]."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if not found:
         return [pattern]
     head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [full for choice in found.group(1).split(",") for full in _braces(head + choice + tail)]
+    return [full for choice in found.group(1).split(",") for full in alternatives(head + choice + tail)]
 
 
 def _part(pattern: str) -> str:
@@ -38,7 +39,7 @@ def _regex(pattern: str, anywhere: bool) -> str:
 
 def compiled(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
     """One expression that fully matches whatever any of the patterns names (nothing, when there are none)."""
-    texts = [_regex(full, anywhere) for pattern in patterns for full in _braces(pattern)]
+    texts = [_regex(full, anywhere) for pattern in patterns for full in alternatives(pattern)]
     return re.compile("(?:" + "|".join(texts) + r")\Z" if texts else r"(?!)", re.DOTALL)
 
 
@@ -46,7 +47,7 @@ class Rules:
     """The patterns of one layout, ready to ask."""
 
     def __init__(self, layout: dict[str, Any]) -> None:
-        keep = [full for pattern in layout["keep"] + layout["databases"] for full in _braces(pattern)]
+        keep = [full for pattern in layout["keep"] + layout["databases"] for full in alternatives(pattern)]
         self.keep = compiled(keep).match
         self.database = compiled(layout["databases"]).match
         self.never = compiled(layout["never"], anywhere=True).match

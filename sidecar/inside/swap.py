@@ -5,6 +5,7 @@ Every move is written to a journal first. A run that fails undoes what it moved;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -62,7 +63,8 @@ class Swap:
             moves = iter(self._moves)
             pending = next(moves, None)
             while pending is not None and pending[0] in self._away:
-                os.rename(*pending)
+                with contextlib.suppress(FileNotFoundError):  # its owner removed it meanwhile
+                    os.rename(*pending)
                 pending = next(moves, None)
             for folder in self._made:
                 os.mkdir(folder)

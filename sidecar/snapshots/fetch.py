@@ -12,6 +12,7 @@ from sidecar.ids import Keys
 from sidecar.inside import index
 from sidecar.inside.layers import layered
 from sidecar.ports import Store
+from sidecar.snapshots.fold import PackFile
 from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool, Spooled
 
@@ -25,6 +26,11 @@ class Fetched:
     indexes: list[index.Index]
     packs: list[Spooled]
     index_files: list[Spooled]
+
+    def pack_files(self) -> list[PackFile]:
+        """The packs with their indexes, to unpack or fold."""
+        packs = zip(self.packs, self.manifest.packs, self.indexes, strict=True)
+        return [PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in packs]
 
 
 async def fetch_entries(

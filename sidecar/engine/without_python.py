@@ -1,0 +1,177 @@
+"""Sandboxes without Python: their files come and go as a plain tarball, and the sidecar does the program's work here.
+
+Slower (everything travels every time) and with fewer guarantees; the receipt says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import secrets
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sidecar import program
+from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
+from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.engine.receiving import arrive
+from sidecar.engine.unpacked import entry_member, unpack_members
+from sidecar.errors import BadAnswer, ProgramFailed
+from sidecar.inside.databases import quick_check
+from sidecar.inside.index import FILE
+from sidecar.inside.packing import CHUNK
+from sidecar.inside.roots import hint_for
+from sidecar.layouts import Layout, Root
+from sidecar.progress import Unwatched
+from sidecar.shell import place_of, restore_script
+from sidecar.snapshots.fetch import Fetched
+from sidecar.snapshots.fold import materialise
+from sidecar.spool import Spool, Spooled, file_chunks
+
+EXPORTED = "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar."
+COPIED = "{path} was copied as a file while others may have been writing to it; its check is {check}, but rows may be missing."
+LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets in the sandbox."
+RESTORED = (
+    "This sandbox has no usable python3: restored with sh and tar; a memory worker that runs there was not stopped."
+)
+UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after they were unpacked."
+
+
+async def read_tarball(
+    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
+) -> tuple[ExportAnswer, Spooled]:
+    """Unpack the tarball a sandbox brought into a home of our own and let the real program export that."""
+    tarball = await arrive(engine, sandbox, answer, scratch)
+    home = scratch.new()
+    places = {root.name: _place_here(engine, root) for root in answer.roots}
+    await asyncio.to_thread(unpack_members, tarball.path, home, places, engine.limits)
+    ours = CountedSandbox(engine.open_home(home), Unwatched())
+    projects = [str(home / place) for name, place in places.items() if place.startswith("projects/")]
+    here = {**question, "known": [], "projects": projects, "inline_bytes": 0}
+    local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
+    if local.bundle is None:
+        raise BadAnswer("The tarball that the sandbox brought holds no memory.")
+    bundle = await scratch.take(ours.download(local.bundle.path))
+    methods = {row.path: row.method for row in answer.databases}
+    return replace(
+        local,
+        lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
+        roots=[replace(root, hint=_hint(answer, root)) for root in local.roots],
+        databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
+        warnings=[EXPORTED, *local.warnings, *_losses(engine, local, methods)],
+    ), bundle
+
+
+def _place_here(engine: Engine, root: FoundRoot) -> str:
+    for layout in engine.layouts.values():
+        for known in layout.roots:
+            if layout.name == root.layout and known.name == root.name and not known.project:
+                return known.paths[0].removeprefix("~/")
+    return f"projects/{root.name}"
+
+
+def _hint(answer: ExportAnswer, root: FoundRoot) -> str:
+    there = next((found.hint for found in answer.roots if found.name == root.name), root.hint)
+    return hint_for(there, answer.home)
+
+
+def _method(shell: str) -> str:
+    return {"sqlite3": "sqlite3-program"}.get(shell, "file-copy")
+
+
+def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> list[str]:
+    copied = [
+        COPIED.format(path=row.path, check=row.check) for row in local.databases if methods.get(row.path) == "copied"
+    ]
+    filtered = [
+        LEFT_OUT.format(path=f"{root.name}/{name}")
+        for root in local.roots
+        if root.layout in engine.layouts
+        for name in engine.layouts[root.layout].filters
+    ]
+    return copied + filtered
+
+
+async def send_tarball(
+    engine: Engine, sandbox: CountedSandbox, question: dict[str, Any], fetched: Fetched, scratch: Spool
+) -> Answer:
+    """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
+    target = scratch.new()
+    checks = await asyncio.to_thread(_write_tarball, fetched, scratch.new(), target)
+    path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
+    engine.progress.step("sending", target.stat().st_size)
+    await sandbox.upload(path, file_chunks(target))
+    script = restore_script(question, _targets(engine, question, fetched), path, target.stat().st_size)
+    nonce = secrets.token_hex(8)
+    finished = await sandbox.run(f"nonce={nonce}\n{script}", timeout=engine.timing.command, output_limit=1 << 20)
+    value, _ = program.answer(finished.output, nonce)
+    checked = value.pop("checked", True)
+    answer = parse(value, Answer, question)
+    return replace(
+        answer,
+        bytes=fetched.manifest.bytes,
+        databases=checks,
+        warnings=[RESTORED, *([] if checked else [UNCOMPARED])],
+    )
+
+
+def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[tuple[str, str, Layout]]:
+    """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
+    targets = []
+    given = list(question["projects"] or [])
+    for root in fetched.manifest.roots:
+        layout = engine.layouts[root.layout]
+        known: Root = next(
+            (r for r in layout.roots if root.name == r.name or root.name.startswith(f"{r.name}-")), layout.roots[0]
+        )
+        project: str | None = None
+        if known.project and given:
+            project = given.pop(0)
+        elif known.project and root.hint.startswith("~"):
+            project = root.hint
+        targets.append((root.name, place_of(known, project), layout))
+    return targets
+
+
+def _write_tarball(fetched: Fetched, folder: Path, target: Path) -> list[FoundDatabase]:
+    """``new/<root>/…`` with ``sums`` for sha256sum; return what SQLite says of the databases in it."""
+    staged = materialise(fetched.pack_files(), fetched.entries, folder)
+    sums, checks = io.BytesIO(), []
+    with (
+        gzip.open(target, "wb", compresslevel=1) as plain,
+        tarfile.open(fileobj=plain, mode="w|", bufsize=CHUNK) as tar,
+    ):
+        for path in sorted(fetched.entries):
+            entry = fetched.entries[path]
+            if any(c in path for c in "\n\\"):
+                raise ProgramFailed(
+                    f"{path!r} can only be restored where there is a python3.", code="name-needs-python"
+                )
+            member = entry_member(entry, f"new/{path}")
+            if entry.type != FILE:
+                tar.addfile(member)
+                continue
+            with open(staged[path].place, "rb") as contents:
+                sums.write(
+                    f"{hashlib.file_digest(contents, 'sha256').hexdigest()}  {path}\n".encode(
+                        "utf-8", "surrogateescape"
+                    )
+                )
+                contents.seek(0)
+                tar.addfile(member, contents)
+            if entry.database:
+                check = quick_check(staged[path].place)
+                checks.append(FoundDatabase(path=path, method="staged", check=check))
+                if check != "ok":
+                    raise ProgramFailed(
+                        f"The database {path} is damaged in this snapshot: {check}", code="database-damaged"
+                    )
+        listing = tarfile.TarInfo("sums")
+        listing.size = sums.tell()
+        sums.seek(0)
+        tar.addfile(listing, sums)
+    return checks

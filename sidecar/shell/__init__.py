@@ -1,0 +1,110 @@
+"""The way without Python: shell scripts for an export and a restore, made from a layout's patterns.
+
+They choose a little too much rather than too little (``find`` patterns are coarser); the sidecar applies the exact rules
+to what arrives. Secrets, and files that would have to be cleared of them first, never leave.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import resources
+from typing import Any
+
+from sidecar.inside.rules import alternatives
+from sidecar.layouts import Layout, Root
+
+
+def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
+    """The shell half of an export request."""
+    roots = [
+        (layout, root, place)
+        for layout in layouts
+        for root in layout.roots
+        for place in _places(root, request["projects"])
+    ]
+    lines = [*_common(request)]
+    numbers: dict[str, int] = {}
+    for number, (layout, root, place) in enumerate(roots, 1):
+        numbers[root.name] = numbers.get(root.name, 0) + 1
+        name = root.name if numbers[root.name] == 1 else f"{root.name}-{numbers[root.name]}"
+        lines += [f"name_{number}={name}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
+        lines += [
+            f"databases_{number}={shlex.quote(' '.join(_plain_databases(layout)))}",
+            _select(number, layout, exporting=True),
+        ]
+    lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
+    return "\n".join([*lines, _text("export.sh")])
+
+
+def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
+    """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
+    lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
+    for number, (name, place, layout) in enumerate(roots, 1):
+        lines += [f"name_{number}={name}", f"folder_{number}={place}", _select(number, layout, exporting=False)]
+    lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
+    return "\n".join([*lines, _text("restore.sh")])
+
+
+def place_of(root: Root, project: str | None) -> str:
+    """A shell word for where a root is: its variable or its usual place, or below a project (``None``: the working folder)."""
+    if not root.project:
+        usual = root.paths[0].removeprefix("~/")
+        word = f'"$HOME"/{shlex.quote(usual)}'
+        for name in reversed(root.env):
+            word = f'"${{{name}:-$HOME/{usual}}}"'
+        return word
+    if project is None:
+        base = '"$PWD"'
+    else:
+        base = '"$HOME"' + shlex.quote(project[1:]) if project.startswith("~") else shlex.quote(project)
+    return f"{base}/{shlex.quote(root.below)}" if root.below else base
+
+
+def _places(root: Root, projects: list[str] | None) -> list[str]:
+    if not root.project:
+        return [place_of(root, None)]
+    return [place_of(root, project) for project in ([None, "~"] if projects is None else projects)]
+
+
+def _common(request: dict[str, Any]) -> list[str]:
+    echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
+    return [f"echo_back={shlex.quote(echo)}", f"key={shlex.quote(request['key'])}", f"snapshot={request['snapshot']}"]
+
+
+def _plain_databases(layout: Layout) -> list[str]:
+    return [name for name in layout.databases if not set(name) & set("*?{ ")]
+
+
+def _select(number: int, layout: Layout, *, exporting: bool) -> str:
+    """A function that prints the files of one root that are memory."""
+    databases = [name for name in layout.databases if not (exporting and name in _plain_databases(layout))]
+    wanted = [pattern for name in [*layout.keep, *databases] for pattern in alternatives(name)]
+    unsent = [*layout.never, *layout.secrets, *(layout.filters if exporting else ())]
+    left = [pattern for name in unsent for pattern in alternatives(name)]
+    starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
+    keep = " -o ".join(_test(pattern, anchored=True) for pattern in wanted)
+    never = "! \\( " + " -o ".join(_test(pattern, anchored=False) for pattern in left) + " \\)" if left else ""
+    find = f'find "$start" \\( {keep} \\) {never} \\( -type f -o -type l \\) -print'
+    return f'select_{number}() {{ for start in {starts}; do [ -e "$start" ] || [ -L "$start" ] || continue; {find}; done; }}'
+
+
+def _glob(part: str) -> str:
+    """A part of a pattern as a shell word that still expands."""
+    return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
+
+
+def _test(pattern: str, *, anchored: bool) -> str:
+    plain = pattern.rstrip("/").replace("**", "*")
+    if pattern.endswith("/"):
+        return f"-path {shlex.quote(f'./{plain}/*')} -o -path {shlex.quote(f'*/{plain}/*')}"
+    if "/" not in plain and not anchored:
+        return f"-name {shlex.quote(plain)}"
+    return f"-path {shlex.quote(f'./{plain}')}"
+
+
+def _text(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text("utf-8")
+
+
+__all__ = ["export_script", "place_of", "restore_script"]

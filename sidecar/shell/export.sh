@@ -1,0 +1,52 @@
+# Export without Python: copy the memory's files and databases into a folder, and tar it. A preamble generated for the request
+# defines nonce, echo_back (JSON), key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N.
+umask 077
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
+mkdir -p "$cache/$key" || exit 1
+find "$cache" -maxdepth 1 -name 'work-*' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
+work="$cache/work-sh-$nonce"
+mkdir -p "$work/stage" || exit 1
+problems="$work/problems"
+: > "$problems"
+escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\n\t' '  '; }
+fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s"}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "$nonce"; exit 0; }
+command -v tar >/dev/null 2>&1 && command -v gzip >/dev/null 2>&1 || fail no-tar "This sandbox has no python3, and no tar and gzip either."
+found=""
+rows=""
+seen=""
+for root in $roots; do
+    eval "name=\$name_$root layout=\$layout_$root folder=\$folder_$root databases=\$databases_$root"
+    [ -d "$folder" ] || continue
+    case "$seen" in *"|$layout:$folder|"*) continue ;; esac
+    seen="$seen|$layout:$folder|"
+    mkdir -p "$work/stage/$name"
+    ( cd "$folder" && "select_$root" ) > "$work/list" || fail unreadable "Not all of $folder can be read."
+    for database in $databases; do
+        [ -f "$folder/$database" ] || continue
+        if command -v sqlite3 >/dev/null 2>&1; then
+            sqlite3 "$folder/$database" ".timeout 10000" ".backup '$work/stage/$name/$database'" >/dev/null 2>"$problems" || fail database-unreadable "$(cat "$problems")"
+            method=sqlite3
+        else
+            for tail in "" -wal -journal; do
+                [ ! -f "$folder/$database$tail" ] || cp -p "$folder/$database$tail" "$work/stage/$name/$database$tail" || fail disk-full "The database could not be copied."
+            done
+            method=copied
+        fi
+        rows="$rows${rows:+,}{\"path\":\"$name/$(escaped "$database")\",\"method\":\"$method\",\"check\":\"\"}"
+    done
+    if [ -s "$work/list" ]; then
+        ( cd "$folder" && tar -cf - -T "$work/list" 2>"$problems" ) | ( cd "$work/stage/$name" && tar -xf - 2>>"$problems" ) || fail tar-failed "$(tail -n 1 "$problems")"
+        missing=$(cd "$work/stage/$name" && while IFS= read -r file; do [ -e "$file" ] || [ -L "$file" ] || printf '%s\n' "$file"; done < "$work/list" | head -n 1)
+        [ -z "$missing" ] || fail tar-failed "$missing was not copied: $(tail -n 1 "$problems")"
+    fi
+    [ -n "$(ls -A "$work/stage/$name")" ] || continue
+    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$folder")\"}"
+done
+( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
+rm -rf "$work/stage"
+lineage=$(cd "$cache/$key" && ls -t | sed -n 's/^index-\(.*\)$/"\1"/p' | head -n 3 | tr '\n' ',' | sed 's/,$//')
+: > "$cache/$key/index-$snapshot"
+: > "$work/keep"
+sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

@@ -1,0 +1,139 @@
+"""A sandbox without python3: sh and tar do it, and the receipt says what that cannot guarantee."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from adapters.sandboxes.local import LocalSandbox
+from adapters.stores.urls import open_store
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.receipts import ExportOutcome, RestoreOutcome
+from sidecar.repository import Repository
+
+TOOLS = (
+    "sh cat cp cut dirname find gzip head ls mkdir mktemp mv rm sed sha256sum sort tail tar tr wc sqlite3 printf env"
+).split()
+
+
+class BareSandbox(LocalSandbox):
+    """A local sandbox that has only the tools named, and no Python."""
+
+    def __init__(self, home: Path, tools: Path) -> None:
+        super().__init__(home)
+        self._environment = {"HOME": str(home), "PATH": str(tools)}
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in TOOLS:
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    return folder
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    data = home / ".claude-mem"
+    (data / "corpora" / "deep er").mkdir(parents=True)
+    (data / "logs").mkdir()
+    (data / "logs" / "x.log").write_text("never")
+    (data / ".env").write_text("SECRET=1")
+    (data / "settings.json").write_text('{"ANTHROPIC_API_KEY": "sk-secret", "MODE": "code"}')
+    (data / "corpora" / "deep er" / "ünï 🦊.json").write_text("{}")
+    (data / "corpora" / "link").symlink_to("deep er")
+    with sqlite3.connect(data / "claude-mem.db") as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE observations (id INTEGER PRIMARY KEY, text TEXT)")
+        database.executemany("INSERT INTO observations (text) VALUES (?)", [(f"row {n}",) for n in range(500)])
+    database.close()
+    (home / "memory").mkdir()
+    (home / "MEMORY.md").write_text("long term\n")
+    (home / "memory" / "2026-11-16.md").write_text("today\n")
+    os.chmod(home / "MEMORY.md", 0o600)
+    (home / "unrelated.txt").write_text("stays")
+    return home
+
+
+def rows(home: Path) -> int:
+    database = sqlite3.connect(f"file:{home / '.claude-mem' / 'claude-mem.db'}?mode=ro&immutable=1", uri=True)
+    try:
+        return int(database.execute("SELECT count(*) FROM observations").fetchone()[0])
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("with_sqlite", [True, False])
+async def test_memory_leaves_and_arrives_without_python(
+    engine: Engine, home: Path, tools: Path, tmp_path: Path, with_sqlite: bool
+) -> None:
+    if not with_sqlite:
+        (tools / "sqlite3").unlink(missing_ok=True)
+    elif not (tools / "sqlite3").exists():
+        pytest.skip("the sqlite3 program is not installed")
+    receipt = await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
+    assert receipt.outcome is ExportOutcome.COMMITTED, receipt
+    assert any("no usable python3" in warning for warning in receipt.warnings)
+    assert any("copied as a file" in warning for warning in receipt.warnings) is not with_sqlite
+    assert [row.check for row in receipt.databases] == ["ok"]
+    assert not list((home / ".cache" / "memory-sidecar").glob("work-*"))
+
+    target = tmp_path / "target"
+    (target / ".claude-mem").mkdir(parents=True)
+    (target / ".claude-mem" / "claude-mem.db-wal").write_text("left over")
+    (target / "memory").mkdir()
+    (target / "memory" / "old.md").write_text("of an older memory")
+    (target / "notes.txt").write_text("not memory")
+    restored = await restore(engine, BareSandbox(target, tools), RestoreRequest(memory="bare"))
+    assert restored.outcome is RestoreOutcome.COMPLETE, restored
+    assert rows(target) == 500
+    assert not (target / ".claude-mem" / "claude-mem.db-wal").exists()
+    assert not (target / "memory" / "old.md").exists()
+    assert (target / "notes.txt").read_text() == "not memory"
+    assert (target / "memory" / "2026-11-16.md").read_text() == "today\n"
+    assert (target / "MEMORY.md").stat().st_mode & 0o777 == 0o600
+    assert (target / "MEMORY.md").stat().st_mtime_ns // 10**9 == (home / "MEMORY.md").stat().st_mtime_ns // 10**9
+    assert os.readlink(target / ".claude-mem" / "corpora" / "link") == "deep er"
+    assert (target / ".claude-mem" / "corpora" / "deep er" / "ünï 🦊.json").read_text() == "{}"
+    for unwanted in ("logs", ".env", "settings.json"):
+        assert not (target / ".claude-mem" / unwanted).exists()
+
+    (target / "MEMORY.md").write_text("long term\nand more\n")
+    again = await export(engine, BareSandbox(target, tools), ExportRequest(memory="bare"))
+    assert (again.outcome, again.parent) == (ExportOutcome.COMMITTED, receipt.snapshot)
+
+
+async def test_a_sandbox_that_was_not_restored_diverges_without_python_too(
+    engine: Engine, home: Path, tools: Path, tmp_path: Path
+) -> None:
+    await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
+    other = tmp_path / "other"
+    (other / "memory").mkdir(parents=True)
+    (other / ".claude-mem").mkdir()
+    shutil.copy(home / ".claude-mem" / "claude-mem.db", other / ".claude-mem")
+    (other / "memory" / "a.md").write_text("something else")
+    receipt = await export(engine, BareSandbox(other, tools), ExportRequest(memory="bare"))
+    assert receipt.outcome is ExportOutcome.DIVERGED
+
+
+async def test_seed_leaves_what_is_there_without_python(engine: Engine, home: Path, tools: Path, tmp_path: Path) -> None:
+    await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "MEMORY.md").write_text("mine")
+    receipt = await restore(engine, BareSandbox(target, tools), RestoreRequest(memory="bare", mode="seed"))
+    assert receipt.outcome is RestoreOutcome.COMPLETE
+    assert (target / "MEMORY.md").read_text() == "mine"
+    assert rows(target) == 500

@@ -1,0 +1,71 @@
+"""The command line without the cost of a new Python each time, and as a process that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sidecar.cli import main
+from tests.parts.homes import PROJECT, Ran
+
+PYTHON_38 = (Path.home() / ".pyenv/versions/3.8.18/bin/python3.8", "python3.8")
+
+
+def call(*words: str | Path, store: str | Path) -> Ran:
+    """Run a command with ``--json`` in this process."""
+    command, *rest = map(str, words)
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        code = main([command, f"--store={url_of(store)}", "--json", *rest])
+    document = json.loads(printed.getvalue())
+    return Ran(code, document, said.getvalue())
+
+
+def done(*words: str | Path, store: str | Path) -> dict[str, Any]:
+    """Run a command that must end with exit code 0; return its document."""
+    ran = call(*words, store=store)
+    assert ran.code == 0, ran
+    return ran.document
+
+
+def start(
+    *words: str | Path, store: str | Path, env: Mapping[str, str] | None = None, own_group: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a command with ``--json``; with ``own_group`` everything it starts in its own session can be killed with it."""
+    command, *rest = map(str, words)
+    return subprocess.Popen(
+        [sys.executable, "-m", "sidecar", command, f"--store={url_of(store)}", "--json", *rest],
+        cwd=PROJECT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=own_group,
+    )
+
+
+def ended(process: subprocess.Popen[bytes], timeout: float = 120) -> Ran:
+    """What a started command came back with; a killed one has no document."""
+    stdout, stderr = process.communicate(timeout=timeout)
+    said = stderr.decode(errors="replace")
+    assert "Traceback" not in said, said
+    with contextlib.suppress(ValueError):
+        return Ran(process.returncode, json.loads(stdout), said)
+    return Ran(process.returncode, {}, said)
+
+
+def url_of(store: str | Path) -> str:
+    return store if isinstance(store, str) else f"file:{store}"
+
+
+def python_38() -> str:
+    """A Python 3.8 on this machine; empty when there is none."""
+    return next((found for place in PYTHON_38 if (found := shutil.which(place))), "")
