@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine with Python 3.11+: `make run` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help run demo test campaign lint format bench clean
+
+help:
+	@echo "make run        try it: the demo, on local disk and local sandboxes"
+	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
+	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
+	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
+	@echo "make lint       ruff and mypy"
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+run: demo
+
+demo: .venv/ready
+	@$(BIN)/python docs/demo.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2
+
+campaign: .venv/ready
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,267 @@
+"""The sandbox is hostile input: each lie is refused under its own code, and leaves no trace in the store or on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, RestoreRequest, restore
+from sidecar.errors import OutputTooLarge, SandboxTimeout, SidecarError
+from tests.parts import forgery
+from tests.parts.forgery import (
+    BIG_AFTER,
+    BOMBS,
+    CASES,
+    MEMORY,
+    Bundle,
+    ForgedSandbox,
+    big_base,
+    entry,
+    export_forged,
+    framed,
+    good_delta,
+    honest,
+)
+from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree
+
+ROOM = 400 << 10
+"""KiB that refusing anything may take: far below what the bombs hold."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """A store with one honest snapshot, and a temporary folder that is watched."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spool))
+    made = engine_at(tmp_path / "store")
+    assert asyncio.run(export_forged(made, big_base))[0] == "committed"
+    return made
+
+
+def test_an_honest_answer_is_committed(engine: Engine, tmp_path: Path) -> None:
+    code, sandbox = asyncio.run(export_forged(engine, good_delta))
+    assert code == "committed"
+    home = empty_home(tmp_path / "home")
+    asyncio.run(restore(engine, WatchedSandbox(home), RestoreRequest(memory=MEMORY)))
+    assert (home / "MEMORY.md").read_bytes() == BIG_AFTER
+    assert not sandbox.removed
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in BOMBS])
+def test_a_lie_is_refused_with_its_own_code_and_nothing_is_written(case: str, engine: Engine, tmp_path: Path) -> None:
+    code, forge = CASES[case]
+    before = tree(tmp_path)
+    said, sandbox = asyncio.run(export_forged(engine, forge))
+    assert said == code
+    assert tree(tmp_path) == before
+    assert sandbox.uploaded == 0
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_bomb_is_refused_quickly_and_in_little_memory(case: str, engine: Engine, tmp_path: Path) -> None:
+    code, _ = CASES[case]
+    before = tree(tmp_path)
+    started = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.parts.forgery", case, str(tmp_path / "store")],
+        cwd=PROJECT,
+        env={**os.environ, "TMPDIR": str(tmp_path / "spool")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = json.loads(ran.stdout)
+    assert said["code"] == code
+    assert said["grew_kib"] < ROOM
+    assert said["forged_bytes"] < 40 << 20, "what was sent is no bomb but simply large"
+    assert time.monotonic() - started < 45
+    assert tree(tmp_path) == before
+
+
+def test_what_is_unchanged_since_no_snapshot_at_all_is_not_believed(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path / "store")
+    code, _ = asyncio.run(export_forged(engine, lambda request: honest(status="unchanged")))
+    assert code == "bad-answer"
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_download_that_is_cut_short_is_refused(engine: Engine, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    sandbox = _downloading(b"only the beginning")
+    assert _refusal(engine, sandbox) == "size-mismatch"
+    assert len(sandbox.asked) > 1, "a transfer that was cut short deserves another try"
+    assert tree(tmp_path) == before
+
+
+def test_a_download_that_never_ends_is_stopped_at_what_was_said(engine: Engine, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    sent = 0
+
+    def endless() -> object:
+        nonlocal sent
+        while True:
+            sent += 1 << 20
+            yield bytes(1 << 20)
+
+    sandbox = ForgedSandbox(lambda request: Bundle(honest().pack, honest().index, inline=False))
+    sandbox.downloads = endless()  # type: ignore[assignment]
+    assert _refusal(engine, sandbox) == "size-mismatch"
+    assert sent < 16 << 20
+    assert tree(tmp_path) == before
+
+
+def test_a_download_of_other_bytes_is_refused(engine: Engine, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    whole = honest()
+    swapped = bytearray(whole.pack + whole.index)
+    swapped[len(swapped) // 2] ^= 1
+    assert _refusal(engine, _downloading(bytes(swapped))) == "digest-mismatch"
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", ["/home/user/work-of-years/thesis", "/home/user", "relative/work-1/x", "/work-1/../home"])
+def test_the_sidecar_removes_nothing_in_a_sandbox_but_its_own(path: str, engine: Engine) -> None:
+    sandbox = ForgedSandbox(
+        lambda request: Bundle(honest().pack, honest().index, {"bundle": {"path": path}}, inline=False)
+    )
+    _refusal(engine, sandbox)
+    assert [gone for gone in sandbox.removed if "/memory-sidecar/work-" not in gone or ".." in gone] == []
+
+
+def test_output_that_never_ends_is_cut_off_and_its_process_is_gone(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    sandbox = WatchedSandbox(home)
+    started = time.monotonic()
+    with pytest.raises(OutputTooLarge) as refused:
+        asyncio.run(sandbox.run("echo $$ > pid; yes & yes", timeout=60, output_limit=4 << 20))
+    assert refused.value.code == "output-too-large"
+    assert time.monotonic() - started < 10
+    assert _session_is_gone(int((home / "pid").read_text()))
+
+
+def test_a_command_that_never_ends_is_ended(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    with pytest.raises(SandboxTimeout):
+        asyncio.run(WatchedSandbox(home).run("echo $$ > pid; sleep 1000 & sleep 1000", timeout=1, output_limit=1 << 20))
+    assert _session_is_gone(int((home / "pid").read_text()))
+
+
+def test_an_export_from_a_sandbox_whose_output_never_ends_fails_as_such(engine: Engine, tmp_path: Path) -> None:
+    """A sandbox whose python3 is not Python at all: the real local sandbox, end to end."""
+    home = empty_home(tmp_path / "home")
+    fake = tmp_path / "bin/python3"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec yes\n")
+    fake.chmod(0o755)
+    sandbox = WatchedSandbox(home)
+    sandbox._environment["PATH"] = f"{fake.parent}:{sandbox._environment['PATH']}"
+    before = tree(tmp_path / "store")
+    assert _refusal(engine, sandbox) == "output-too-large"
+    assert tree(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"status": "complete", "memory": "somebody-else"}, "memory-mismatch"),
+        ({"status": "complete", "snapshot": "20200101T000000000Z-00000000"}, "memory-mismatch"),
+        ({"status": "fine"}, "bad-answer"),
+        ({}, "bad-answer"),
+        ({"status": "complete", "files": -1}, "bad-answer"),
+        ({"status": "complete", "warnings": "none"}, "bad-answer"),
+    ],
+)
+def test_a_restore_is_complete_only_when_the_sandbox_says_exactly_so(
+    answer: dict[str, object], code: str, engine: Engine
+) -> None:
+    def forge(request: dict[str, object]) -> bytes:
+        said = {"memory": request["memory"], "snapshot": request["snapshot"], **answer}
+        return framed(str(request["nonce"]), said)
+
+    with pytest.raises(SidecarError) as refused:
+        asyncio.run(restore(engine, ForgedSandbox(forge), RestoreRequest(memory=MEMORY)))
+    assert refused.value.code == code
+
+
+def test_a_restore_is_not_complete_when_files_are_said_to_be_missing(engine: Engine) -> None:
+    """The sandbox took the upload, says all is well, and placed nothing: nobody may call that complete."""
+
+    def forge(request: dict[str, object]) -> bytes:
+        said = {"memory": request["memory"], "snapshot": request["snapshot"], "status": "complete", "files": 0}
+        return framed(str(request["nonce"]), said)
+
+    try:
+        receipt = asyncio.run(restore(engine, ForgedSandbox(forge), RestoreRequest(memory=MEMORY)))
+    except SidecarError:
+        return
+    assert receipt.outcome != "complete"
+
+
+def test_what_a_layout_never_restores_does_not_arrive_even_if_a_snapshot_has_it(engine: Engine, tmp_path: Path) -> None:
+    """A sandbox slips a foreign file into its export: a restored supervisor.json made a worker kill a stranger."""
+    roots = [{"name": "claude-mem", "layout": "claude-mem", "hint": "~/.claude-mem"}]
+    names = ["supervisor.json", "worker.pid", ".env", "oauth-token.json", "not-of-any-layout.sh"]
+    lines = [entry(f"claude-mem/{name}") for name in names] + [entry("claude-mem/modes/code.json")]
+    asyncio.run(_export_all_layouts(engine, ForgedSandbox(lambda request: honest(lines, roots=roots))))
+    home = empty_home(tmp_path / "home")
+    with_it = asyncio.run(_restored(engine, home))
+    assert [name for name in names if (home / ".claude-mem" / name).exists()] == [], with_it
+
+
+async def _export_all_layouts(engine: Engine, sandbox: ForgedSandbox) -> None:
+    from sidecar.engine import ExportRequest, export
+
+    try:
+        await export(engine, sandbox, ExportRequest(memory="other"))
+    except SidecarError:
+        return  # refused at the door: just as well
+
+
+async def _restored(engine: Engine, home: Path) -> object:
+    return await restore(engine, WatchedSandbox(home), RestoreRequest(memory="other"))
+
+
+def _downloading(what: bytes) -> ForgedSandbox:
+    sandbox = ForgedSandbox(lambda request: Bundle(honest().pack, honest().index, inline=False))
+    sandbox.downloads = [what]
+    return sandbox
+
+
+def _refusal(engine: Engine, sandbox: object) -> str:
+    from sidecar.engine import ExportRequest, export
+
+    try:
+        receipt = asyncio.run(export(engine, sandbox, ExportRequest(memory=MEMORY, layouts=("three-tier",))))  # type: ignore[arg-type]
+    except SidecarError as problem:
+        return problem.code
+    return str(receipt.outcome)
+
+
+def _session_is_gone(session: int) -> bool:
+    """Whether no process of this session lives any more, given a moment to be reaped."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if session not in {os.getsid(int(pid)) for pid in os.listdir("/proc") if pid.isdigit() and _lives(int(pid))}:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.getsid(pid)
+        return b"\nState:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return False
+
+
+assert forgery.__doc__

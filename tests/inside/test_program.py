@@ -1,0 +1,73 @@
+"""The in-sandbox program as a sandbox gets it, on the oldest Python it promises to run on."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.ports import Finished
+from tests.parts.commands import python_38
+from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
+
+
+class OldSandbox(WatchedSandbox):
+    """A sandbox that has Python 3.8, a shell, and no other program."""
+
+    def __init__(self, home: Path, programs: Path) -> None:
+        super().__init__(home)
+        self._environment = {**self._environment, "PATH": str(programs)}
+
+    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+        finished = await super().run(command, timeout=timeout, output_limit=output_limit)
+        assert b'"python":"3.8"' in finished.output, finished
+        return finished
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    if not (python := python_38()):
+        pytest.skip("there is no Python 3.8 on this machine")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(python)
+    return tmp_path / "bin"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return engine_at(tmp_path / "store")
+
+
+async def test_program_exports_and_restores_on_python_38(engine: Engine, programs: Path, tmp_path: Path) -> None:
+    home = claude_mem_home(tmp_path / "home")
+    for rows, kind in ((5, "full"), (6, "delta")):
+        observe(home, rows)
+        receipt = await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+        assert (receipt.outcome, receipt.kind) == ("committed", kind)
+    again = await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+    assert again.outcome == "unchanged"
+
+    other = empty_home(tmp_path / "other")
+    for _ in range(2):  # into nothing, then over what is there
+        restored = await restore(engine, OldSandbox(other, programs), RestoreRequest(memory="m", projects=()))
+        assert restored.outcome == "complete"
+        assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
+
+
+async def test_large_packs_travel_both_ways_without_any_compressor(
+    engine: Engine, programs: Path, tmp_path: Path
+) -> None:
+    home = claude_mem_home(tmp_path / "home")
+    write(home / ".claude-mem/corpora/large.bin", random.Random(5).randbytes(9 << 20))
+    here = await export(engine, WatchedSandbox(home), ExportRequest(memory="zstd", projects=()))
+    there = await export(engine, OldSandbox(home, programs), ExportRequest(memory="gzip", projects=()))
+    manifests = [await engine.repository.manifest(row.memory, row.snapshot or "") for row in (here, there)]
+    assert [row.packs[0].codec for row in manifests] == ["zst" if shutil.which("zstd") else "gz", "gz"]
+    for memory in ("zstd", "gzip"):
+        other = empty_home(tmp_path / memory)
+        restored = await restore(engine, OldSandbox(other, programs), RestoreRequest(memory=memory, projects=()))
+        assert restored.outcome == "complete"
+        assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
