@@ -62,6 +62,13 @@ class Keys:
     def packs(self) -> str:
         return f"{self.prefix}packs/"
 
+    @property
+    def damaged(self) -> str:
+        return f"{self.prefix}damaged/"
+
+    def damage(self, snapshot: str) -> str:
+        return f"{self.damaged}{snapshot}"
+
     def snapshot(self, snapshot: str) -> str:
         return f"{self.snapshots}{snapshot}.json"
 

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sidecar.errors import HeadMoved, MemoryNotFound, ObjectMissing, SnapshotDamaged, SnapshotNotFound
+from sidecar.errors import HeadMoved, MemoryNotFound, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, snapshot_time
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
+from sidecar.snapshots.sealed import unseal
 
 PARALLEL_READS = 8
 
@@ -30,6 +31,17 @@ class HeadState:
     @property
     def snapshot(self) -> str:
         return self.head.snapshot if self.head else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a memory has in the store, from one listing."""
+
+    snapshots: list[str]
+    """Newest first."""
+    sizes: dict[str, int]
+    damaged: set[str]
+    """Snapshots that somebody found damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +63,25 @@ class Repository:
     async def snapshot_ids(self, memory: str) -> list[str]:
         """Every snapshot of a memory that has a manifest, newest first."""
         keys = Keys.of(memory)
-        names = [info.key[len(keys.snapshots) :] async for info in self.store.list(keys.snapshots)]
-        ids = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-        return sorted((snapshot for snapshot in ids if SNAPSHOT_ID.match(snapshot)), reverse=True)
+        names = [
+            info.key[len(keys.snapshots) :].removesuffix(".json") async for info in self.store.list(keys.snapshots)
+        ]
+        return sorted(filter(SNAPSHOT_ID.match, names), reverse=True)
+
+    async def survey(self, memory: str) -> Survey:
+        """List everything of a memory once."""
+        keys = Keys.of(memory)
+        sizes = {info.key: info.size async for info in self.store.list(keys.prefix)}
+        names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
+        damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
+        return Survey(sorted(filter(SNAPSHOT_ID.match, names), reverse=True), sizes, damaged)
+
+    async def mark_damaged(self, memory: str, snapshot: str, why: str) -> None:
+        """Remember that a snapshot was found damaged, so that nothing is built on it and it does not hold up others."""
+        await self.store.put(Keys.of(memory).damage(snapshot), why.encode("utf-8", "replace"))
+
+    async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
+        await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])
 
     async def manifest(self, memory: str, snapshot: str) -> Manifest:
         """Raise ``SnapshotNotFound`` or ``SnapshotDamaged``."""
@@ -88,8 +116,6 @@ class Repository:
         return sorted(filter(None, [await self._id_from(keys) for keys in folders.values()]))
 
     async def _id_from(self, keys: list[str]) -> str:
-        from sidecar.snapshots.sealed import unseal
-
         for key in sorted(keys):  # head.json sorts before snapshots/
             stored = await self.store.get(key)
             try:
@@ -184,6 +210,3 @@ def parse_time(text: str) -> datetime:
     except ValueError:
         raise SnapshotNotFound(f"{text!r} is not a time.", hint="Write it like @2026-11-16T10:00Z.") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-__all__ = ["HeadState", "ObjectMissing", "Repository", "parse_time"]

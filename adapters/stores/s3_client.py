@@ -62,8 +62,18 @@ def _client(config: S3Config, *, path_style: bool | None) -> S3Client:
             tcp_keepalive=True,
         ),
     )
+    client.meta.events.register_last("before-call.s3", _send_body_at_once)
     client.meta.events.register("before-parse.s3", _distrust_cut_answers)
     return client
+
+
+def _send_body_at_once(params: dict[str, Any], **_: object) -> None:
+    """Do not ask the server first whether it wants the body.
+
+    The question costs a round trip with every write, and botocore waits for its answer in a loop that never ends when
+    the connection does.
+    """
+    params["headers"].pop("Expect", None)
 
 
 def _distrust_cut_answers(response_dict: dict[str, Any], operation_model: OperationModel, **_: object) -> None:
@@ -72,13 +82,19 @@ def _distrust_cut_answers(response_dict: dict[str, Any], operation_model: Operat
     Python's HTTP client takes the end of a connection for the end of the headers, so that such an answer looks whole
     and empty: a store full of memories would list as one without any.
     """
-    has_length = {"content-length", "transfer-encoding"} & {name.lower() for name in response_dict["headers"]}
-    # 204 has no body, and an error in answer to HEAD need not say how long it would have been.
-    needs_none = response_dict["status_code"] == 204 or (
-        operation_model.http["method"] == "HEAD" and response_dict["status_code"] != 200
-    )
-    if not has_length and not needs_none:
+    if not _is_whole(response_dict, asked_for_head=operation_model.http["method"] == "HEAD"):
         response_dict.update(status_code=500, body=b"")
+
+
+def _is_whole(answer: dict[str, Any], *, asked_for_head: bool) -> bool:
+    status, headers, body = answer["status_code"], answer["headers"], answer["body"]
+    if status == 204 or (asked_for_head and status != 200):
+        return True  # these have no body and need not tell its length
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return True  # its last chunk says that it is the last
+    length = headers.get("content-length", "")
+    still_to_come = asked_for_head or not isinstance(body, bytes)
+    return bool(length.isdigit() if still_to_come else length == str(len(body)))
 
 
 def _is_aws(endpoint: str) -> bool:

@@ -8,23 +8,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer, ask
-from sidecar.engine.guards import judge
+from sidecar.engine.committing import Grown, advance, commit, judge_against, manifest_of, same_as_head
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.engine.receiving import Arrived, checked, count, receive
-from sidecar.engine.storing import store_packs
+from sidecar.engine.receiving import checked, receive
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import HeadMoved, LimitExceeded, SidecarError, SnapshotDamaged, SnapshotNotFound
+from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged
 from sidecar.ids import check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
-from sidecar.repository import HeadState
+from sidecar.repository import HeadState, Survey
 from sidecar.retries import retrying
 from sidecar.shell import export_script
-from sidecar.snapshots.collect import collect
-from sidecar.snapshots.fetch import fetch_entries
-from sidecar.snapshots.manifest import Database, Manifest, Root, tree_digest
+from sidecar.snapshots.collect import collect as collect_leftovers
+from sidecar.snapshots.fetch import check_sizes, fetch_entries
+from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool, spool
 
 MOST_KNOWN = 100
@@ -41,15 +40,7 @@ class ExportRequest:
     force: bool = False
     origin: str = "export"
     adopt: bool = False
-    """The sandbox is not an agent's but ours (an import): it counts as restored from the head."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """The snapshot an export's delta is over; none for a full one."""
-
-    manifest: Manifest | None = None
-    entries: dict[str, Entry] | None = None
+    """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -57,77 +48,152 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
 
     The head moves only for a sandbox that started from it, and only to a snapshot no guard objects to.
     """
-    started = time.monotonic()
-    counted = CountedSandbox(sandbox, engine.progress)
-    check_memory_id(request.memory)
-    state = await engine.repository.head(request.memory)
-    known = (await engine.repository.snapshot_ids(request.memory))[:MOST_KNOWN]
-    snapshot = new_snapshot_id(datetime.now(UTC), state.snapshot)
+    run = await _begin(engine, sandbox, request)
     async with spool() as scratch:
         try:
-            answer, arrived, base = await _collect(engine, counted, request, snapshot, known, scratch)
+            answer, grown = await _collect(run, scratch)
         except LimitExceeded as limit:
-            return _receipt(started, counted, request, state, ExportOutcome.REJECTED, reason=_reason(limit))
-        if arrived is None:
-            return await _unchanged(engine, started, counted, request, state, answer)
-        manifest = _manifest(request, snapshot, answer, arrived, base, state, counted.ref)
-        head = await _head_manifest(engine, request.memory, state)
-        if head is not None and head.tree == manifest.tree and not manifest.rejected:
-            return _receipt(started, counted, request, state, ExportOutcome.UNCHANGED, answer, head)
-        reason = await _judge(engine, manifest, arrived, head, request.force, scratch)
-        await engine.repository.store.prepare()
-        packs, added = await store_packs(engine, request.memory, base.manifest, arrived.pack, scratch)
-        manifest = replace(manifest, packs=packs, rejected=f"{reason.code}: {reason.message}" if reason else "")
-        await engine.repository.commit(manifest)
-        outcome, state = await _advance(engine, manifest, state, answer, request, reason)
-    if outcome is ExportOutcome.COMMITTED and state.head and state.head.generation % COLLECT_EVERY == 0:
-        await collect(engine.repository, request.memory)
+            return run.receipt(ExportOutcome.REJECTED, run.state, reason=Reason(code=limit.code, message=limit.message))
+        if grown.arrived is None:
+            return await _unchanged(run, answer, grown.unchanged)
+        manifest = manifest_of(grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request)
+        if head := await same_as_head(engine, run.state, run.survey, manifest):
+            return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
+        reason = None if request.force else await judge_against(engine, run.state, manifest, grown, scratch)
+        manifest, added = await commit(engine, manifest, grown, reason, scratch)
+    outcome, state = await advance(engine, manifest, run.state, moves=reason is None and run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:
         reason = Reason(
-            code="diverged",
-            message=f"This sandbox did not start from the head, {state.snapshot or 'which is damaged'}.",
+            code="diverged", message=f"This sandbox did not start from the head ({state.snapshot or state.problem})."
         )
-    packed = added + len(manifest.encode())
-    return _receipt(started, counted, request, state, outcome, answer, manifest, reason, packed)
+    if state.head and outcome is ExportOutcome.COMMITTED and state.head.generation % COLLECT_EVERY == 0:
+        await collect_leftovers(engine.repository, request.memory)
+    return run.receipt(outcome, state, answer, manifest, reason, added)
 
 
-async def _collect(
-    engine: Engine, sandbox: CountedSandbox, request: ExportRequest, snapshot: str, known: list[str], scratch: Spool
-) -> tuple[ExportAnswer, Arrived | None, _Base]:
-    """Ask the sandbox, fetch what it has and check it all; again from the start when a transfer was cut short."""
+class BaseDamaged(SnapshotDamaged):
+    """The snapshot a delta builds on cannot be read; a full export can still be had."""
+
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One export: what was known when it began."""
+
+    engine: Engine
+    sandbox: CountedSandbox
+    request: ExportRequest
+    started: float
+    state: HeadState
+    survey: Survey
+    known: list[str]
+    snapshot: str
+
+    def parent(self, answer: ExportAnswer) -> str:
+        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
+
+    def continues(self, answer: ExportAnswer) -> bool:
+        """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
+
+        It did when it was last restored from or exported to it, and also when its last export lost a race against another
+        export of the same sandbox: then that one is the head, and the last one never was.
+        """
+        if self.request.force or self.request.adopt:
+            return True
+        if self.state.head is None:
+            return not self.state.problem
+        origin, head = self.parent(answer), self.state.snapshot
+        if origin == head or (head in answer.lineage and not self.state.head.was(origin)):
+            return True
+        # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
+        return head in self.survey.damaged and self.state.head.was(origin)
+
+    def receipt(
+        self,
+        outcome: ExportOutcome,
+        state: HeadState,
+        answer: ExportAnswer | None = None,
+        manifest: Manifest | None = None,
+        reason: Reason | None = None,
+        added: int = 0,
+    ) -> ExportReceipt:
+        skipped = list(answer.skipped) if answer else []
+        if answer and answer.skipped_more:
+            skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
+        return ExportReceipt(
+            outcome=outcome,
+            memory=self.request.memory,
+            snapshot=manifest.snapshot if manifest else None,
+            parent=(manifest.parent or None) if manifest else None,
+            head=state.snapshot or None,
+            sandbox=self.sandbox.ref,
+            kind=answer.kind if answer and added else "",
+            files=manifest.files if manifest else 0,
+            bytes=manifest.bytes if manifest else 0,
+            packed_bytes=added,
+            transferred_bytes=self.sandbox.transferred_bytes,
+            round_trips=self.sandbox.round_trips,
+            duration_ms=round((time.monotonic() - self.started) * 1000),
+            databases=[row.report() for row in answer.databases] if answer else [],
+            skipped=skipped,
+            warnings=list(answer.warnings) if answer else [],
+            reason=reason,
+            conversation=self.request.conversation,
+            label=self.request.label,
+        )
+
+
+async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _Run:
+    started = time.monotonic()
+    check_memory_id(request.memory)
+    state = await engine.repository.head(request.memory)
+    survey = await engine.repository.survey(request.memory)
+    known = survey.snapshots[:MOST_KNOWN]
+    snapshot = new_snapshot_id(datetime.now(UTC), max(known, default=""))
+    return _Run(engine, CountedSandbox(sandbox, engine.progress), request, started, state, survey, known, snapshot)
+
+
+async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
+    """Ask the sandbox, fetch what it has and check it all; again from the start when a transfer was cut short.
+
+    A delta over a snapshot that turns out to be damaged would be lost with it: then a full export is asked for.
+    """
+    engine, question = run.engine, _question(run)
+    shell = export_script(question, choose(run.request.layouts, engine.layouts))
+    timeout, inline_bytes = engine.timing.command, engine.inline_bytes
     async for attempt in retrying():
         with attempt:
             engine.progress.step("reading the memory")
-            question = _question(engine, request, snapshot, known)
-            shell = export_script(question, choose(request.layouts, engine.layouts))
             answer, inline = await ask(
-                sandbox,
-                question,
-                ExportAnswer,
-                timeout=engine.timing.command,
-                inline_bytes=engine.inline_bytes,
-                fallback=shell,
+                run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, fallback=shell
             )
+            try:
+                base, entries = await _base(run, answer, scratch)
+            except SnapshotDamaged as damage:
+                await engine.repository.mark_damaged(run.request.memory, answer.base, damage.message)
+                question["unusable"].append(answer.base)
+                raise BaseDamaged(damage.message) from None
             if answer.status == "unchanged":
-                return answer, None, _Base()
+                return answer, Grown(base, entries)
             if answer.status == "tarball":
-                answer, bundle = await read_tarball(engine, sandbox, answer, question, scratch)
+                answer, bundle = await read_tarball(engine, run.sandbox, answer, question, scratch)
             else:
-                bundle = await receive(engine, sandbox, answer, inline, scratch)
-            base = await _base(engine, request.memory, answer, known, scratch)
-            return answer, await checked(engine, answer, bundle, base.entries or {}), base
+                bundle = await receive(engine, run.sandbox, answer, inline, scratch)
+            return answer, Grown(base, entries, await checked(engine, answer, bundle, entries))
     raise AssertionError("unreachable")
 
 
-def _question(engine: Engine, request: ExportRequest, snapshot: str, known: list[str]) -> dict[str, Any]:
-    limits = engine.limits
+def _question(run: _Run) -> dict[str, Any]:
+    request, limits = run.request, run.engine.limits
     return {
         "do": "export",
         "memory": request.memory,
         "key": memory_key(request.memory),
-        "snapshot": snapshot,
-        "known": known,
-        "layouts": [layout.for_sandbox() for layout in choose(request.layouts, engine.layouts)],
+        "snapshot": run.snapshot,
+        "known": run.known,
+        "unusable": sorted(run.survey.damaged),
+        "layouts": [layout.for_sandbox() for layout in choose(request.layouts, run.engine.layouts)],
         "projects": None if request.projects is None else list(request.projects),
         "limits": {
             "bytes": limits.bytes,
@@ -135,170 +201,37 @@ def _question(engine: Engine, request: ExportRequest, snapshot: str, known: list
             "files": limits.files,
             "depth": limits.depth,
         },
-        "inline_bytes": engine.inline_bytes,
-        "database_wait": engine.timing.database_wait,
-        "turn_wait": engine.timing.turn_wait,
+        "inline_bytes": run.engine.inline_bytes,
+        "database_wait": run.engine.timing.database_wait,
+        "turn_wait": run.engine.timing.turn_wait,
     }
 
 
-async def _base(engine: Engine, memory: str, answer: ExportAnswer, known: list[str], scratch: Spool) -> _Base:
-    if not answer.base:
-        return _Base()
-    if answer.base not in known:
-        raise SnapshotNotFound(f"The sandbox builds on snapshot {answer.base}, which is not in the store.")
-    manifest = await engine.repository.manifest(memory, answer.base)
-    entries, _, _ = await fetch_entries(engine.repository.store, manifest, scratch)
-    return _Base(manifest, entries)
+async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
+    """The snapshot the sandbox compared itself with, and its entries if they are needed; nothing for a full export.
 
-
-def _manifest(
-    request: ExportRequest,
-    snapshot: str,
-    answer: ExportAnswer,
-    arrived: Arrived,
-    base: _Base,
-    state: HeadState,
-    ref: str,
-) -> Manifest:
-    files, size = count(arrived.entries)
-    checks = {row.path: Database(path=row.path, check=row.check, schema=row.schema) for row in answer.databases}
-    earlier = {row.path: row for row in base.manifest.databases} if base.manifest else {}
-    databases = [path for path, entry in arrived.entries.items() if entry.database]
-    return Manifest(
-        memory=request.memory,
-        snapshot=snapshot,
-        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        packs=[],
-        roots=[Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots],
-        files=files,
-        bytes=size,
-        tree=tree_digest(arrived.entries),
-        parent=state.snapshot if request.adopt else (answer.lineage or [""])[0],
-        origin=request.origin,
-        sandbox=ref,
-        conversation=request.conversation,
-        label=request.label,
-        databases=[
-            earlier[path] if path in earlier and checks.get(path) and checks[path].schema == 0 else checks[path]
-            for path in databases
-            if path in checks
-        ],
-    )
-
-
-async def _head_manifest(engine: Engine, memory: str, state: HeadState) -> Manifest | None:
-    if not state.head:
-        return None
-    try:
-        return await engine.repository.manifest(memory, state.snapshot)
-    except (SnapshotDamaged, SnapshotNotFound):
-        return None
-
-
-async def _judge(
-    engine: Engine, manifest: Manifest, arrived: Arrived, head: Manifest | None, force: bool, scratch: Spool
-) -> Reason | None:
-    if force:
-        return None
-    head_entries: dict[str, Entry] = {}
-    if head is not None:
-        try:
-            head_entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
-        except SnapshotDamaged:
-            head = None
-    return judge(manifest, arrived.entries, head, head_entries, engine.layouts, engine.guards)
-
-
-async def _advance(
-    engine: Engine,
-    manifest: Manifest,
-    state: HeadState,
-    answer: ExportAnswer,
-    request: ExportRequest,
-    reason: Reason | None,
-) -> tuple[ExportOutcome, HeadState]:
-    """Move the head, if this snapshot may have it."""
-    if reason is not None:
-        return ExportOutcome.REJECTED, state
-    if not (request.force or request.adopt or _continues(state, answer)):
-        return ExportOutcome.DIVERGED, state
-    try:
-        return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
-    except HeadMoved:
-        return ExportOutcome.DIVERGED, await engine.repository.head(manifest.memory)
-
-
-def _continues(state: HeadState, answer: ExportAnswer) -> bool:
-    """Whether the sandbox's memory grew out of the present head.
-
-    It did when it was last restored from or exported to it, and also when its last export lost a race against another
-    export of the same sandbox: then that one is the head, and the last one never was.
+    Raise ``SnapshotDamaged`` when it is not all in the store any more.
     """
-    if state.head is None:
-        return not state.problem
-    origin = answer.lineage[0] if answer.lineage else ""
-    return origin == state.snapshot or (state.snapshot in answer.lineage and not state.head.was(origin))
+    if not answer.base:
+        return None, {}
+    if answer.base not in run.known:
+        raise BadAnswer(f"The sandbox builds on a snapshot it was not asked about: {answer.base[:80]!r}.")
+    manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
+    check_sizes(manifest, run.survey.sizes)
+    if answer.status == "unchanged":
+        return manifest, {}
+    entries, _, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
+    return manifest, entries
 
 
-async def _unchanged(
-    engine: Engine,
-    started: float,
-    sandbox: CountedSandbox,
-    request: ExportRequest,
-    state: HeadState,
-    answer: ExportAnswer,
-) -> ExportReceipt:
-    """Nothing new in the sandbox since ``answer.base``; with force, that snapshot becomes the head."""
-    if answer.base == state.snapshot:
-        files, size, parent = answer.files, answer.bytes, ""
-        receipt = _receipt(started, sandbox, request, state, ExportOutcome.UNCHANGED, answer)
-        return replace(receipt, snapshot=answer.base, files=files, bytes=size, parent=parent or None)
-    manifest = await engine.repository.manifest(request.memory, answer.base)
-    if request.force:
-        await engine.repository.store.prepare()
-        state = HeadState(await engine.repository.move_head(state, manifest))
-        return _receipt(started, sandbox, request, state, ExportOutcome.COMMITTED, answer, manifest)
-    receipt = _receipt(started, sandbox, request, state, ExportOutcome.UNCHANGED, answer, manifest)
-    warning = f"The head is {state.snapshot}, but this sandbox still holds {answer.base}."
+async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportReceipt:
+    """Nothing new in the sandbox since ``base``; with force, that snapshot becomes the head."""
+    state = run.state
+    if base.snapshot == state.snapshot:
+        return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
+    if run.request.force:
+        outcome, state = await advance(run.engine, base, state, moves=True)
+        return run.receipt(outcome, state, answer, base)
+    receipt = run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
+    warning = f"The head is {state.snapshot or 'damaged'}, but this sandbox still holds {base.snapshot}."
     return replace(receipt, warnings=[*receipt.warnings, warning])
-
-
-def _reason(problem: SidecarError) -> Reason:
-    return Reason(code=problem.code, message=problem.message)
-
-
-def _receipt(
-    started: float,
-    sandbox: CountedSandbox,
-    request: ExportRequest,
-    state: HeadState,
-    outcome: ExportOutcome,
-    answer: ExportAnswer | None = None,
-    manifest: Manifest | None = None,
-    reason: Reason | None = None,
-    packed: int = 0,
-) -> ExportReceipt:
-    skipped = list(answer.skipped) if answer else []
-    if answer and answer.skipped_more:
-        skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
-    return ExportReceipt(
-        outcome=outcome,
-        memory=request.memory,
-        snapshot=manifest.snapshot if manifest else None,
-        parent=(manifest.parent or None) if manifest else None,
-        head=state.snapshot or None,
-        sandbox=sandbox.ref,
-        kind=answer.kind if answer and packed else "",
-        files=manifest.files if manifest else 0,
-        bytes=manifest.bytes if manifest else 0,
-        packed_bytes=packed,
-        transferred_bytes=sandbox.transferred_bytes,
-        round_trips=sandbox.round_trips,
-        duration_ms=round((time.monotonic() - started) * 1000),
-        databases=[row.report() for row in answer.databases] if answer else [],
-        skipped=skipped,
-        warnings=list(answer.warnings) if answer else [],
-        reason=reason,
-        conversation=request.conversation,
-        label=request.label,
-    )

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from sidecar.errors import SnapshotDamaged, UsageError
+from sidecar.errors import UsageError
 from sidecar.ids import Keys, check_memory_id, new_snapshot_id
 from sidecar.repository import HeadState, Repository
+from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
 
 
@@ -20,7 +21,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
         raise UsageError(f"There is a memory {new!r} already.", hint="Choose another name, or delete that one first.")
     await repository.store.prepare()
     ours, theirs = Keys.of(memory), Keys.of(new)
-    await _check_packs(repository, source)
+    check_sizes(source, (await repository.survey(memory)).sizes)
     for pack in source.packs:
         await asyncio.gather(
             repository.store.copy(ours.pack(pack.id, pack.codec), theirs.pack(pack.id, pack.codec)),
@@ -44,16 +45,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
 async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[Head, str]:
     """Make an earlier (or a diverged, or rejected) snapshot the head; nothing is removed. Return the new head and the old."""
     manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
-    await _check_packs(repository, manifest)
+    check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
     state = await repository.head(memory)
     return await repository.move_head(state, manifest), state.snapshot
-
-
-async def _check_packs(repository: Repository, manifest: Manifest) -> None:
-    keys = Keys.of(manifest.memory)
-    sizes = {info.key: info.size async for info in repository.store.list(keys.packs)}
-    for pack in manifest.packs:
-        for key, size in ((keys.pack(pack.id, pack.codec), pack.bytes), (keys.index(pack.id), pack.index_bytes)):
-            if sizes.get(key) != size:
-                raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
-from sidecar.inside.index import FILE, Entry
+from sidecar.inside.index import Entry
 from sidecar.inside.layers import apply_index
 from sidecar.snapshots.arrival import check_entries, check_pack, read_index
 from sidecar.snapshots.fold import PackFile
@@ -91,9 +91,3 @@ def check(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str,
 async def checked(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry]) -> Arrived:
     engine.progress.step("checking")
     return await asyncio.to_thread(check, engine, answer, bundle, base)
-
-
-def count(entries: dict[str, Entry]) -> tuple[int, int]:
-    """Files and bytes of a snapshot."""
-    sizes = [entry.size for entry in entries.values() if entry.type == FILE]
-    return len(sizes), sum(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import secrets
@@ -15,11 +16,12 @@ from typing import Any
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.without_python import send_tarball
-from sidecar.errors import LimitExceeded, ProgramFailed, SnapshotDamaged, SnapshotError, UnknownLayout
+from sidecar.errors import LimitExceeded, ProgramFailed, SnapshotDamaged, SnapshotError, StoreError, UnknownLayout
 from sidecar.ids import check_memory_id, memory_key
 from sidecar.inside.compression import opened
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
+from sidecar.repository import Repository
 from sidecar.retries import retrying
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.manifest import Manifest
@@ -93,12 +95,19 @@ async def _choose(engine: Engine, request: RestoreRequest, scratch: Spool) -> _C
             fetched = await fetch(repository.store, manifest, scratch)
         except SnapshotError as damage:
             problems.append(damage.message)
+            await _remember(repository, request.memory, snapshot, damage)
             continue
         if not problems:
             return _Choice(fetched, [])
         told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(problems)}"
         return _Choice(fetched, [told], first or "head")
     raise SnapshotDamaged(f"No snapshot of {request.memory} can be read: {' '.join(problems)}")
+
+
+async def _remember(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
+    """Tell later exports; a store that may only be read must not keep anyone from restoring."""
+    with contextlib.suppress(StoreError):
+        await repository.mark_damaged(memory, snapshot, damage.message)
 
 
 async def _place(
@@ -138,14 +147,20 @@ async def _send(
     parts = [file for pair in zip(fetched.index_files, packs, strict=True) for file in pair]
     path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
     size = sum(part.size for part in parts)
-    engine.progress.step("sending", size)
     digest = hashlib.sha256()
-    await sandbox.upload(path, _chained(parts, digest))
-    engine.progress.step("putting it in place")
-    question = _question(engine, request, fetched, packs, codecs)
-    question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
-    answer, _ = await ask(sandbox, question, Answer, timeout=engine.timing.command)
-    return answer
+    taken = False
+    try:
+        engine.progress.step("sending", size)
+        await sandbox.upload(path, _chained(parts, digest))
+        engine.progress.step("putting it in place")
+        question = _question(engine, request, fetched, packs, codecs)
+        question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
+        answer, _ = await ask(sandbox, question, Answer, timeout=engine.timing.command)
+        taken = answer.status != "no-python"
+        return answer
+    finally:
+        if not taken:
+            await sandbox.remove(path)
 
 
 def _question(

@@ -28,7 +28,8 @@ class Export:
         self.limits = Limits(**request["limits"])
         self.roots: list[Root] = find_roots(request["layouts"], request["projects"], home)
         self.lineage = cache.lineage(scratch.memory, request["known"])
-        self.base = cache.load(scratch.memory, self.lineage)
+        usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
+        self.base = cache.load(scratch.memory, self.lineage) if usable else None
         self.started = time.time_ns()
         self.entries: dict[str, cache.Known] = {}
         self.changes: list[index.Change] = []

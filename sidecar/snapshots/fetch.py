@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -58,6 +58,15 @@ async def fetch(store: Store, manifest: Manifest, spool: Spool) -> Fetched:
 async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[Spooled]:
     keys = Keys.of(memory)
     return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
+
+
+def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Raise ``SnapshotDamaged`` unless every object of a snapshot is listed with its size."""
+    keys = Keys.of(manifest.memory)
+    for pack in manifest.packs:
+        for key, size in ((keys.pack(pack.id, pack.codec), pack.bytes), (keys.index(pack.id), pack.index_bytes)):
+            if sizes.get(key) != size:
+                raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")
 
 
 async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> Spooled:

@@ -91,6 +91,7 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
             reports.append(SnapshotReport(snapshot=snapshot, ok=True))
         except SnapshotDamaged as damage:
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
+    await _remember(repository, memory, reports)
     head_problem = state.problem
     if state.snapshot and state.snapshot not in ids:
         head_problem = f"The head names snapshot {state.snapshot}, which has no manifest."
@@ -103,6 +104,15 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
         objects=objects.count + len(ids) + (1 if state.version else 0),
         bytes=objects.bytes,
     )
+
+
+async def _remember(repository: Repository, memory: str, reports: list[SnapshotReport]) -> None:
+    """Tell later exports which snapshots not to build on, and which are whole after all."""
+    marked = (await repository.survey(memory)).damaged
+    for report in reports:
+        if not report.ok and report.snapshot not in marked:
+            await repository.mark_damaged(memory, report.snapshot, report.problem)
+    await repository.clear_damaged(memory, marked & {report.snapshot for report in reports if report.ok})
 
 
 async def _check(manifest: Manifest, objects: _Objects) -> None:

@@ -53,7 +53,7 @@ class Wire:
                     self.lose_answers -= 1
                     return
                 if self.answer_limit is not None and passed + len(answer) > self.answer_limit:
-                    client.sendall(answer[: self.answer_limit - passed])
+                    client.sendall(answer[: max(0, self.answer_limit - passed)])
                     return
                 client.sendall(answer)
                 passed += len(answer)

@@ -1,0 +1,130 @@
+"""Make a checked export a snapshot, and decide whether it becomes the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.guards import judge
+from sidecar.engine.parts import Engine
+from sidecar.engine.receiving import Arrived
+from sidecar.engine.storing import store_packs
+from sidecar.errors import BadAnswer, HeadMoved, SnapshotDamaged, SnapshotNotFound
+from sidecar.inside.index import Entry
+from sidecar.inside.layers import count_files
+from sidecar.receipts import ExportOutcome, Reason
+from sidecar.repository import HeadState, Survey
+from sidecar.snapshots.fetch import fetch_entries
+from sidecar.snapshots.manifest import Database, Manifest, Root, tree_digest
+from sidecar.spool import Spool
+
+if TYPE_CHECKING:
+    from sidecar.engine.export import ExportRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What an export brought (nothing, when nothing changed), over the snapshot it grew out of (none for a full one)."""
+
+    base: Manifest | None
+    base_entries: dict[str, Entry]
+    arrived: Arrived | None = None
+
+    @property
+    def brought(self) -> Arrived:
+        assert self.arrived is not None
+        return self.arrived
+
+    @property
+    def unchanged(self) -> Manifest:
+        if self.base is None:
+            raise BadAnswer("The sandbox says nothing changed, but not since when.")
+        return self.base
+
+
+def manifest_of(
+    grown: Grown, answer: ExportAnswer, snapshot: str, sandbox: str, parent: str, request: ExportRequest
+) -> Manifest:
+    """The manifest of a new snapshot, its packs still to be stored."""
+    entries = grown.brought.entries
+    files, size = count_files(entries)
+    return Manifest(
+        memory=request.memory,
+        snapshot=snapshot,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        packs=[],
+        roots=[Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots],
+        files=files,
+        bytes=size,
+        tree=tree_digest(entries),
+        parent=parent,
+        origin=request.origin,
+        sandbox=sandbox,
+        conversation=request.conversation,
+        label=request.label,
+        databases=_databases(grown, answer),
+    )
+
+
+def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
+    """What is known of each database: from this export, or from the base for one that did not change since."""
+    known = {row.path: row for row in grown.base.databases} if grown.base else {}
+    read = {row.path: row for row in answer.databases if row.method != "unchanged"}
+    known.update((path, Database(path=path, check=row.check, schema=row.schema)) for path, row in read.items())
+    return [known[path] for path, entry in grown.brought.entries.items() if entry.database and path in known]
+
+
+async def same_as_head(engine: Engine, state: HeadState, survey: Survey, manifest: Manifest) -> Manifest | None:
+    """The head's manifest, if the new snapshot holds exactly the same and the head is not damaged."""
+    head = await _head_manifest(engine, manifest.memory, state)
+    return head if head is not None and head.tree == manifest.tree and head.snapshot not in survey.damaged else None
+
+
+async def judge_against(
+    engine: Engine, state: HeadState, manifest: Manifest, grown: Grown, scratch: Spool
+) -> Reason | None:
+    """What the guards say of replacing the head by this snapshot. A head that cannot be read is no measure."""
+    head = await _head_manifest(engine, manifest.memory, state)
+    entries: dict[str, Entry] = {}
+    if head is not None and grown.base is not None and head.snapshot == grown.base.snapshot:
+        entries = grown.base_entries
+    elif head is not None:
+        try:
+            entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
+        except SnapshotDamaged:
+            head = None
+    return judge(manifest, grown.brought.entries, head, entries, engine.layouts, engine.guards)
+
+
+async def _head_manifest(engine: Engine, memory: str, state: HeadState) -> Manifest | None:
+    try:
+        return await engine.repository.manifest(memory, state.snapshot) if state.head else None
+    except (SnapshotDamaged, SnapshotNotFound):
+        return None
+
+
+async def commit(
+    engine: Engine, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
+) -> tuple[Manifest, int]:
+    """Store the packs, then the manifest that makes them a snapshot; return it and how many bytes the store gained."""
+    await engine.repository.store.prepare()
+    packs, added = await store_packs(engine, manifest.memory, grown.base, grown.brought.pack, scratch)
+    rejected = f"{reason.code}: {reason.message}" if reason else ""
+    manifest = replace(manifest, packs=packs, rejected=rejected)
+    await engine.repository.commit(manifest)
+    return manifest, added + len(manifest.encode())
+
+
+async def advance(
+    engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
+) -> tuple[ExportOutcome, HeadState]:
+    """Move the head to a stored snapshot, if it may have it and nobody else was faster."""
+    if not moves:
+        return ExportOutcome.DIVERGED, state
+    await engine.repository.store.prepare()
+    try:
+        return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
+    except HeadMoved:
+        return ExportOutcome.DIVERGED, await engine.repository.head(manifest.memory)

@@ -1,0 +1,76 @@
+"""A store that lost something must not keep an agent from saving, nor let it believe in what is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.receipts import ExportOutcome, RestoreOutcome
+from sidecar.repository import Repository
+from sidecar.wiring import open_sandbox, open_store
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    (home / "memory").mkdir(parents=True)
+    (home / "MEMORY.md").write_text("one\n")
+    return home
+
+
+def packs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "store" / "memories" / "m" / "packs").glob("*.tar.gz"), key=lambda p: p.stat().st_mtime_ns)
+
+
+async def exported(engine: Engine, home: Path, text: str, **more: bool):  # type: ignore[no-untyped-def]
+    (home / "MEMORY.md").write_text(text)
+    return await export(engine, open_sandbox(f"local:{home}"), ExportRequest(memory="m", **more))  # type: ignore[arg-type]
+
+
+async def test_an_export_over_a_lost_pack_is_full_again_and_becomes_the_head(
+    engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    await exported(engine, home, "one\n")
+    packs(tmp_path)[0].unlink()
+    receipt = await exported(engine, home, "two\n")
+    assert (receipt.outcome, receipt.kind) == (ExportOutcome.COMMITTED, "full")
+    target = tmp_path / "target"
+    target.mkdir()
+    restored = await restore(engine, open_sandbox(f"local:{target}"), RestoreRequest(memory="m"))
+    assert (restored.outcome, restored.snapshot) == (RestoreOutcome.COMPLETE, receipt.snapshot)
+    assert (target / "MEMORY.md").read_text() == "two\n"
+
+
+async def test_an_unchanged_memory_is_stored_again_when_its_snapshot_is_gone(
+    engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    await exported(engine, home, "one\n")
+    packs(tmp_path)[0].unlink()
+    receipt = await export(engine, open_sandbox(f"local:{home}"), ExportRequest(memory="m"))
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    assert receipt.kind == "full"
+
+
+async def test_work_that_began_from_a_fallback_takes_the_place_of_the_damaged_head(
+    engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    first = await exported(engine, home, "one\n")
+    await exported(engine, home, "two\n")
+    newest = packs(tmp_path)[-1]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    other = tmp_path / "other"
+    other.mkdir()
+    restored = await restore(engine, open_sandbox(f"local:{other}"), RestoreRequest(memory="m"))
+    assert restored.snapshot == first.snapshot
+    assert "instead of" in restored.warnings[0]
+    receipt = await exported(engine, other, "one, and more\n")
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    again = await restore(engine, open_sandbox(f"local:{other}"), RestoreRequest(memory="m"))
+    assert (again.snapshot, again.warnings) == (receipt.snapshot, [])
