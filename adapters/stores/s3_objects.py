@@ -59,7 +59,7 @@ class S3Objects:
                 answer = self._client().get_object(Bucket=self._bucket, Key=self._full(key))
                 with answer["Body"] as body:
                     data = body.read()
-                return Stored(data, answer["ETag"])
+                return Stored(data, _whole(answer["ETag"]))
         except ObjectMissing:
             return None
 
@@ -68,7 +68,7 @@ class S3Objects:
         options: dict[str, Any] = {**self._encryption, **condition}
         with self._named(key):
             answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=data, **options)
-            return answer["ETag"]
+            return _whole(answer["ETag"])
 
     def upload(self, key: str, path: Path) -> None:
         """Write an object from a file, never holding it in memory."""
@@ -192,3 +192,10 @@ class S3Objects:
 
     def _relative(self, key: str) -> str:
         return key.removeprefix(self._config.prefix)
+
+
+def _whole(etag: str) -> str:
+    """The ETag of an answer without a body, the one part of it that nothing else protects from being cut."""
+    if not etag or (etag.startswith('"') and (len(etag) < 3 or not etag.endswith('"'))):
+        raise ValueError("the ETag is cut")
+    return etag

@@ -172,7 +172,8 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 base, entries = await _base(run, answer, scratch)
             except SnapshotDamaged as damage:
                 await engine.repository.mark_damaged(run.request.memory, answer.base, damage.message)
-                question["unusable"].append(answer.base)
+                run.survey.damaged.add(answer.base)
+                question["unusable"] = sorted(run.survey.damaged)
                 raise BaseDamaged(damage.message) from None
             if answer.status == "unchanged":
                 return answer, Grown(base, entries)
