@@ -110,7 +110,7 @@ class Export:
             self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
             return
         self._count(found.path, len(text))
-        contents = reading.read_bytes(text, known, self.scratch.work)
+        contents = reading.read_bytes(text)
         self._take_contents(found, known, contents, _signature(found.status), _mtime(found, known, contents))
 
     def _take_database(self, found: Found, known: cache.Known | None) -> None:

@@ -5,6 +5,7 @@ The bytes that are hashed are the bytes that are kept, so a file that changes me
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import time
@@ -37,12 +38,13 @@ class Contents(NamedTuple):
 
 
 class _Collector:
-    """Keeps the blocks whose sum differs from the base's; zeros are kept as holes."""
+    """Keeps the blocks whose sum differs from the base's: small files in memory, others on disk with zeros as holes."""
 
-    def __init__(self, base_sums: bytes, folder: str) -> None:
+    def __init__(self, base_sums: bytes, size: int, folder: str) -> None:
         self._base = base_sums
+        self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
-        self.file: BinaryIO = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder)  # type: ignore[assignment]
+        self.file: BinaryIO = tempfile.TemporaryFile(dir=folder) if self._on_disk else io.BytesIO()  # type: ignore[assignment]
         self.length = 0
 
     def __call__(self, number: int, data: bytes) -> None:
@@ -50,7 +52,7 @@ class _Collector:
         if self._base and self._base[number * width : (number + 1) * width] == digests.block_sum(data):
             return
         self.blocks.append(number)
-        if data.count(0) == len(data):
+        if self._on_disk and data.count(0) == len(data):
             self.file.seek(len(data), os.SEEK_CUR)
         else:
             self.file.write(data)
@@ -77,7 +79,7 @@ def read_stream(stream: BinaryIO, size: int, known: Known | None, folder: str, p
         digest, sums, got = digests.digest_of_stream(stream, size, block)
         stream.seek(0)
         return Contents(got, block, digest, sums, None, stream, got)
-    collector = _Collector(base_sums, folder)
+    collector = _Collector(base_sums, size, folder)
     digest, sums, got = digests.digest_of_stream(stream, size, block, collector)
     return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
 
@@ -92,7 +94,7 @@ def read_file(place: str, known: Known | None, folder: str) -> Contents:
         with open(descriptor, "rb") as stream:
             before = os.fstat(descriptor)
             block, base_sums = base_for(known, before.st_size)
-            collector = _Collector(base_sums, folder)
+            collector = _Collector(base_sums, before.st_size, folder)
             digest, sums, got = digests.digest_of_stream(stream, before.st_size, block, collector)
             after = os.fstat(descriptor)
         blocks = collector.blocks if base_sums and got > block else None
@@ -104,11 +106,8 @@ def read_file(place: str, known: Known | None, folder: str) -> Contents:
     return contents
 
 
-def read_bytes(data: bytes, known: Known | None, folder: str) -> Contents:
-    """Contents that were made in memory, such as a filtered settings file."""
-    collector = _Collector(b"", folder)
-    collector.file.write(data)
-    collector.length = len(data)
+def read_bytes(data: bytes) -> Contents:
+    """Contents that were made in memory, such as a filtered settings file: always carried whole."""
     block = digests.block_size(len(data))
     digest, sums = digests.digest_of_bytes(data, block)
-    return Contents(len(data), block, digest, sums, None, collector.done(), len(data))
+    return Contents(len(data), block, digest, sums, None, io.BytesIO(data), len(data))

@@ -24,6 +24,7 @@ class Swap:
         self._made: list[str] = []
         self._modes: dict[str, int] = {}
         self._away: set[str] = set()
+        self._real: set[str] = set()
 
     def begin(self) -> None:
         """Make the staging folders; from here on a run that is killed is cleared up by the next."""
@@ -51,7 +52,12 @@ class Swap:
         self._modes[place] = mode
 
     def put(self, staged: str, place: str) -> None:
-        """Move a staged file here."""
+        """Move a staged file here; never through a link."""
+        parent = os.path.dirname(place)
+        if parent not in self._real:
+            if os.path.realpath(parent) != parent:
+                raise Refusal("in-the-way", "%s lies behind a link." % place)
+            self._real.add(parent)
         if os.path.lexists(place) and place not in self._away:
             raise Refusal("in-the-way", "%s is in the way and not part of the memory." % place)
         self._moves.append((staged, place))

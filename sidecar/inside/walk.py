@@ -96,6 +96,8 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Itera
                 _say(root, skipped, path, entry, "not part of the layout")
         elif is_database_tail(entry.name, siblings):
             continue
+        elif entry.is_symlink() and rules.may_hold(relative) and not rules.keep(relative):
+            skipped.add(path, "a link, not a folder")
         elif not rules.keep(relative):
             _say(root, skipped, path, entry, "not part of the layout")
         else:
