@@ -44,7 +44,7 @@ class _Collector:
         self._base = base_sums
         self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
-        self.file: BinaryIO = tempfile.TemporaryFile(dir=folder) if self._on_disk else io.BytesIO()  # type: ignore[assignment]
+        self.file: BinaryIO = tempfile.TemporaryFile(dir=folder) if self._on_disk else io.BytesIO()
         self.length = 0
 
     def __call__(self, number: int, data: bytes) -> None:

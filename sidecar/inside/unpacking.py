@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import zlib
 from typing import IO, BinaryIO, NamedTuple
 
 from . import digests
@@ -60,24 +61,18 @@ class Unpacker:
         """Lay one pack over those before it. Raise Refusal (``pack-damaged``) when it is not a whole tarball."""
         patches = {change.entry.path: change for change in index.changes if change.blocks}
         try:
-            with (
-                opened(stream, codec) as plain,
-                tarfile.open(
-                    fileobj=plain, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape"
-                ) as tar,
-            ):
+            with opened(stream, codec) as plain, _tarball(plain) as tar:
                 for member in tar:
-                    if not member.isreg():
+                    contents = tar.extractfile(member) if member.isreg() else None
+                    if contents is None:
                         continue
-                    contents = tar.extractfile(member)
-                    assert contents is not None
                     if not member.name.startswith(BLOCKS_PREFIX):
                         self._write(member.name, contents)
-                    else:
-                        patch = patches.get(member.name[len(BLOCKS_PREFIX) :])
-                        if patch is not None and patch.blocks is not None:
-                            self._patch(patch.entry, patch.blocks, contents)
-        except (tarfile.TarError, EOFError, ValueError) as problem:
+                        continue
+                    patch = patches.get(member.name[len(BLOCKS_PREFIX) :])
+                    if patch is not None and patch.blocks is not None:
+                        self._patch(patch.entry, patch.blocks, contents)
+        except (tarfile.TarError, EOFError, ValueError, zlib.error) as problem:
             raise Refusal("pack-damaged", "A pack could not be unpacked: %s." % problem, True) from None
 
     def _write(self, path: str, contents: IO[bytes]) -> None:
@@ -131,6 +126,10 @@ class Unpacker:
                 "incomplete", "%d of %d files are missing or differ: %s" % (len(wrong), len(self._places), first)
             )
         return staged
+
+
+def _tarball(plain: BinaryIO) -> tarfile.TarFile:
+    return tarfile.open(fileobj=plain, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape")
 
 
 def _write_sparsely(file: BinaryIO, data: bytes) -> None:
