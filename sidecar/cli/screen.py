@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from sidecar.cli.result import Result, Table
@@ -10,6 +11,8 @@ from sidecar.cli.result import Result, Table
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+
+PATIENCE_SECONDS = 1.0
 
 
 def show(result: Result) -> None:
@@ -36,7 +39,7 @@ def _plain(text: str) -> str:
 
 
 class ProgressBar:
-    """Appears once a step has run for a second, and leaves nothing behind."""
+    """Appears when a command takes longer than a second, and leaves nothing behind."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -51,12 +54,16 @@ class ProgressBar:
             transient=True,
         )
         self._task: TaskID | None = None
+        self._patience = threading.Timer(PATIENCE_SECONDS, self._bar.start)
+        self._patience.daemon = True
 
     def __enter__(self) -> ProgressBar:
-        self._bar.start()
+        self._patience.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._patience.cancel()
+        self._patience.join()
         self._bar.stop()
 
     def step(self, name: str, total: int | None = None) -> None:

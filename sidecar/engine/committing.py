@@ -55,7 +55,7 @@ def manifest_of(
         snapshot=snapshot,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         packs=[],
-        roots=[Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots],
+        roots=_roots(grown, answer),
         files=files,
         bytes=size,
         tree=tree_digest(entries),
@@ -66,6 +66,14 @@ def manifest_of(
         label=request.label,
         databases=_databases(grown, answer),
     )
+
+
+def _roots(grown: Grown, answer: ExportAnswer) -> list[Root]:
+    """The roots that were found, and those of the base that were not asked for and so stay as they were."""
+    found = [Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
+    names = {root.name for root in found}
+    held = {path.split("/")[0] for path in grown.brought.entries}
+    return found + [root for root in (grown.base.roots if grown.base else []) if root.name in held - names]
 
 
 def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:

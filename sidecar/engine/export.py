@@ -181,7 +181,8 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 answer, bundle = await read_tarball(engine, run.sandbox, answer, question, scratch)
             else:
                 bundle = await receive(engine, run.sandbox, answer, inline, scratch)
-            return answer, Grown(base, entries, await checked(engine, answer, bundle, entries))
+            roots = [root.name for root in base.roots] if base else []
+            return answer, Grown(base, entries, await checked(engine, answer, bundle, entries, roots))
     raise AssertionError("unreachable")
 
 

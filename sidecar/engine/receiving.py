@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from sidecar.engine.asking import ExportAnswer
@@ -70,8 +70,13 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def check(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry]) -> Arrived:
-    """Check a bundle as hostile input and lay it over ``base``. Raise ``UntrustedSandbox`` or ``LimitExceeded``."""
+def check(
+    engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry], roots: Collection[str]
+) -> Arrived:
+    """Check a bundle as hostile input and lay it over ``base``, whose roots those are.
+
+    Raise ``UntrustedSandbox`` or ``LimitExceeded``.
+    """
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
     index = read_index(bundle.path, answer.pack_bytes, engine.limits)
@@ -83,11 +88,13 @@ def check(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str,
         raise BadAnswer(f"The sandbox's index makes no sense: {problem}.") from None
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
-    check_entries(entries, {root.name for root in answer.roots}, engine.limits)
+    check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits)
     check_pack(bundle.path, answer.codec, index)
     return Arrived(PackFile(bundle.path, answer.codec, index), entries)
 
 
-async def checked(engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry]) -> Arrived:
+async def checked(
+    engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry], roots: Collection[str]
+) -> Arrived:
     engine.progress.step("checking")
-    return await asyncio.to_thread(check, engine, answer, bundle, base)
+    return await asyncio.to_thread(check, engine, answer, bundle, base, roots)

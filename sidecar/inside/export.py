@@ -46,8 +46,7 @@ class Export:
         for root in self.roots:
             for found in walk(root, self.skipped, self.limits):
                 self._take(found)
-        before = self.base.entries if self.base is not None else {}
-        gone = sorted(set(before) - set(self.entries))
+        gone = sorted(self._gone())
         if self.base is not None and not self.changes and not gone:
             if self.refreshed:
                 self._remember(self.base.snapshot)
@@ -55,6 +54,22 @@ class Export:
         answer = self._finish_pack(gone)
         self._remember(self.request["snapshot"])
         return answer
+
+    def _gone(self) -> list[str]:
+        """What the base has and the sandbox has not. Roots of layouts that were not asked for stay as the base has them."""
+        asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
+        gone = []
+        for path, known in self.base.entries.items() if self.base is not None else ():
+            if path in self.entries:
+                continue
+            root = path.split("/")[0]
+            stem, _, number = root.rpartition("-")
+            if root in asked or (number.isdigit() and stem in asked):
+                gone.append(path)
+            else:
+                self.entries[path] = known
+                self.total += known.entry.size
+        return gone
 
     def _remember(self, snapshot: str) -> None:
         keep = self.lineage[:MOST_INDEXES]

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from sidecar.engine import Engine, RestoreRequest, restore
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import OutputTooLarge, SandboxTimeout, SidecarError
-from tests.parts import forgery
 from tests.parts.forgery import (
     BIG_AFTER,
     BOMBS,
@@ -31,6 +32,7 @@ from tests.parts.forgery import (
 )
 from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree
 
+T = TypeVar("T")
 ROOM = 400 << 10
 """KiB that refusing anything may take: far below what the bombs hold."""
 
@@ -142,7 +144,7 @@ def test_output_that_never_ends_is_cut_off_and_its_process_is_gone(tmp_path: Pat
     sandbox = WatchedSandbox(home)
     started = time.monotonic()
     with pytest.raises(OutputTooLarge) as refused:
-        asyncio.run(sandbox.run("echo $$ > pid; yes & yes", timeout=60, output_limit=4 << 20))
+        asyncio.run(_promptly(sandbox.run("echo $$ > pid; yes & yes", timeout=60, output_limit=4 << 20)))
     assert refused.value.code == "output-too-large"
     assert time.monotonic() - started < 10
     assert _session_is_gone(int((home / "pid").read_text()))
@@ -151,7 +153,8 @@ def test_output_that_never_ends_is_cut_off_and_its_process_is_gone(tmp_path: Pat
 def test_a_command_that_never_ends_is_ended(tmp_path: Path) -> None:
     home = empty_home(tmp_path / "home")
     with pytest.raises(SandboxTimeout):
-        asyncio.run(WatchedSandbox(home).run("echo $$ > pid; sleep 1000 & sleep 1000", timeout=1, output_limit=1 << 20))
+        command = "echo $$ > pid; sleep 1000 & sleep 1000"
+        asyncio.run(_promptly(WatchedSandbox(home).run(command, timeout=1, output_limit=1 << 20)))
     assert _session_is_gone(int((home / "pid").read_text()))
 
 
@@ -218,8 +221,6 @@ def test_what_a_layout_never_restores_does_not_arrive_even_if_a_snapshot_has_it(
 
 
 async def _export_all_layouts(engine: Engine, sandbox: ForgedSandbox) -> None:
-    from sidecar.engine import ExportRequest, export
-
     try:
         await export(engine, sandbox, ExportRequest(memory="other"))
     except SidecarError:
@@ -237,13 +238,18 @@ def _downloading(what: bytes) -> ForgedSandbox:
 
 
 def _refusal(engine: Engine, sandbox: object) -> str:
-    from sidecar.engine import ExportRequest, export
-
     try:
-        receipt = asyncio.run(export(engine, sandbox, ExportRequest(memory=MEMORY, layouts=("three-tier",))))  # type: ignore[arg-type]
+        asked = ExportRequest(memory=MEMORY, layouts=("three-tier",))
+        receipt = asyncio.run(_promptly(export(engine, sandbox, asked)))  # type: ignore[arg-type]
     except SidecarError as problem:
         return problem.code
     return str(receipt.outcome)
+
+
+async def _promptly(work: Awaitable[T]) -> T:
+    """What would hang must fail."""
+    async with asyncio.timeout(30):
+        return await work
 
 
 def _session_is_gone(session: int) -> bool:
@@ -263,5 +269,3 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
 
-
-assert forgery.__doc__

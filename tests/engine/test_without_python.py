@@ -15,9 +15,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 
-TOOLS = (
-    "sh cat cp cut dirname find gzip head ls mkdir mktemp mv rm sed sha256sum sort tail tar tr wc sqlite3 printf env"
-).split()
+TOOLS = ["sh", "cat", "cp", "cut", "dirname", "find", "gzip", "head", "ls", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "sort", "tail", "tar", "tr", "wc", "sqlite3", "printf", "env"]
 
 
 class BareSandbox(LocalSandbox):
