@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -310,6 +311,20 @@ async def test_a_swap_waits_for_the_lock_of_another_but_not_for_ever(
         monkeypatch.setattr(disk_folders, "LOCK_PATIENCE", 0.2)
         with pytest.raises(StoreUnreachable, match="locked by another"):
             await store.swap("m/head", b"3", expected=version)
+
+
+def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, flock, deleted = tmp_path / ".lock-head", fcntl.flock, []
+
+    def deleting_flock(file: BinaryIO, how: int) -> None:
+        if not deleted:
+            lock.unlink()
+            deleted.append(lock)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", deleting_flock)
+    with disk_folders.locked(lock), lock.open("ab") as other, pytest.raises(BlockingIOError):
+        flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 async def test_a_filesystem_without_locks_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

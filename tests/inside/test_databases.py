@@ -1,0 +1,124 @@
+"""Copying SQLite while others write, and without leaving a trace beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.inside.databases import copy_database, quick_check
+from sidecar.inside.refusal import Refusal
+
+
+def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:
+    database = sqlite3.connect(path)
+    database.execute(f"PRAGMA page_size={page}")
+    database.execute(f"PRAGMA journal_mode={mode}")
+    database.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, text TEXT)")
+    with database:
+        database.executemany("INSERT INTO rows (text) VALUES (?)", [(os.urandom(100).hex(),) for _ in range(rows)])
+    database.close()
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int, str]]:
+    return {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in folder.iterdir()
+    }
+
+
+def count(path: Path) -> int:
+    database = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+    try:
+        return int(database.execute("SELECT count(*) FROM rows").fetchone()[0])
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("mode", ["WAL", "DELETE", "TRUNCATE", "PERSIST"])
+@pytest.mark.parametrize("page", [512, 4096, 65536])
+def test_a_database_nobody_writes_to_is_copied_to_the_byte_and_left_alone(tmp_path: Path, mode: str, page: int) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    make(folder / "a.db", mode, page=page)
+    before = listing(folder)
+    copied = copy_database(str(folder / "a.db"), str(tmp_path / "copy"), 5)
+    assert (copied.check, copied.page) == ("ok", page)
+    assert (tmp_path / "copy").read_bytes() == (folder / "a.db").read_bytes()
+    assert listing(folder) == before
+
+
+def test_rows_that_are_only_in_the_log_are_copied(tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "WAL", rows=1)
+    writer = sqlite3.connect(tmp_path / "a.db")
+    writer.execute("PRAGMA wal_autocheckpoint=0")
+    with writer:
+        writer.executemany("INSERT INTO rows (text) VALUES (?)", [("x" * 500,)] * 3000)
+    assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
+    assert count(tmp_path / "copy") == 3001
+    writer.close()
+
+
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_a_crashed_writers_log_is_honoured_and_left_alone(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    make(folder / "a.db", mode)
+    script = f"""
+import os, sqlite3
+database = sqlite3.connect({str(folder / "a.db")!r}, isolation_level=None)
+database.execute("PRAGMA cache_size=1")
+if {mode == "WAL"}:
+    database.execute("PRAGMA wal_autocheckpoint=0")
+    database.execute("INSERT INTO rows (text) VALUES ('committed')")
+database.execute("BEGIN")
+database.execute("UPDATE rows SET text = 'never committed'")
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    (folder / "a.db-shm").unlink(missing_ok=True)
+    assert (folder / ("a.db-wal" if mode == "WAL" else "a.db-journal")).stat().st_size > 0
+    before = listing(folder)
+    assert copy_database(str(folder / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
+    assert count(tmp_path / "copy") == (2001 if mode == "WAL" else 2000)
+    copy = sqlite3.connect(tmp_path / "copy")
+    assert copy.execute("SELECT count(*) FROM rows WHERE text = 'never committed'").fetchone() == (0,)
+    copy.close()
+    assert listing(folder) == before
+
+
+def test_a_locked_database_is_given_up_after_a_bounded_wait(tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "DELETE")
+    writer = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    started = time.monotonic()
+    with pytest.raises(Refusal) as refused:
+        copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 0.5)
+    assert refused.value.code == "database-busy"
+    assert refused.value.retryable
+    assert time.monotonic() - started < 10
+    writer.close()
+
+
+def test_a_damaged_database_is_copied_and_reported(tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "DELETE")
+    data = bytearray((tmp_path / "a.db").read_bytes())
+    data[4096 * 3 : 4096 * 4] = b"\xff" * 4096
+    (tmp_path / "a.db").write_bytes(data)
+    assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check != "ok"
+    (tmp_path / "b.db").write_bytes(b"not a database at all" * 100)
+    assert copy_database(str(tmp_path / "b.db"), str(tmp_path / "copy-b"), 5).check != "ok"
+    assert (tmp_path / "copy-b").read_bytes() == (tmp_path / "b.db").read_bytes()
+
+
+def test_quick_check_writes_nothing(tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "WAL")
+    before = listing(tmp_path)
+    assert quick_check(str(tmp_path / "a.db")) == "ok"
+    assert listing(tmp_path) == before

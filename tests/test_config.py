@@ -1,0 +1,59 @@
+"""Bad settings are named, with the nearest right one, before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.config import load_config
+from sidecar.errors import BadConfig
+
+
+def config(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
+    file = tmp_path / "sidecar.toml"
+    file.write_text(text)
+    return load_config(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stor = 'file:/x'", "Did you mean 'store'?"),
+        ("[limits]\nbyte = 1", "Did you mean 'bytes'?"),
+        ("[limits]\nbytes = -1", "must not be negative"),
+        ("[limits]\nbytes = 'many'", "not valid"),
+        ("[guards]\nshrink = 1", "unknown key"),
+        ("store = 3", "must be a text"),
+        ("not toml", "is not TOML"),
+        ("[layouts.x]\nkeeps = ['a']", "Did you mean 'keep'?"),
+        ("[layouts.x]\nkeep = ['a']\n[[layouts.x.roots]]\nname = 'X/..'\npaths = ['~/x']", "lower-case"),
+        ("[layouts.x]\nkeep = ['a']\nroots = []", "at least one root"),
+        ("[layouts.x]\nkeep = ['a']\n[[layouts.x.roots]]\nname = 'x'", "either project = true or paths"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        config(tmp_path, text)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="cannot be read"):
+        load_config(str(tmp_path / "none.toml"))
+
+
+def test_the_store_comes_from_the_command_line_then_the_environment_then_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEMORY_SIDECAR_STORE", raising=False)
+    file = tmp_path / "c.toml"
+    file.write_text("store = 'file:/from-file'\n[limits]\nfiles = 7")
+    assert load_config(str(file)).store == "file:/from-file"
+    assert load_config(str(file)).limits.files == 7
+    monkeypatch.setenv("MEMORY_SIDECAR_STORE", "file:/from-environment")
+    assert load_config(str(file)).store == "file:/from-environment"
+    assert load_config(str(file), store="file:/given").store == "file:/given"
+    monkeypatch.delenv("MEMORY_SIDECAR_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert load_config(None).store == "file:/data/memory-sidecar"
