@@ -33,7 +33,7 @@ def conversations(folder: Path, database: int, count: int) -> list[Conversation]
     """Export after each of ``count`` conversations with a claude-mem-like memory whose database has that many bytes."""
     home, store = folder / "home", folder / "store"
     (folder / "tmp").mkdir(parents=True)
-    words = homes.Words(3)
+    words = homes.Words(3, max(2 << 20, min(database, 16 << 20)))
     homes.claude_mem(home, database, words)
     _export(folder)
     old, new = folder / "old.db", folder / "new.db"

@@ -43,16 +43,15 @@ class ProgressBar:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeElapsedColumn
+        from rich.text import Text
 
-        self._bar: Bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        class Amount(DownloadColumn):
+            def render(self, task: Task) -> Text:
+                return Text() if task.total is None else super().render(task)
+
+        columns = (TextColumn("{task.description}"), BarColumn(), Amount(), TimeElapsedColumn())
+        self._bar: Bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task: TaskID | None = None
         self._patience = threading.Timer(PATIENCE_SECONDS, self._bar.start)
         self._patience.daemon = True

@@ -89,12 +89,13 @@ def check(
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
     check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits)
-    check_pack(bundle.path, answer.codec, index)
+    carried = sum(change.entry.size for change in index.changes if change.blocks is None)
+    engine.progress.step("checking", carried)
+    check_pack(bundle.path, answer.codec, index, engine.progress)
     return Arrived(PackFile(bundle.path, answer.codec, index), entries)
 
 
 async def checked(
     engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry], roots: Collection[str]
 ) -> Arrived:
-    engine.progress.step("checking")
     return await asyncio.to_thread(check, engine, answer, bundle, base, roots)

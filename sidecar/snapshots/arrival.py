@@ -34,6 +34,7 @@ from sidecar.inside.compression import opened
 from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index, load
 from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK
 from sidecar.limits import Limits
+from sidecar.progress import Progress, Unwatched
 
 LONGEST_PATH, LONGEST_NAME = 4096, 255
 HEADER_ALLOWANCE = 16 * 1024
@@ -120,8 +121,8 @@ class CarefulMember(tarfile.TarInfo):
 class _Bounded(io.RawIOBase):
     """Decompressed bytes, counted: more than expected is a bomb."""
 
-    def __init__(self, stream: BinaryIO, most: int) -> None:
-        self._stream, self._left = stream, most
+    def __init__(self, stream: BinaryIO, most: int, progress: Progress) -> None:
+        self._stream, self._left, self._progress = stream, most, progress
 
     def readable(self) -> bool:
         return True
@@ -131,14 +132,15 @@ class _Bounded(io.RawIOBase):
         self._left -= len(data)
         if self._left < 0:
             raise PackBomb("A pack unpacks to more than it should hold.")
+        self._progress.advance(len(data))
         buffer[: len(data)] = data
         return len(data)
 
 
-def open_tar(plain: BinaryIO, most: int) -> tarfile.TarFile:
+def open_tar(plain: BinaryIO, most: int, progress: Progress | None = None) -> tarfile.TarFile:
     """A tarball as a stream of careful members, ``most`` bytes long at the most."""
     return tarfile.open(
-        fileobj=io.BufferedReader(_Bounded(plain, most), CHUNK),
+        fileobj=io.BufferedReader(_Bounded(plain, most, progress or Unwatched()), CHUNK),
         mode="r|",
         bufsize=CHUNK,
         tarinfo=CarefulMember,
@@ -173,12 +175,12 @@ def _rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[byte
         yield row
 
 
-def check_pack(pack: Path, codec: str, index: Index) -> None:
+def check_pack(pack: Path, codec: str, index: Index, progress: Progress | None = None) -> None:
     """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
     expected = _expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
-        with pack.open("rb") as file, opened(file, codec) as plain, open_tar(plain, allowance) as tar:
+        with pack.open("rb") as file, opened(file, codec) as plain, open_tar(plain, allowance, progress) as tar:
             for member in tar:
                 change, length = _claimed(member, expected)
                 if member.size != length:

@@ -352,7 +352,7 @@ def test_what_servers_say_in_our_words(code: str, status: int, error: type[Store
 
 
 @contextmanager
-def _answering(answer: Callable[[str, str], tuple[int, bytes]]) -> Iterator[tuple[str, list[str]]]:
+def _answering(answer: Callable[[str, str], tuple[int, bytes]], **headers: str) -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
@@ -364,7 +364,8 @@ def _answering(answer: Callable[[str, str], tuple[int, bytes]]) -> Iterator[tupl
             asked.append(self.command)
             status, body = answer(self.command, self.path)
             self.send_response(status)
-            self.send_header("ETag", '"0"')
+            for name, value in {"ETag": '"0"', **headers}.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -410,6 +411,15 @@ async def test_a_conflict_at_the_server_is_tried_again_within_bounds(
             with pytest.raises(HeadMoved):
                 await swap
             assert asked == ["PUT"] * 5 + ["GET"]
+
+
+@pytest.mark.usefixtures("one_attempt")
+async def test_an_error_that_carries_an_objects_checksum(moto_server: S3Server, credentials_of: Become) -> None:
+    credentials_of(moto_server)
+    checksum = {"x-amz-checksum-crc32": "AAAAAA=="}
+    answering = _answering(lambda method, path: (404, _error("NoSuchKey")), **checksum)
+    with answering as (endpoint, _), pytest.raises(StoreUnreachable):
+        await open_store(_url(moto_server, "bucket", endpoint)).get("m/x")
 
 
 async def test_an_object_that_could_not_be_deleted_is_said(moto_server: S3Server, credentials_of: Become) -> None:

@@ -71,8 +71,9 @@ def whole_head(store: Path) -> Head | None:
 def assert_nothing_is_lost(store: Path, acknowledged: list[str]) -> None:
     head = whole_head(store)
     assert (head is not None) or not acknowledged
-    if head is not None and acknowledged:
-        assert [past for past, _ in head.history if past in acknowledged] == acknowledged[::-1]
+    if head is not None:
+        mine = [*dict.fromkeys(acknowledged)][::-1]  # one that found nothing new names its predecessor's again
+        assert [past for past, _ in head.history if past in mine] == mine
 
 
 def assert_leftovers_can_go(store: Path) -> None:
@@ -127,7 +128,7 @@ def test_export_that_died_at_a_write_is_made_good_by_the_next(
         assert titles(other) == titles(home), "the next export did not bring what the dead one had"
         if not first:
             acknowledged.append(head.snapshot)
-            assert_nothing_is_lost(store, sorted(set(acknowledged)))
+            assert_nothing_is_lost(store, acknowledged)
         assert_leftovers_can_go(store)
 
 
@@ -192,7 +193,7 @@ def test_store_survives_kills_at_random_moments(rounds: int, tmp_path: Path) -> 
     assert {row["snapshot"] for row in snapshots} >= set(acknowledged)
     assert_leftovers_can_go(store)
     print(
-        f"{killed} of {rounds} exports killed, {len(acknowledged)} acknowledged, {len(snapshots)} snapshots, none lost"
+        f"{killed} of {rounds} exports killed, {len(set(acknowledged))} acknowledged, {len(snapshots)} snapshots, none lost"
     )
 
 

@@ -35,6 +35,8 @@ from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tr
 T = TypeVar("T")
 ROOM = 400 << 10
 """KiB that refusing anything may take: far below what the bombs hold."""
+PATIENCE = 30
+"""Seconds that refusing anything may take."""
 
 
 @pytest.fixture
@@ -71,7 +73,6 @@ def test_a_lie_is_refused_with_its_own_code_and_nothing_is_written(case: str, en
 def test_a_bomb_is_refused_quickly_and_in_little_memory(case: str, engine: Engine, tmp_path: Path) -> None:
     code, _ = CASES[case]
     before = tree(tmp_path)
-    started = time.monotonic()
     ran = subprocess.run(
         [sys.executable, "-m", "tests.parts.forgery", case, str(tmp_path / "store")],
         cwd=PROJECT,
@@ -84,8 +85,8 @@ def test_a_bomb_is_refused_quickly_and_in_little_memory(case: str, engine: Engin
     said = json.loads(ran.stdout)
     assert said["code"] == code
     assert said["grew_kib"] < ROOM
-    assert said["forged_bytes"] < 40 << 20, "what was sent is no bomb but simply large"
-    assert time.monotonic() - started < 45
+    assert said["seconds"] < PATIENCE
+    assert said["sent"] < 40 << 20, "this is no bomb but simply large"
     assert tree(tmp_path) == before
 
 
