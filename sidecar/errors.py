@@ -77,7 +77,7 @@ class StoreError(SidecarError):
 class StoreUnreachable(StoreError):
     code = "store-unreachable"
     retryable = True
-    default_hint = "Check the endpoint and the network, then run the same command again; nothing was changed."
+    default_hint = "Check the endpoint and the network, then run the same command again; that is always safe."
 
 
 class StoreDenied(StoreError):

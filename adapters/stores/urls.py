@@ -13,13 +13,14 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from adapters.stores.disk import DiskStore
-from adapters.stores.s3 import S3Config, S3Store
 from sidecar.errors import BadReference
 from sidecar.ports import Store
+
+if TYPE_CHECKING:
+    from adapters.stores.s3 import S3Config
 
 _OPTIONS = {
     "file": (),
@@ -41,8 +42,13 @@ def open_store(url: str) -> Store:
         raise BadReference("The store URL holds a line break, tab or other control character.")
     parts = _split(url)
     options = _options(scheme, parts.query)
+    # Each adapter is imported only when asked for: a command on a local disk need not wait for S3's.
     if scheme == "s3":
+        from adapters.stores.s3 import S3Store
+
         return S3Store(_s3_config(parts, options), url=url)
+    from adapters.stores.disk import DiskStore
+
     path = _path(scheme, parts)
     if scheme == "file":
         return DiskStore(path, url=url)
@@ -108,6 +114,8 @@ def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
     if kms_key and sse == "AES256":
         raise BadReference("The option 'sse-kms-key-id' needs sse=aws:kms.")
     prefix = _prefix(_decoded(parts.path))
+    from adapters.stores.s3 import S3Config
+
     return S3Config(
         bucket=parts.netloc,
         prefix=f"{prefix}/" if prefix else "",

@@ -70,8 +70,8 @@ def last_row_in(home: Path) -> int:
 @pytest.mark.parametrize(
     ("mode", "exports"),
     [
-        ("WAL", 8),
-        ("DELETE", 5),
+        ("WAL", 6),
+        ("DELETE", 3),
         pytest.param("WAL", 200, marks=pytest.mark.slow),
         pytest.param("DELETE", 200, marks=pytest.mark.slow),
     ],

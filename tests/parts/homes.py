@@ -193,8 +193,7 @@ def tree(path: Path) -> Tree:
 def memory_tree(data: Path) -> Tree:
     """What of a ``.claude-mem`` folder must arrive exactly as it was: all of it but what never moves, and settings.json."""
     apart = {os.fsencode(name) for name in (*NEVER, *SECRETS, "settings.json")}
-    apart |= {os.path.dirname(name) for name in apart}
-    apart.add(b"state/deep")
+    apart |= {os.fsencode(parent) for name in NEVER for parent in Path(name).parents}
     return {name: about for name, about in tree(data).items() if name not in apart}
 
 
