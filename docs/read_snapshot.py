@@ -101,8 +101,8 @@ def read(store, memory, output, snapshot=""):
     for path, entry in sorted(entries.items()):
         root, *rest = path.split("/")
         check(root in roots and rest and not {"", ".", ".."} & set(rest), path + " leads out of its root")
-        row = (entry.get("mode", 0), entry.get("size", 0), entry.get("digest", ""), entry.get("target", ""))
-        tree.update((repr((path, entry["type"], *row)) + "\n").encode("utf-8", "surrogatepass"))
+        row = [entry.get("mode", 0), entry.get("size", 0), entry.get("digest", ""), entry.get("target", "")]
+        tree.update(canonical([path, entry["type"], *row]) + b"\n")
     check(tree.hexdigest() == manifest["tree"], "the packs do not add up to the snapshot")
     os.makedirs(output + ".partial")
     for tar, lines in packs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Self, TypeVar
@@ -142,9 +143,9 @@ def _decoded(data: bytes, kind: type[T], what: str) -> T:
 
 def tree_digest(entries: dict[str, Entry]) -> str:
     """One name for the contents of a snapshot: paths, types, modes and contents, not times."""
-    digest = hashlib.sha256()
+    digest, encode = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
     for path in sorted(entries):
         entry = entries[path]
-        line = (path, entry.type, entry.mode, entry.size, entry.digest, entry.target)
-        digest.update((repr(line) + "\n").encode("utf-8", "surrogatepass"))
+        line = [path, entry.type, entry.mode, entry.size, entry.digest, entry.target]
+        digest.update(encode(line).encode() + b"\n")
     return digest.hexdigest()
