@@ -37,8 +37,8 @@ class Swap:
         self._moves.append((place, aside))
         self._away.add(place)
 
-    def folder(self, place: str, mode: int = 0o755) -> None:
-        """Have a folder here, with its parents."""
+    def folder(self, place: str, mode: int | None = None) -> None:
+        """Have a folder here, with its parents; with this mode, if one is given."""
         missing = []
         folder = place
         while not os.path.isdir(folder) and folder not in self._modes:
@@ -49,7 +49,8 @@ class Swap:
         for path in reversed(missing):
             self._made.append(path)
             self._modes[path] = 0o755
-        self._modes[place] = mode
+        if mode is not None:
+            self._modes[place] = mode
 
     def put(self, staged: str, place: str) -> None:
         """Move a staged file here; never through a link."""
