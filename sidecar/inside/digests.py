@@ -13,7 +13,8 @@ SUM_BYTES = 16
 PLAIN_BLOCK = 64 * 1024
 MOST_BLOCKS = 1 << 18
 
-Sink = Callable[[int, bytes], None]
+Sink = Callable[[int, bytes, bytes], None]
+"""Takes a block's number, its bytes and its sum."""
 
 
 def block_size(size: int, page: int = 0) -> int:
@@ -49,7 +50,7 @@ def digest_of_stream(stream: BinaryIO, size: int, block: int, sink: Sink | None 
     if size <= block:
         data = stream.read(size)
         if sink is not None and data:
-            sink(0, data)
+            sink(0, data, b"")
         return hashlib.sha256(data).hexdigest(), b"", len(data)
     sums = bytearray()
     number = got = 0
@@ -57,9 +58,10 @@ def digest_of_stream(stream: BinaryIO, size: int, block: int, sink: Sink | None 
         data = stream.read(min(block, size - got))
         if not data:
             break
-        sums += block_sum(data)
+        one = block_sum(data)
+        sums += one
         if sink is not None:
-            sink(number, data)
+            sink(number, data, one)
         number += 1
         got += len(data)
     return digest_of_sums(bytes(sums)), bytes(sums), got

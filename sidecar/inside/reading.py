@@ -47,9 +47,9 @@ class _Collector:
         self.file: BinaryIO = tempfile.TemporaryFile(dir=folder) if self._on_disk else io.BytesIO()
         self.length = 0
 
-    def __call__(self, number: int, data: bytes) -> None:
+    def __call__(self, number: int, data: bytes, block_sum: bytes) -> None:
         width = digests.SUM_BYTES
-        if self._base and self._base[number * width : (number + 1) * width] == digests.block_sum(data):
+        if self._base and self._base[number * width : (number + 1) * width] == block_sum:
             return
         self.blocks.append(number)
         if self._on_disk and data.count(0) == len(data):
