@@ -84,19 +84,24 @@ def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
     return [known[path] for path, entry in grown.brought.entries.items() if entry.database and path in known]
 
 
-async def same_as_head(engine: Engine, state: HeadState, survey: Survey, manifest: Manifest) -> Manifest | None:
-    """The head's manifest, if the new snapshot holds exactly the same and the head is not damaged."""
-    head = await _head_manifest(engine, manifest.memory, state)
-    return head if head is not None and head.tree == manifest.tree and head.snapshot not in survey.damaged else None
+async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown) -> Manifest | None:
+    """The manifest of the head that an export may replace; ``None`` when there is none or it is known to be damaged."""
+    if state.head is None or state.snapshot in survey.damaged:
+        return None
+    if grown.base is not None and grown.base.snapshot == state.snapshot:
+        return grown.base
+    try:
+        return await engine.repository.manifest(state.head.memory, state.snapshot)
+    except (SnapshotDamaged, SnapshotNotFound):
+        return None
 
 
-async def judge_against(
-    engine: Engine, state: HeadState, manifest: Manifest, grown: Grown, scratch: Spool
+async def judged(
+    engine: Engine, manifest: Manifest, grown: Grown, head: Manifest | None, scratch: Spool
 ) -> Reason | None:
     """What the guards say of replacing the head by this snapshot. A head that cannot be read is no measure."""
-    head = await _head_manifest(engine, manifest.memory, state)
     entries: dict[str, Entry] = {}
-    if head is not None and grown.base is not None and head.snapshot == grown.base.snapshot:
+    if head is not None and head is grown.base:
         entries = grown.base_entries
     elif head is not None:
         try:
@@ -104,13 +109,6 @@ async def judge_against(
         except SnapshotDamaged:
             head = None
     return judge(manifest, grown.brought.entries, head, entries, engine.layouts, engine.guards)
-
-
-async def _head_manifest(engine: Engine, memory: str, state: HeadState) -> Manifest | None:
-    try:
-        return await engine.repository.manifest(memory, state.snapshot) if state.head else None
-    except (SnapshotDamaged, SnapshotNotFound):
-        return None
 
 
 async def commit(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer, ask
-from sidecar.engine.committing import Grown, advance, commit, judge_against, manifest_of, same_as_head
+from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.receiving import checked, receive
 from sidecar.engine.without_python import read_tarball
@@ -57,9 +57,10 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
         if grown.arrived is None:
             return await _unchanged(run, answer, grown.unchanged)
         manifest = manifest_of(grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request)
-        if head := await same_as_head(engine, run.state, run.survey, manifest):
+        head = await head_of(engine, run.state, run.survey, grown)
+        if head is not None and head.tree == manifest.tree:
             return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
-        reason = None if request.force else await judge_against(engine, run.state, manifest, grown, scratch)
+        reason = None if request.force else await judged(engine, manifest, grown, head, scratch)
         manifest, added = await commit(engine, manifest, grown, reason, scratch)
     outcome, state = await advance(engine, manifest, run.state, moves=reason is None and run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:

@@ -17,7 +17,7 @@ from sidecar.snapshots.arrival import check_entries, check_pack, read_index
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
 
-_SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z")
+_SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
 """Where bundles lie in a sandbox: a sandbox must not make us fetch, or remove, anything else."""
 
 

@@ -176,6 +176,9 @@ def test_store_survives_kills_at_random_moments(rounds: int, tmp_path: Path) -> 
             process.kill()
         ran = ended(process)
         killed += ran.code == -signal.SIGKILL
+        usual *= (
+            0.9 if ran.code == 0 else 1.03
+        )  # stay where about every fourth gets away, whatever else this machine does
         if ran.code == 0 and ran.document:
             acknowledged.append(ran.document["snapshot"])
         assert ran.code in (0, -signal.SIGKILL), ran

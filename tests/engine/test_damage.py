@@ -107,9 +107,7 @@ def _readable(name: str) -> list[int]:
 
 
 def _restored(case: Case, snapshot: str = "latest") -> RestoreReceipt:
-    return asyncio.run(
-        restore(engine_at(case.store), case.sandbox, RestoreRequest(memory=MEMORY, snapshot=snapshot))
-    )
+    return asyncio.run(restore(engine_at(case.store), case.sandbox, RestoreRequest(memory=MEMORY, snapshot=snapshot)))
 
 
 def _verified(case: Case) -> MemoryReport:
@@ -160,7 +158,9 @@ def test_damage_is_noticed_before_the_sandbox_is_touched_and_the_next_good_snaps
         else:
             assert receipt.wanted == ("head" if name == "head" else made.snapshots[2])
             assert made.snapshots[good[0] - 1] in receipt.warnings[0], "which one came back"
-            assert ("head" if name == "head" else made.places[name].stem.split(".")[0]) in receipt.warnings[0], "and why"
+            assert ("head" if name == "head" else made.places[name].stem.split(".")[0]) in receipt.warnings[0], (
+                "and why"
+            )
 
 
 @pytest.mark.parametrize("how", ["middle byte", "cut short", "gone"])

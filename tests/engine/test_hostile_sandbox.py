@@ -131,7 +131,9 @@ def test_a_download_of_other_bytes_is_refused(engine: Engine, tmp_path: Path) ->
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("path", ["/home/user/work-of-years/thesis", "/home/user", "relative/work-1/x", "/work-1/../home"])
+@pytest.mark.parametrize(
+    "path", ["/home/user/work-of-years/thesis", "/home/user", "relative/work-1/x", "/work-1/../home"]
+)
 def test_the_sidecar_removes_nothing_in_a_sandbox_but_its_own(path: str, engine: Engine) -> None:
     sandbox = ForgedSandbox(
         lambda request: Bundle(honest().pack, honest().index, {"bundle": {"path": path}}, inline=False)
@@ -269,4 +271,3 @@ def _lives(pid: int) -> bool:
         return b"\nState:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -190,9 +192,7 @@ def test_seed_keeps_a_database_and_its_log_together(engine: Engine, home: Path, 
 
 
 @pytest.mark.parametrize("tail", ["-wal", "-shm", "-journal"])
-def test_the_log_of_an_old_database_does_not_survive_it(
-    tail: str, engine: Engine, home: Path, tmp_path: Path
-) -> None:
+def test_the_log_of_an_old_database_does_not_survive_it(tail: str, engine: Engine, home: Path, tmp_path: Path) -> None:
     _export(engine, home)
     other = empty_home(tmp_path / "other")
     write(other / f".claude-mem/claude-mem.db{tail}", b"of a database that is long gone")
@@ -282,9 +282,6 @@ def _tampered(engine: Engine, store: Path) -> None:
 
 
 def _repacked(data: bytes) -> bytes:
-    import gzip
-    import tarfile
-
     out = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(data), mode="r:gz", errors="surrogateescape") as old,
@@ -370,10 +367,8 @@ def test_two_projects_are_never_laid_over_each_other(engine: Engine, tmp_path: P
         three_tier_home(home / name)
     _export(engine, home, projects=("app", "lib"))
     other = empty_home(tmp_path / "other")
-    receipt = _restore(engine, other, projects=("one", "one/../one"))
-    assert receipt.outcome == "incomplete" or project_tree(other / "one") != {}
-    if receipt.outcome == "complete":
-        assert len({root for root in (other / "one", other / "lib") if project_tree(root)}) == 2
+    _restore(engine, other, projects=("lib", "lib/../lib"))
+    assert project_tree(other / "lib") == {}
 
 
 def test_a_time_gets_what_was_the_head_then(engine: Engine, tmp_path: Path) -> None:
