@@ -62,11 +62,12 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
             return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
         reason = None if request.force else await judged(engine, manifest, grown, head, scratch)
         manifest, added = await commit(engine, manifest, grown, reason, scratch)
-    outcome, state = await advance(engine, manifest, run.state, moves=reason is None and run.continues(answer))
+    if reason is not None:
+        return run.receipt(ExportOutcome.REJECTED, run.state, answer, manifest, reason, added)
+    outcome, state = await advance(engine, manifest, run.state, moves=run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:
-        reason = Reason(
-            code="diverged", message=f"This sandbox did not start from the head ({state.snapshot or state.problem})."
-        )
+        message = f"This sandbox did not start from the head ({state.snapshot or state.problem})."
+        reason = Reason(code="diverged", message=message)
     if state.head and outcome is ExportOutcome.COMMITTED and state.head.generation % COLLECT_EVERY == 0:
         await collect_leftovers(engine.repository, request.memory)
     return run.receipt(outcome, state, answer, manifest, reason, added)
