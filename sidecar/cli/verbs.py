@@ -102,7 +102,7 @@ def export_result(receipt: ExportReceipt) -> Result:
         ExportOutcome.REJECTED: f"{name}: rejected. {kept}; the head did not move ({receipt.head or 'there is none'}).",
     }[receipt.outcome]
     words: list[str | Table] = [first]
-    if receipt.outcome is ExportOutcome.DIVERGED:
+    if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
         words.append(f"To make it the head: memory-sidecar rollback {receipt.memory} {receipt.snapshot}")
     return Result(_document(receipt.as_dict()), words + _details(receipt), EXPORT_EXITS.get(receipt.outcome, 0))
 
