@@ -19,6 +19,7 @@ from sidecar.ports import Finished
 
 CHUNK = 1 << 20
 COMPLAINT = 4096
+PARTING_SECONDS = 5
 # The machine's own; every other variable reaches the sandbox only if it points into its home.
 SHARED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
 
@@ -43,20 +44,21 @@ class LocalSandbox:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        streams = [
+            asyncio.ensure_future(_drain(process.stdout, output_limit)),
+            asyncio.ensure_future(_drain(process.stderr, None)),
+            asyncio.ensure_future(_feed(process.stdin, command)),
+        ]
         try:
             async with asyncio.timeout(timeout):
-                output, complaint, _ = await asyncio.gather(
-                    _drain(process.stdout, output_limit), _drain(process.stderr, None), _feed(process.stdin, command)
-                )
+                output, complaint, _ = await asyncio.gather(*streams)
                 code = await process.wait()
         except TimeoutError:
             raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.") from None
         finally:
             # Also when cancelled: nothing of ours goes on running in a sandbox.
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await _end(process, streams)
         return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
@@ -104,6 +106,18 @@ def _environment(home: Path) -> dict[str, str]:
     return environment
 
 
+async def _end(process: asyncio.subprocess.Process, streams: list[asyncio.Future[bytes]]) -> None:
+    """Kill a command with all its children, and throw away what they still say: asyncio waits for the end of that."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PARTING_SECONDS):
+            await asyncio.gather(_drain(process.stdout, None), _drain(process.stderr, None), process.wait())
+
+
 async def _drain(stream: asyncio.StreamReader | None, limit: int | None) -> bytes:
     """Read to the end; without a limit only the tail is kept."""
     assert stream is not None
@@ -117,9 +131,10 @@ async def _drain(stream: asyncio.StreamReader | None, limit: int | None) -> byte
     return bytes(kept)
 
 
-async def _feed(stream: asyncio.StreamWriter | None, text: str) -> None:
+async def _feed(stream: asyncio.StreamWriter | None, text: str) -> bytes:
     assert stream is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stream.write(text.encode())
         await stream.drain()
     stream.close()
+    return b""

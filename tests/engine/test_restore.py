@@ -268,9 +268,9 @@ def test_a_delta_restores_to_the_same_bytes_as_a_full_export(engine: Engine, hom
     _same(home, other)
 
 
-def _tampered(engine: Engine, store: Path) -> None:
+def _tampered(store: Path) -> None:
     """Change a file in the only pack and make sizes, hashes and seals fit again: only the file's own digest knows."""
-    (manifest_path,) = (store / "memories" / MEMORY / "snapshots").glob("*.json")
+    (manifest_path,) = (store / "memories" / MEMORY / "snapshots").glob("[0-9]*.json")
     snapshot = manifest_path.stem
     manifest = Manifest.decode(manifest_path.read_bytes(), MEMORY, snapshot)
     (pack,) = manifest.packs
@@ -300,7 +300,7 @@ def test_a_hash_that_differs_in_staging_leaves_the_target_as_it_was(home: Path, 
     store = tmp_path / "store"
     engine = engine_at(store)
     _export(engine, home)
-    _tampered(engine, store)
+    _tampered(store)
     other = three_tier_home(claude_mem_home(tmp_path / "other", rows=7))
     before = without_cache(tree(other))
     ran = run_cli("restore", MEMORY, "--sandbox", f"local:{other}", store=store)

@@ -164,13 +164,11 @@ def members_of(lines: Iterable[Line], contents: bytes = b"x") -> list[Member]:
     ]
 
 
-def tarball(members: Iterable[Member], *, end: bool = True) -> bytes:
+def tarball(members: Iterable[Member]) -> bytes:
     out = io.BytesIO()
-    tar = tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape")
-    for info, contents in members:
-        tar.addfile(info, io.BytesIO(contents))
-    if end:
-        tar.close()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+        for info, contents in members:
+            tar.addfile(info, io.BytesIO(contents))
     return out.getvalue()
 
 
@@ -362,7 +360,7 @@ def _pax_sparse() -> bytes:
     return tarball([(info, contents)])
 
 
-UP, DOWN = "project/../../../evil", "/evil"
+UP = "project/../../../evil"
 CASES: dict[str, tuple[str, Forge]] = {
     # names in the index
     "entry-dotdot": ("unsafe-path", _lines(entry("project/../../evil"))),

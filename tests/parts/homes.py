@@ -52,6 +52,8 @@ SECRET_KEYS = {
 }
 KEPT_KEYS = {"CLAUDE_MEM_MODEL": "small", "CLAUDE_MEM_LOG_LEVEL": "INFO"}
 
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
+
 Tree = dict[bytes, tuple[str, int, int, str]]
 
 
@@ -92,7 +94,7 @@ def observe(home: Path, rows: int, word: str = "observed") -> None:
         chance = random.Random(f"{word}-{rows}")
         with connection:
             for number in range(rows):
-                words = " ".join(chance.choice("alpha beta gamma delta epsilon zeta".split()) for _ in range(60))
+                words = " ".join(chance.choice(WORDS) for _ in range(60))
                 connection.execute(
                     "INSERT INTO observations(title, narrative) VALUES (?, ?)",
                     (f"{word} {number}", f"{words} {chance.getrandbits(512):x}"),
