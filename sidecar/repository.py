@@ -181,6 +181,11 @@ class Repository:
                 raise
         return head
 
+    async def any_good(self, memory: str, ids: Iterable[str]) -> bool:
+        """Whether any of these snapshots could be the memory's head."""
+        manifests = await self.manifests(memory, ids)
+        return any(isinstance(manifest, Manifest) and not manifest.rejected for manifest in manifests.values())
+
     async def candidates(self, memory: str) -> AsyncIterator[str]:
         """What to restore, best first: the head, what was head before it, then the rest, newest first."""
         state = await self.head(memory)

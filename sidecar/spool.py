@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +21,8 @@ from typing import BinaryIO
 from sidecar.errors import SidecarError
 
 CHUNK = 1 << 20
+PREFIX = "memory-sidecar-spool-"
+JUST_BEGUN_SECONDS = 5
 
 
 class SpoolFull(SidecarError):
@@ -65,12 +71,29 @@ def _append(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
 
 @asynccontextmanager
 async def spool() -> AsyncIterator[Spool]:
-    """A spool for the time of one operation."""
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="memory-sidecar-"))
+    """A spool for the time of one operation; those of processes that were killed are removed on the way."""
+    folder, lock = await asyncio.to_thread(_begin)
     try:
         yield Spool(folder)
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _begin() -> tuple[Path, int]:
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - left.stat().st_mtime > JUST_BEGUN_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
 
 
 async def file_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from sidecar.errors import BadReference, OutputTooLarge, SandboxError, SandboxNotFound, SandboxTimeout
@@ -106,7 +106,7 @@ def _environment(home: Path) -> dict[str, str]:
     return environment
 
 
-async def _end(process: asyncio.subprocess.Process, streams: list[asyncio.Future[bytes]]) -> None:
+async def _end(process: asyncio.subprocess.Process, streams: Sequence[asyncio.Future[bytes]]) -> None:
     """Kill a command with all its children, and throw away what they still say: asyncio waits for the end of that."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

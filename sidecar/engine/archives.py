@@ -122,15 +122,11 @@ def _unpack(engine: Engine, archive: Path, home: Path) -> list[Skip]:
 
 def _placements(names: list[str], layouts: Iterable[Layout]) -> list[_Placement]:
     """Which folders of a tarball are memory: a layout's usual folder, wherever it is; else the folder of its database;
-    for project layouts the shallowest folder that holds any of their files."""
+    for project layouts the shallowest folder that holds any of their files, outside of those."""
+    roots = [(layout, root) for layout in layouts for root in layout.roots]
     placements: list[_Placement] = []
-    for layout in layouts:
-        for root in layout.roots:
-            firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
-            if root.project:
-                found = [posixpath.dirname(name) for name in names if firsts.match(posixpath.basename(name))]
-                placements += [_Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []
-                continue
+    for layout, root in roots:
+        if not root.project:
             usual = root.paths[0].removeprefix("~/")
             prefixes = {name[: at + len(usual)] for name in names if (at := _find(name, usual)) >= 0}
             databases = compiled(layout.databases)
@@ -138,6 +134,12 @@ def _placements(names: list[str], layouts: Iterable[Layout]) -> list[_Placement]
                 posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))
             }
             placements += [_Placement(min(prefixes, key=len), usual)] if prefixes else []
+    others = [name for name in names if _placed(name, placements) is None]
+    for layout, root in roots:
+        if root.project:
+            firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
+            found = [posixpath.dirname(name) for name in others if firsts.match(posixpath.basename(name))]
+            placements += [_Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []
     return sorted(placements, key=lambda placement: -len(placement.prefix))
 
 

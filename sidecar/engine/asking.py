@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFail
 from sidecar.receipts import DatabaseReport, Skip
 
 ANSWER_ALLOWANCE = 4 << 20
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 HINTS = {
     "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
@@ -35,7 +36,7 @@ class Trouble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     path: str
-    bytes: int
+    bytes: Count
     sha256: str
     inline: bool = False
 
@@ -60,30 +61,34 @@ class FoundDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What both verbs are told."""
+    """What both verbs are told; this one, what a restore is told."""
+
+    statuses: ClassVar[frozenset[str]] = frozenset({"complete", "no-python", "error"})
 
     status: str
     memory: str
     snapshot: str
     home: str = ""
     python: str = ""
-    files: int = 0
-    bytes: int = 0
+    files: Count = 0
+    bytes: Count = 0
     roots: list[FoundRoot] = field(default_factory=list)
     databases: list[FoundDatabase] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)
-    skipped_more: int = 0
+    skipped_more: Count = 0
     warnings: list[str] = field(default_factory=list)
     error: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAnswer(Answer):
+    statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "tarball", "error"})
+
     base: str = ""
     lineage: list[str] = field(default_factory=list)
     kind: str = ""
     codec: str = ""
-    pack_bytes: int = 0
+    pack_bytes: Count = 0
     bundle: Bundle | None = None
 
 
@@ -129,6 +134,8 @@ def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
         raise MemoryMismatch("The sandbox answered for another memory or snapshot than it was asked for.")
     if answer.error is not None:
         raise problem_from(answer.error)
+    if answer.status not in answer.statuses or answer.status == "error":
+        raise BadAnswer(f"The sandbox's answer has a status it cannot have: {answer.status[:40]!r}.")
     return answer
 
 

@@ -64,10 +64,9 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
         manifest, added = await commit(engine, manifest, grown, reason, scratch)
     if reason is not None:
         return run.receipt(ExportOutcome.REJECTED, run.state, answer, manifest, reason, added)
-    outcome, state = await advance(engine, manifest, run.state, moves=run.continues(answer))
+    outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:
-        message = f"This sandbox did not start from the head ({state.snapshot or state.problem})."
-        reason = Reason(code="diverged", message=message)
+        reason = _diverged(state)
     if state.head and outcome is ExportOutcome.COMMITTED and state.head.generation % COLLECT_EVERY == 0:
         await collect_leftovers(engine.repository, request.memory)
     return run.receipt(outcome, state, answer, manifest, reason, added)
@@ -95,17 +94,19 @@ class _Run:
     def parent(self, answer: ExportAnswer) -> str:
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
 
-    def continues(self, answer: ExportAnswer) -> bool:
+    async def continues(self, answer: ExportAnswer) -> bool:
         """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
 
-        It did when it was last restored from or exported to it, and also when its last export lost a race against another
-        export of the same sandbox: then that one is the head, and the last one never was.
+        It did when it was last restored from or exported to it, and also when its last export never became the head but
+        the one before did: it was cut short, or lost a race against another export of the same sandbox.
         """
         if self.request.force or self.request.adopt:
             return True
-        if self.state.head is None:
-            return not self.state.problem
         origin, head = self.parent(answer), self.state.snapshot
+        if self.state.head is None and not self.state.problem:
+            return bool(origin) or not await self.engine.repository.any_good(self.request.memory, self.survey.snapshots)
+        if self.state.head is None:
+            return False
         if origin == head or (head in answer.lineage and not self.state.head.was(origin)):
             return True
         # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
@@ -151,7 +152,7 @@ async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _R
     check_memory_id(request.memory)
     state = await engine.repository.head(request.memory)
     survey = await engine.repository.survey(request.memory)
-    known = survey.snapshots[:MOST_KNOWN]
+    known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = new_snapshot_id(datetime.now(UTC), max(known, default=""))
     return _Run(engine, CountedSandbox(sandbox, engine.progress), request, started, state, survey, known, snapshot)
 
@@ -229,13 +230,25 @@ async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manife
 
 
 async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportReceipt:
-    """Nothing new in the sandbox since ``base``; with force, that snapshot becomes the head."""
+    """Nothing new in the sandbox since ``base``. Unless that is or was the head, an export before did not get to move it:
+    its outcome is settled now, or said again."""
     state = run.state
     if base.snapshot == state.snapshot:
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    if run.request.force:
+    if run.request.force or (not base.rejected and await run.continues(answer)):
         outcome, state = await advance(run.engine, base, state, moves=True)
         return run.receipt(outcome, state, answer, base)
-    receipt = run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    warning = f"The head is {state.snapshot or 'damaged'}, but this sandbox still holds {base.snapshot}."
-    return replace(receipt, warnings=[*receipt.warnings, warning])
+    if state.head and state.head.was(base.snapshot):
+        receipt = run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
+        return replace(
+            receipt, warnings=[*receipt.warnings, f"The head is {state.snapshot}; this sandbox holds an earlier one."]
+        )
+    if base.rejected:
+        code, _, message = base.rejected.partition(": ")
+        return run.receipt(ExportOutcome.REJECTED, state, answer, base, Reason(code=code, message=message))
+    return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
+
+
+def _diverged(state: HeadState) -> Reason:
+    head = state.snapshot or state.problem or "which is missing"
+    return Reason(code="diverged", message=f"This sandbox did not start from the head ({head}).")

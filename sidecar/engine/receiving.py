@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
-from sidecar.inside.index import Entry
+from sidecar.inside.index import DIR, Entry, Index
 from sidecar.inside.layers import apply_index
+from sidecar.inside.rules import Rules
 from sidecar.snapshots.arrival import check_entries, check_pack, read_index
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
@@ -88,11 +89,36 @@ def check(
         raise BadAnswer(f"The sandbox's index makes no sense: {problem}.") from None
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
+    _check_roots(engine, answer)
+    _check_rules(engine, answer, index)
     check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress)
     return Arrived(PackFile(bundle.path, answer.codec, index), entries)
+
+
+def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
+    """Each root under its own name, of a layout we know that has such a root, and where it was without a way out."""
+    names = [root.name for root in answer.roots]
+    if len(set(names)) != len(names):
+        raise BadAnswer("The sandbox names a root twice.")
+    for root in answer.roots:
+        layout = engine.layouts.get(root.layout)
+        stem = root.name.rpartition("-")[0] if root.name.rpartition("-")[2].isdigit() else root.name
+        if layout is None or not {root.name, stem} & {known.name for known in layout.roots}:
+            raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
+        if ".." in root.hint.split("/") or "\0" in root.hint:
+            raise UnsafePath(f"The root {root.name!r} is said to be at {root.hint[:200]!r}.")
+
+
+def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
+    """Nothing that its layout does not keep, or never lets out, may come along."""
+    rules = {root.name: Rules(engine.layouts[root.layout].for_sandbox()) for root in answer.roots}
+    for change in index.changes:
+        root, _, relative = change.entry.path.partition("/")
+        if root in rules and not rules[root].allows(relative, change.entry.type == DIR):
+            raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
 
 
 async def checked(

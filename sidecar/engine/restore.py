@@ -16,7 +16,15 @@ from typing import Any
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.without_python import send_tarball
-from sidecar.errors import LimitExceeded, ProgramFailed, SnapshotDamaged, SnapshotError, StoreError, UnknownLayout
+from sidecar.errors import (
+    BadAnswer,
+    LimitExceeded,
+    ProgramFailed,
+    SnapshotDamaged,
+    SnapshotError,
+    StoreError,
+    UnknownLayout,
+)
 from sidecar.ids import check_memory_id, memory_key
 from sidecar.inside.compression import opened
 from sidecar.ports import Sandbox
@@ -80,13 +88,15 @@ async def _choose(engine: Engine, request: RestoreRequest, scratch: Spool) -> _C
         manifest = await repository.manifest(request.memory, await repository.resolve(request.memory, request.snapshot))
         return _Choice(await fetch(repository.store, manifest, scratch), [])
     state = await repository.head(request.memory)
-    if state.head is None and not state.problem:
+    if state.version is None and not await repository.any_good(
+        request.memory, await repository.snapshot_ids(request.memory)
+    ):
         return None
     first = await repository.resolve(request.memory, request.snapshot) if request.snapshot != LATEST else state.snapshot
     candidates = [snapshot async for snapshot in repository.candidates(request.memory)]
     if first:
         candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
-    problems = [state.problem] if state.problem else []
+    problems = [] if state.head else [state.problem or "The head is missing."]
     for snapshot in candidates:
         try:
             manifest = await repository.manifest(request.memory, snapshot)
@@ -157,6 +167,9 @@ async def _send(
         question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
         answer, _ = await ask(sandbox, question, Answer, timeout=engine.timing.command)
         taken = answer.status != "no-python"
+        missing = fetched.manifest.files - answer.files - len(answer.skipped)
+        if taken and missing > 0:
+            raise BadAnswer(f"The sandbox says it is done, but {missing} files are missing.")
         return answer
     finally:
         if not taken:

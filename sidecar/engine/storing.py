@@ -12,7 +12,7 @@ from sidecar.ids import Keys, new_pack_id
 from sidecar.inside import index
 from sidecar.snapshots.arrival import check_pack
 from sidecar.snapshots.fetch import fetch_entries, fetch_packs
-from sidecar.snapshots.fold import MOST_PACKS, PackFile, fold_deltas, fold_to_full, outweigh
+from sidecar.snapshots.fold import MOST_PACKS, PackFile, first_to_fold, fold_deltas, fold_to_full, outweigh
 from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool
 
@@ -30,24 +30,21 @@ async def store_packs(
 
 
 async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -> tuple[list[Pack], PackFile]:
+    """Fold ``new`` with some or all packs of its base; return the packs that stay below, and the fold."""
     store = engine.repository.store
-    full, deltas = base.packs[0], base.packs[1:]
-    delta_bytes = sum(pack.bytes for pack in deltas) + new.path.stat().st_size
+    sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
+    start = 0 if outweigh(base.packs[0].bytes, sum(sizes)) else 1 + first_to_fold(sizes)
     _, indexes, _ = await fetch_entries(store, base, spool)
-    everything = outweigh(full.bytes, delta_bytes)
-    wanted = base.packs if everything else deltas
-    files = await fetch_packs(store, base.memory, wanted, spool)
-    packs = [
-        PackFile(file.path, pack.codec, pack_index)
-        for file, pack, pack_index in zip(files, wanted, indexes if everything else indexes[1:], strict=True)
-    ] + [new]
+    files = await fetch_packs(store, base.memory, base.packs[start:], spool)
+    fetched = zip(files, base.packs[start:], indexes[start:], strict=True)
+    packs = [*(PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in fetched), new]
     folder, target = spool.new(), spool.new()
-    if everything:
+    if start == 0:
         folded = await asyncio.to_thread(fold_to_full, packs, folder, target)
     else:
-        folded = await asyncio.to_thread(fold_deltas, indexes[0], packs, folder, target)
+        folded = await asyncio.to_thread(fold_deltas, indexes[:start], packs, folder, target)
     await asyncio.to_thread(check_pack, folded.path, folded.codec, folded.index)
-    return ([] if everything else [full]), folded
+    return base.packs[:start], folded
 
 
 async def store_pack(engine: Engine, memory: str, pack: PackFile) -> Pack:

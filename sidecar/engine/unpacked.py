@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
-
-import zstandard
 
 from sidecar.errors import LimitExceeded, SidecarError, UnsafeLink, UnsafeMember, UnsafePath
 from sidecar.inside.compression import opened
 from sidecar.inside.index import DIR, LINK, Entry
 from sidecar.inside.packing import CHUNK
 from sidecar.limits import Limits
-from sidecar.snapshots.arrival import HEADER_ALLOWANCE, LONGEST_PATH, open_tar
+from sidecar.snapshots.arrival import FARTHEST_TIME, HEADER_ALLOWANCE, UNREADABLE, bounded, check_path, open_tar
 
 
 class NotAnArchive(SidecarError):
@@ -44,16 +42,14 @@ def members(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
     """A tarball's members, whatever its codec. Raise ``NotAnArchive`` when it is not a whole one."""
     most = limits.bytes + HEADER_ALLOWANCE * (limits.files + 8)
     try:
-        with archive.open("rb") as file:
+        with archive.open("rb") as file, contextlib.ExitStack() as stack:
             magic = file.read(4)
             file.seek(0)
             codec = {b"\x1f\x8b": "gz", b"\x28\xb5": "zst"}.get(magic[:2], "")
-            with opened(file, codec) if codec else contextlib.nullcontext(file) as plain, open_tar(plain, most) as tar:
-                yield tar
-    except OSError as problem:
-        raise NotAnArchive(f"{archive} cannot be read: {problem.strerror or problem}.") from None
-    except (tarfile.TarError, EOFError, zlib.error, zstandard.ZstdError) as problem:
-        raise NotAnArchive(f"{archive.name} is not a whole tarball: {problem}.") from None
+            plain = stack.enter_context(opened(file, codec)) if codec else file
+            yield stack.enter_context(open_tar(bounded(plain, most)))
+    except UNREADABLE as problem:
+        raise NotAnArchive(f"{archive.name} cannot be read as a tarball: {problem}.") from None
 
 
 def plain_name(member: tarfile.TarInfo) -> str:
@@ -61,8 +57,7 @@ def plain_name(member: tarfile.TarInfo) -> str:
     name = member.name.removeprefix("./")
     if name in ("", "."):
         return ""
-    if len(name) > LONGEST_PATH or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise UnsafePath(f"{name[:200]!r} is not a plain relative path.")
+    check_path(name)
     if not (member.isreg() or member.isdir() or member.issym()):
         raise UnsafeMember(f"{name!r} is neither a file, a folder nor a symbolic link.")
     return name
@@ -74,6 +69,7 @@ def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits
     Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the limits.
     """
     links: list[tuple[str, str]] = []
+    folders: list[tuple[Path, int]] = []
     left: list[str] = []
     total = files = 0
     with members(archive, limits) as tar:
@@ -90,6 +86,7 @@ def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits
                 links.append((relative, member.linkname))
             elif member.isdir():
                 target.mkdir(parents=True, exist_ok=True)
+                folders.append((target, member.mode & 0o777 | 0o700))
             else:
                 contents = tar.extractfile(member)
                 assert contents is not None
@@ -102,6 +99,8 @@ def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits
         if not os.path.lexists(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(link)
+    for folder, mode in folders:
+        os.chmod(folder, mode)
     return left
 
 
@@ -135,5 +134,6 @@ def _write(target: Path, contents: IO[bytes], member: tarfile.TarInfo) -> None:
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise UnsafePath(f"{member.name!r} is both a file and a folder in the tarball.") from None
     os.chmod(target, member.mode & 0o777 | 0o600)
-    moment = round(member.mtime * 1e9)
+    seconds = member.mtime if math.isfinite(member.mtime) else 0
+    moment = max(-FARTHEST_TIME, min(FARTHEST_TIME, round(seconds * 1e9)))
     os.utime(target, ns=(moment, moment))

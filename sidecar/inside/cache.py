@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-from typing import Any, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from .index import Entry
 
 # A change within one tick of the file system's clock can leave the times as they were; such entries are read again.
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
-PREFIX = "index-"
+PREFIX, LINEAGE = "index-", "lineage"
+LONGEST_LINEAGE = 100
 
 
 class Known(NamedTuple):
@@ -42,10 +43,14 @@ class Base(NamedTuple):
 
 
 def lineage(folder: str, known: list[str]) -> list[str]:
-    """The snapshots among ``known`` that this sandbox was restored from or exported, newest first."""
-    names = [name for name in os.listdir(folder) if name.startswith(PREFIX) and name[len(PREFIX) :] in set(known)]
-    names.sort(key=lambda name: os.stat(os.path.join(folder, name)).st_mtime_ns, reverse=True)
-    return [name[len(PREFIX) :] for name in names]
+    """The snapshots among ``known`` that this sandbox was restored from or exported since, newest first."""
+    try:
+        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
+            lines = file.read().split()
+    except (FileNotFoundError, ValueError):
+        return []
+    wanted = set(known)
+    return [snapshot for snapshot in reversed(lines) if snapshot in wanted]
 
 
 def load(folder: str, snapshots: list[str]) -> Base | None:
@@ -56,21 +61,53 @@ def load(folder: str, snapshots: list[str]) -> Base | None:
         return None
 
 
-def store(folder: str, base: Base, keep: list[str]) -> None:
-    """Write a cached index and forget all others but those in ``keep``."""
-    target = os.path.join(folder, PREFIX + base.snapshot)
-    temporary = target + ".new"
+def begin(folder: str, base: Base) -> None:
+    """The memory here is that snapshot, whatever it was before (a restore)."""
+    _write_index(folder, base)
+    _write_lineage(folder, [base.snapshot])
+    _tidy(folder, {base.snapshot})
+
+
+def go_on(folder: str, base: Base, keep: str) -> None:
+    """The memory here grew into that snapshot (an export). Its index and that of ``keep`` stay: it may yet not be stored."""
+    _write_index(folder, base)
+    try:
+        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
+            lines = file.read().split()
+    except (FileNotFoundError, ValueError):
+        lines = []
+    lines = [line for line in lines if line != base.snapshot] + [base.snapshot]
+    _write_lineage(folder, lines[-LONGEST_LINEAGE:])
+    _tidy(folder, {base.snapshot, keep})
+
+
+def _write_lineage(folder: str, lines: list[str]) -> None:
+    _write(os.path.join(folder, LINEAGE), [line + "\n" for line in lines])
+
+
+def _write_index(folder: str, base: Base) -> None:
+    _write(os.path.join(folder, PREFIX + base.snapshot), _lines(base))
+
+
+def _lines(base: Base) -> Iterator[str]:
     encode = json.JSONEncoder(separators=(",", ":")).encode
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(encode({"cache": 1, "snapshot": base.snapshot, "taken": base.taken}) + "\n")
-        for known in base.entries.values():
-            entry = known.entry._replace(sums=b"")
-            sums = base64.b64encode(known.entry.sums).decode()
-            file.write(encode([entry[:7], sums, entry[8:], known.signature, known.first_page]) + "\n")
-        file.write("end\n")
-    os.replace(temporary, target)
+    yield encode({"cache": 1, "snapshot": base.snapshot, "taken": base.taken}) + "\n"
+    for known in base.entries.values():
+        entry = known.entry._replace(sums=b"")
+        sums = base64.b64encode(known.entry.sums).decode()
+        yield encode([entry[:7], sums, entry[8:], known.signature, known.first_page]) + "\n"
+    yield "end\n"
+
+
+def _write(target: str, lines: Iterable[str]) -> None:
+    with open(target + ".new", "w", encoding="ascii") as file:
+        file.writelines(lines)
+    os.replace(target + ".new", target)
+
+
+def _tidy(folder: str, keep: set[str]) -> None:
     for name in os.listdir(folder):
-        if name.startswith(PREFIX) and name[len(PREFIX) :] not in [base.snapshot] + keep:
+        if name.startswith(PREFIX) and name[len(PREFIX) :] not in keep:
             os.unlink(os.path.join(folder, name))
 
 

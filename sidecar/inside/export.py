@@ -16,7 +16,6 @@ from .scratch import Scratch
 from .walk import Found, Limits, Skipped, link_target, walk
 
 PERMISSIONS = 0o777
-MOST_INDEXES = 3
 
 
 class Export:
@@ -72,8 +71,8 @@ class Export:
         return gone
 
     def _remember(self, snapshot: str) -> None:
-        keep = self.lineage[:MOST_INDEXES]
-        cache.store(self.scratch.memory, cache.Base(snapshot, self.started, self.entries), keep)
+        keep = self.base.snapshot if self.base is not None else ""
+        cache.go_on(self.scratch.memory, cache.Base(snapshot, self.started, self.entries), keep)
 
     def _take(self, found: Found) -> None:
         mode = found.status.st_mode

@@ -18,6 +18,8 @@ import json
 import zlib
 from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
+from .digests import MOST_BLOCKS, SUM_BYTES
+
 VERSION = 1
 FILE, DIR, LINK = "file", "dir", "link"
 
@@ -61,13 +63,13 @@ def compact(blocks: list[int]) -> str:
     return ",".join(str(first) if first == last else "%d-%d" % (first, last) for first, last in runs)
 
 
-def expand(text: str, most: int) -> list[int]:
-    """The inverse of ``compact``. Raise ValueError unless the numbers rise and are all below ``most``."""
+def expand(text: str, below: int, most: int) -> list[int]:
+    """The inverse of ``compact``. Raise ValueError unless there are at most ``most`` numbers, rising, all ``below``."""
     blocks: list[int] = []
     for run in text.split(",") if text else []:
         first, _, last = run.partition("-")
         low, high = int(first), int(last or first)
-        if low > high or high >= most or (blocks and low <= blocks[-1]):
+        if low > high or high >= below or (blocks and low <= blocks[-1]) or high - low >= most - len(blocks):
             raise ValueError("block numbers out of order or range: %r" % text[:80])
         blocks.extend(range(low, high + 1))
     return blocks
@@ -104,7 +106,7 @@ def dump(index: Index) -> Iterator[bytes]:
 
 def _typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     value: Any = line.pop(key, default)
-    if type(value) is not kind or (isinstance(value, int) and value < 0):
+    if type(value) is not kind or (isinstance(value, int) and value < 0 and key != "mtime"):
         raise ValueError("index line has a wrong %r: %.80r" % (key, value))
     return value
 
@@ -132,7 +134,10 @@ def _change(line: dict[str, Any]) -> Change:
         return Change(entry)
     if type(blocks_text) is not str or kind != FILE or entry.block < 1:
         raise ValueError("index line has wrong blocks: %.80r" % (blocks_text,))
-    return Change(entry, expand(blocks_text, (entry.size + entry.block - 1) // entry.block))
+    # A carried block has a sum: a short text can then not stand for more numbers than there are sums.
+    count = min((entry.size + entry.block - 1) // entry.block, MOST_BLOCKS)
+    blocks = expand(blocks_text, count, len(entry.sums) // SUM_BYTES)
+    return Change(entry, blocks)
 
 
 def load(lines: Iterable[bytes]) -> Index:

@@ -76,11 +76,22 @@ class Restore:
                 at += pack["index_bytes"]
                 sections.append((pack_index, at, pack))
                 at += pack["bytes"]
-            entries = layered(section[0] for section in sections)
+            entries = self._allowed(layered(section[0] for section in sections))
             unpacker = Unpacker(entries, {name: os.path.join(stage, "new") for name, stage in self.stages.items()})
             for pack_index, start, pack in sections:
                 unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
         return entries, unpacker.checked()
+
+    def _allowed(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
+        """Without what must never be restored, whatever a snapshot holds."""
+        kept = {}
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            if name in self.by_name and self.by_name[name].rules.allows(relative, entry.type == index.DIR):
+                kept[path] = entry
+            else:
+                self.skipped.append({"path": path, "reason": "never restored"})
+        return kept
 
     def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[dict[str, str]]:
         rows = []
@@ -199,7 +210,7 @@ class Restore:
                     status = os.stat(self._place(path))
                     signature = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
             known[path] = cache.Known(entry, signature, first_page)
-        cache.store(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known), [])
+        cache.begin(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known))
 
 
 def _beside(folder: str) -> str:

@@ -94,6 +94,8 @@ def place_roots(
     given = _projects(projects, home) if projects is not None else []
     roots: list[Root] = []
     for root in wanted:
+        if ".." in root["hint"].split("/"):
+            raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
         base, _, number = root["name"].rpartition("-")
         key = base if number.isdigit() and base in specs else root["name"]
         if key not in specs:

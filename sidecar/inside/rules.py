@@ -58,6 +58,14 @@ class Rules:
             [re.compile(_part(p) + r"\Z", re.DOTALL) if p != "**" else None for p in k.split("/")] for k in keep
         ]
 
+    def allows(self, relative: str, folder: bool) -> bool:
+        """Whether a path is memory: kept, and neither it nor a folder it is in ever forbidden."""
+        parts = relative.split("/")
+        ways = ["/".join(parts[: number + 1]) for number in range(len(parts))]
+        if any(self.never(way) or self.secret(way) for way in ways):
+            return False
+        return bool(self.keep(relative + "/x" if folder else relative))
+
     def may_hold(self, folder: str) -> bool:
         """Whether anything kept can lie below this folder: a walk need not enter others."""
         parts = folder.split("/")

@@ -1,6 +1,7 @@
 """The program's own folder in a sandbox: the only place an export writes to.
 
-~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
+~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
+    ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 """
@@ -20,6 +21,7 @@ import time
 from .refusal import Refusal
 
 STALE_SECONDS = 900
+JUST_BEGUN_SECONDS = 60
 
 
 class Scratch:
@@ -49,7 +51,7 @@ class Scratch:
 
     def _folder(self, path: str, mode: int = 0o700) -> str:
         if not os.path.isdir(path):
-            os.makedirs(path, mode)
+            os.makedirs(path, mode, exist_ok=True)
             self.give(path)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(path)
@@ -81,7 +83,7 @@ class Scratch:
             folder = os.path.join(self.base, name)
             if name.startswith("work-") and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        for upload in glob.glob(os.path.join(tempfile.gettempdir(), "memory-sidecar-*.bundle")):
+        for upload in glob.glob("/tmp/memory-sidecar-*.bundle"):
             with contextlib.suppress(OSError):
                 if time.time() - os.lstat(upload).st_mtime > STALE_SECONDS:
                     os.unlink(upload)
@@ -92,8 +94,8 @@ class Scratch:
             if os.path.exists(os.path.join(folder, "keep")):
                 return time.time() - os.stat(folder).st_mtime < STALE_SECONDS
             lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
-        except OSError:
-            return False
+        except OSError:  # a run that has just begun has no lock yet
+            return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
@@ -107,6 +109,8 @@ class Scratch:
         if keep:
             with open(os.path.join(self.work, "keep"), "w"):
                 pass
+        for name in os.listdir(self.memory):
+            self.give(os.path.join(self.memory, name))
         os.close(self._lock)
         os.close(self._turn)
         if not keep:

@@ -126,4 +126,17 @@ def link_target(place: str, root: Root, relative: str) -> str | None:
     if os.path.isabs(target):
         target = os.path.relpath(target, os.path.dirname(place))
     inside = os.path.normpath(os.path.join(os.path.dirname(relative), target))
-    return None if inside == ".." or inside.startswith("../") or os.path.isabs(inside) else target
+    if inside == ".." or inside.startswith("../") or os.path.isabs(inside) or _turns_back(place, target):
+        return None
+    return target
+
+
+def _turns_back(place: str, target: str) -> bool:
+    """Whether a target goes up again after it went through another link: nobody can tell by its text where it leads."""
+    here, through = os.path.dirname(place), False
+    for part in target.split("/"):
+        if part == ".." and through:
+            return True
+        here = os.path.normpath(os.path.join(here, part))
+        through = through or os.path.islink(here)
+    return False

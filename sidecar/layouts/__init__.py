@@ -103,7 +103,11 @@ def built_in() -> dict[str, Layout]:
 def custom(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Layout]:
     """The layouts of a config file. Raise ``BadConfig`` naming the first that is wrong, and how."""
     layouts = {}
+    if not isinstance(tables, Mapping):
+        raise BadConfig("[layouts] must hold one table for each layout.")
     for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].")
         known = set(Layout.__dataclass_fields__)
         for key in table:
             if key not in known:

@@ -44,8 +44,9 @@ for root in $roots; do
 done
 ( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
 rm -rf "$work/stage"
-lineage=$(cd "$cache/$key" && ls -t | sed -n 's/^index-\(.*\)$/"\1"/p' | head -n 3 | tr '\n' ',' | sed 's/,$//')
-: > "$cache/$key/index-$snapshot"
+lineage=$(sed -n '1!G;h;$p' "$cache/$key/lineage" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
+printf '%s\n' "$snapshot" >> "$cache/$key/lineage"
+rm -f "$cache/$key"/index-*
 : > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
 printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \

@@ -56,6 +56,6 @@ for root in $roots; do
     move "$unpacked/new/$name" "$folder" < "$unpacked/$name.put" || { undo; fail swap-failed "A file could not be put into $folder."; }
 done
 files=$(cat "$unpacked"/*.put 2>/dev/null | wc -l)
-mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* && : > "$cache/$key/index-$snapshot"
+mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* && printf '%s\n' "$snapshot" > "$cache/$key/lineage"
 leave
 answer complete ",\"files\":$((files)),\"checked\":$checked"

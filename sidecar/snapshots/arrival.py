@@ -38,8 +38,9 @@ from sidecar.progress import Progress, Unwatched
 
 LONGEST_PATH, LONGEST_NAME = 4096, 255
 HEADER_ALLOWANCE = 16 * 1024
-LONGEST_HEADER = 1 << 20
-LARGEST_BLOCK = 1 << 30
+LONGEST_HEADER = 16 * 1024
+LARGEST_BLOCK = 1 << 20
+FARTHEST_TIME = 1 << 62
 LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -52,7 +53,10 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
         raise UnsafePath(f"{shown!r} is not a plain relative path.")
     if roots is not None and (parts[0] not in roots or len(parts) < 2):
         raise UnsafePath(f"{shown!r} is not below a root of this memory.")
-    encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
+    try:
+        encoded = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
+    except UnicodeEncodeError:
+        raise UnsafePath(f"{shown!r} is not a name a file system has.") from None
     if sum(encoded) + len(parts) > LONGEST_PATH or max(encoded) > LONGEST_NAME:
         raise UnsafePath(f"{shown!r} is longer than a file system takes.")
     if len(parts) > depth + 1:
@@ -62,6 +66,10 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
 def check_link(path: str, target: str) -> None:
     """Raise ``UnsafeLink`` unless the link stays inside the root its path is in."""
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path.split("/", 1)[1]), target))
+    try:
+        target.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UnsafeLink(f"The link {path!r} has a target no file system has.") from None
     if not target or target.startswith("/") or "\0" in target or inside == ".." or inside.startswith("../"):
         raise UnsafeLink(f"The link {path!r} leads out of the memory.")
 
@@ -78,15 +86,29 @@ def check_entries(entries: dict[str, Entry], roots: Collection[str], limits: Lim
             if parent in entries and entries[parent].type != DIR:
                 raise UnsafePath(f"{path!r} lies below {parent!r}, which is not a folder.")
             parent = parent.rpartition("/")[0]
-        if entry.mode > 0o777:
-            raise BadAnswer(f"{path!r} has an impossible mode.")
-        if entry.type == LINK:
-            check_link(path, entry.target)
-        elif entry.type == FILE:
+        if entry.mode > 0o777 or abs(entry.mtime) > FARTHEST_TIME:
+            raise BadAnswer(f"{path!r} has an impossible mode or time.")
+        if entry.type == FILE:
             total += entry.size
             _check_file(entry, limits)
+            continue
+        if entry[3:8] != (0, 0, "", 0, b"") or entry.database:
+            raise BadAnswer(f"{path!r} is a {entry.type} with the properties of a file.")
+        if entry.type == LINK:
+            check_link(path, entry.target)
+            _check_way(path, entry.target, entries)
     if total > limits.bytes:
         raise LimitExceeded(f"There are {total} bytes; {limits.bytes} are allowed.", code="limit-bytes")
+
+
+def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
+    """Raise ``UnsafeLink`` when a link goes up again after it went through another: its text then says nothing."""
+    here, through = posixpath.dirname(path), False
+    for part in target.split("/"):
+        if part == ".." and through:
+            raise UnsafeLink(f"The link {path!r} leads through another link and back up.")
+        here = posixpath.normpath(posixpath.join(here, part))
+        through = through or (here in entries and entries[here].type == LINK)
 
 
 def _check_file(entry: Entry, limits: Limits) -> None:
@@ -103,12 +125,20 @@ def _check_file(entry: Entry, limits: Limits) -> None:
         raise DigestMismatch(f"The digest of {entry.path!r} is not that of its blocks.")
 
 
+EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
 class CarefulMember(tarfile.TarInfo):
     """A tar member whose extension headers may not fill the memory, and which must be a plain file, folder or link."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        extension = self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-        if extension and self.size > LONGEST_HEADER:
+        if self.type in EXTENSIONS and self.size > LONGEST_HEADER:
             raise PackBomb("A tarball's extension header is too large.")
         if self.type == tarfile.GNUTYPE_SPARSE:
             raise UnsafeMember(f"{self.name!r} is a sparse member, which is not read.")
@@ -137,15 +167,15 @@ class _Bounded(io.RawIOBase):
         return len(data)
 
 
-def open_tar(plain: BinaryIO, most: int, progress: Progress | None = None) -> tarfile.TarFile:
-    """A tarball as a stream of careful members, ``most`` bytes long at the most."""
+def bounded(plain: BinaryIO, most: int, progress: Progress | None = None) -> BinaryIO:
+    """A stream that must end after ``most`` bytes."""
+    return io.BufferedReader(_Bounded(plain, most, progress or Unwatched()), CHUNK)
+
+
+def open_tar(plain: BinaryIO) -> tarfile.TarFile:
+    """A tarball as a stream of careful members."""
     return tarfile.open(
-        fileobj=io.BufferedReader(_Bounded(plain, most, progress or Unwatched()), CHUNK),
-        mode="r|",
-        bufsize=CHUNK,
-        tarinfo=CarefulMember,
-        encoding="utf-8",
-        errors="surrogateescape",
+        fileobj=plain, mode="r|", bufsize=CHUNK, tarinfo=CarefulMember, encoding="utf-8", errors="surrogateescape"
     )
 
 
@@ -175,23 +205,31 @@ def _rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[byte
         yield row
 
 
+UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError, ValueError, RecursionError)
+"""What reading a tarball that is not one can raise."""
+
+
 def check_pack(pack: Path, codec: str, index: Index, progress: Progress | None = None) -> None:
     """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
     expected = _expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
-        with pack.open("rb") as file, opened(file, codec) as plain, open_tar(plain, allowance, progress) as tar:
-            for member in tar:
-                change, length = _claimed(member, expected)
-                if member.size != length:
-                    raise SizeMismatch(
-                        f"{member.name!r} has {member.size} bytes in the pack and {length} in its index."
-                    )
-                if change.entry.type == FILE:
-                    contents = tar.extractfile(member)
-                    assert contents is not None
-                    _check_contents(change, contents)  # type: ignore[arg-type]
-    except (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError, ValueError) as problem:
+        with pack.open("rb") as file, opened(file, codec) as plain:
+            stream = bounded(plain, allowance, progress)
+            with open_tar(stream) as tar:
+                for member in tar:
+                    change, length = _claimed(member, expected)
+                    if member.size != length:
+                        raise SizeMismatch(
+                            f"{member.name!r} has {member.size} bytes in the pack, {length} in its index."
+                        )
+                    if change.entry.type == FILE:
+                        contents = tar.extractfile(member)
+                        assert contents is not None
+                        _check_contents(change, contents)  # type: ignore[arg-type]
+            while stream.read(CHUNK):  # what hides behind the end mark is counted too
+                pass
+    except UNREADABLE as problem:
         raise BadAnswer(f"The pack cannot be read: {problem}.") from None
     if expected:
         raise BadAnswer(f"The pack lacks {len(expected)} of its members, {next(iter(expected))!r} among them.")

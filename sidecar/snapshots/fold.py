@@ -1,7 +1,7 @@
 """Fold packs, on the sidecar's side, so that a snapshot never needs more than a handful.
 
-The deltas become one delta, at the cost of what changed; once they outweigh half the full pack, everything becomes a new
-full pack.
+The newest deltas become one, together with older ones that are no larger, so that a byte is rewritten only as often as its
+pack's size doubles; once the deltas outweigh half the full pack, everything becomes a new full pack.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ def outweigh(full_bytes: int, delta_bytes: int) -> bool:
     return delta_bytes * 2 > full_bytes
 
 
+def first_to_fold(sizes: list[int]) -> int:
+    """From which delta on to fold, given the sizes of all, oldest first: at least the last two."""
+    first = len(sizes) - 2
+    total = sum(sizes[first:])
+    while first > 0 and sizes[first - 1] <= total:
+        first -= 1
+        total += sizes[first]
+    return first
+
+
 def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
     """Unpack a snapshot's files into a folder and check them all."""
     unpacker = Unpacker(entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)))
@@ -57,10 +67,10 @@ def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
     return PackFile(target, codec, Index("full", [Change(entries[path]) for path in sorted(entries)], []))
 
 
-def fold_deltas(full: Index, deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
-    """One delta over ``full`` that does what these deltas do one after the other. The full pack is not read."""
-    before = layered([full])
-    entries = layered([full, *(delta.index for delta in deltas)])
+def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
+    """One delta over the packs ``below`` that does what these deltas do one after the other. Those below are not read."""
+    before = layered(below)
+    entries = layered([*below, *(delta.index for delta in deltas)])
     touched = _touched(deltas)
     touched_entries = {path: entries[path] for path in touched if path in entries}
     unpacker = Unpacker(

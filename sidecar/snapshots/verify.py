@@ -93,6 +93,8 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
     await _remember(repository, memory, reports)
     head_problem = state.problem
+    if state.version is None and await repository.any_good(memory, ids):
+        head_problem = "The head is missing; a restore takes the newest snapshot. Set it with `rollback`."
     if state.snapshot and state.snapshot not in ids:
         head_problem = f"The head names snapshot {state.snapshot}, which has no manifest."
     return MemoryReport(

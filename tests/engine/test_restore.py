@@ -296,10 +296,9 @@ def _repacked(data: bytes) -> bytes:
     return gzip.compress(out.getvalue())
 
 
-def test_a_hash_that_differs_in_staging_leaves_the_target_as_it_was(home: Path, tmp_path: Path) -> None:
+def test_a_hash_that_differs_in_staging_leaves_the_target_as_it_was(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    engine = engine_at(store)
-    _export(engine, home)
+    _export(engine_at(store), three_tier_home(tmp_path / "home"))
     _tampered(store)
     other = three_tier_home(claude_mem_home(tmp_path / "other", rows=7))
     before = without_cache(tree(other))
