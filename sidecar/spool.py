@@ -11,7 +11,6 @@ import itertools
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from sidecar.errors import SidecarError
 
 CHUNK = 1 << 20
 PREFIX = "memory-sidecar-spool-"
-JUST_BEGUN_SECONDS = 5
 
 
 class SpoolFull(SidecarError):
@@ -81,19 +79,23 @@ async def spool() -> AsyncIterator[Spool]:
 
 
 def _begin() -> tuple[Path, int]:
+    """A new folder and the lock that says it is in use."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - left.stat().st_mtime > JUST_BEGUN_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
 
 
 async def file_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:

@@ -90,11 +90,11 @@ def check(
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
     _check_roots(engine, answer)
-    _check_rules(engine, answer, index)
     check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress)
+    _check_rules(engine, answer, index)
     return Arrived(PackFile(bundle.path, answer.codec, index), entries)
 
 

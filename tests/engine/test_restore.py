@@ -487,7 +487,7 @@ def test_a_restore_that_is_killed_leaves_the_old_memory_or_the_new_one_after_the
         if when == "while swapping":
             sandbox = _KilledSandbox(other, lambda place: _while_swapping(place, chance))
         else:
-            sandbox = _KilledSandbox(other, lambda place: chance.uniform(0.05, 0.6))
+            sandbox = _KilledSandbox(other, lambda place: chance.uniform(0.02, 0.25))
         receipt = asyncio.run(restore(engine, sandbox, RestoreRequest(memory=MEMORY, snapshot=snapshot)))
         killed += sandbox.killed
         assert receipt.outcome == ("complete" if not sandbox.killed else receipt.outcome)
