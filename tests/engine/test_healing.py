@@ -26,7 +26,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def packs(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "store" / "memories" / "m" / "packs").glob("*.tar.gz"), key=lambda p: p.stat().st_mtime_ns)
+    return sorted(
+        (tmp_path / "store" / "memories" / "m" / "packs").glob("*.tar.gz"), key=lambda p: p.stat().st_mtime_ns
+    )
 
 
 async def exported(engine: Engine, home: Path, text: str, **more: bool):  # type: ignore[no-untyped-def]

@@ -15,7 +15,27 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 
-TOOLS = ["sh", "cat", "cp", "cut", "dirname", "find", "gzip", "head", "ls", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "sort", "tail", "tar", "tr", "wc", "sqlite3", "printf", "env"]
+TOOLS = (
+    *(
+        "sh",
+        "cat",
+        "cp",
+        "cut",
+        "dirname",
+        "env",
+        "find",
+        "gzip",
+        "head",
+        "ls",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "printf",
+        "rm",
+        "sed",
+    ),
+    *("sha256sum", "sort", "sqlite3", "tail", "tar", "tr", "wc"),
+)
 
 
 class BareSandbox(LocalSandbox):
@@ -126,7 +146,9 @@ async def test_a_sandbox_that_was_not_restored_diverges_without_python_too(
     assert receipt.outcome is ExportOutcome.DIVERGED
 
 
-async def test_seed_leaves_what_is_there_without_python(engine: Engine, home: Path, tools: Path, tmp_path: Path) -> None:
+async def test_seed_leaves_what_is_there_without_python(
+    engine: Engine, home: Path, tools: Path, tmp_path: Path
+) -> None:
     await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
     target = tmp_path / "target"
     target.mkdir()
