@@ -12,7 +12,7 @@ from sidecar.engine.committing import Grown, advance, commit, head_of, judged, m
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.receiving import checked, receive
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged
+from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged, StoreError
 from sidecar.ids import check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
@@ -21,7 +21,7 @@ from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.retries import retrying
 from sidecar.shell import export_script
-from sidecar.snapshots.collect import collect as collect_leftovers
+from sidecar.snapshots.collect import collect
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool, spool
@@ -67,9 +67,19 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
-    if state.head and outcome is ExportOutcome.COMMITTED and state.head.generation % COLLECT_EVERY == 0:
-        await collect_leftovers(engine.repository, request.memory)
-    return run.receipt(outcome, state, answer, manifest, reason, added)
+    receipt = run.receipt(outcome, state, answer, manifest, reason, added)
+    return replace(receipt, warnings=[*receipt.warnings, *await _tidy(engine, state, outcome)])
+
+
+async def _tidy(engine: Engine, state: HeadState, outcome: ExportOutcome) -> list[str]:
+    """Now and then, collect what crashed exports left. What is stored is stored: trouble here is only a warning."""
+    if state.head is None or outcome is not ExportOutcome.COMMITTED or state.head.generation % COLLECT_EVERY:
+        return []
+    try:
+        await collect(engine.repository, state.head.memory)
+    except StoreError as problem:
+        return [f"Left-overs of earlier exports could not be collected: {problem.message}"]
+    return []
 
 
 class BaseDamaged(SnapshotDamaged):
