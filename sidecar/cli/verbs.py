@@ -111,7 +111,7 @@ def restore_result(receipt: RestoreReceipt) -> Result:
     contents = f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
     first = {
         RestoreOutcome.COMPLETE: f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}.",
-        RestoreOutcome.INCOMPLETE: f"{receipt.memory}: NOT restored into {receipt.sandbox}; what was there is as it was.",
+        RestoreOutcome.INCOMPLETE: f"{receipt.memory}: NOT restored into {receipt.sandbox}; what it had is kept.",
         RestoreOutcome.EMPTY: f"{receipt.memory}: nothing to restore yet; a first start.",
     }[receipt.outcome]
     return Result(_document(receipt.as_dict()), [first, *_details(receipt)], RESTORE_EXITS.get(receipt.outcome, 0))

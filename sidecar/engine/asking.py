@@ -117,10 +117,13 @@ async def ask(
         if finished.exit_code == 0:
             raise
         words = finished.complaint.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ProgramFailed(
+        # Both verbs can be done again: an export changes nothing there, and a restore that was cut short is undone first.
+        failure = ProgramFailed(
             f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {words[0][:300]}",
             hint="The head did not move. Look at the sandbox's python3 and its free memory and disk.",
-        ) from None
+        )
+        failure.retryable = True
+        raise failure from None
     return parse(value, kind, request), inline
 
 

@@ -80,7 +80,7 @@ def check(
     """
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
-    index = read_index(bundle.path, answer.pack_bytes, engine.limits)
+    index = read_index(bundle.path, answer.pack_bytes, engine.limits, len(base))
     os.truncate(bundle.path, answer.pack_bytes)
     entries = dict(base)
     try:

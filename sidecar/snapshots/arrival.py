@@ -179,9 +179,12 @@ def open_tar(plain: BinaryIO) -> tarfile.TarFile:
     )
 
 
-def read_index(file: Path, start: int, limits: Limits) -> Index:
-    """An index as it arrived, from ``start`` on. Raise when it is not one, or longer than the limits could make it."""
-    most_rows, most_bytes = 2 * limits.files + 1, LONGEST_INDEX
+def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
+    """An index as it arrived, from ``start`` on, over a base of so many entries.
+
+    Raise when it is not one, or longer than the limits could make it.
+    """
+    most_rows, most_bytes = 1 + limits.files + removable, LONGEST_INDEX
     try:
         with file.open("rb") as stream:
             stream.seek(start)
