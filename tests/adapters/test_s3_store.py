@@ -307,7 +307,7 @@ async def test_an_endpoint_where_nobody_listens(moto_server: S3Server, credentia
     started = time.monotonic()
     with pytest.raises(StoreUnreachable, match=f"No answer from {endpoint}"):
         await open_store(_url(moto_server, "bucket", endpoint)).prepare()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
 
 
 @pytest.mark.parametrize(("option", "value"), [("region", "no such region"), ("AWS_ENDPOINT_URL", "nonsense")])

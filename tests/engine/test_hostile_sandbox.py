@@ -149,7 +149,7 @@ def test_output_that_never_ends_is_cut_off_and_its_process_is_gone(tmp_path: Pat
     with pytest.raises(OutputTooLarge) as refused:
         asyncio.run(_promptly(sandbox.run("echo $$ > pid; yes & yes", timeout=60, output_limit=4 << 20)))
     assert refused.value.code == "output-too-large"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50, "cut off by its output, not by the time-out"
     assert _session_is_gone(int((home / "pid").read_text()))
 
 

@@ -102,7 +102,7 @@ def test_a_locked_database_is_given_up_after_a_bounded_wait(tmp_path: Path) -> N
         copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 0.5)
     assert refused.value.code == "database-busy"
     assert refused.value.retryable
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     writer.close()
 
 
