@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from sidecar.errors import BadReference
 from sidecar.ports import Sandbox, Store
-
-PROVIDERS = ("local",)
 
 
 def open_store(url: str) -> Store:
@@ -25,11 +22,7 @@ def open_sandbox(ref: str) -> Sandbox:
         from adapters.sandboxes.local import open_local
 
         return open_local(name)
-    near = difflib.get_close_matches(provider, PROVIDERS, 1)
-    raise BadReference(
-        f"{ref!r} is not a sandbox this version knows.",
-        hint=f"Write {near[0] if near else 'local'}:{'/path/to/home' if not colon else name}.",
-    )
+    raise BadReference(f"{ref!r} is not a sandbox this version knows.", hint="Write local:/path/to/home.")
 
 
 def open_home(home: Path) -> Sandbox:
