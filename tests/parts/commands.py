@@ -16,7 +16,7 @@ from typing import Any
 from sidecar.cli import main
 from tests.parts.homes import PROJECT, Ran
 
-PYTHON_38 = (Path.home() / ".pyenv/versions/3.8.18/bin/python3.8", "python3.8")
+PYTHON_38 = (*sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")), "python3.8")
 
 
 def call(*words: str | Path, store: str | Path) -> Ran:
