@@ -94,8 +94,11 @@ class Scratch:
             if os.path.exists(os.path.join(folder, "keep")):
                 return time.time() - os.stat(folder).st_mtime < STALE_SECONDS
             lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
-        except OSError:  # a run that has just begun has no lock yet
-            return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
+        except OSError:
+            try:  # a run that has just begun has no lock yet
+                return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
+            except FileNotFoundError:  # and one that has just ended has removed it
+                return True
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
@@ -109,9 +112,9 @@ class Scratch:
         if keep:
             with open(os.path.join(self.work, "keep"), "w"):
                 pass
+        else:
+            shutil.rmtree(self.work, ignore_errors=True)
         for name in os.listdir(self.memory):
             self.give(os.path.join(self.memory, name))
         os.close(self._lock)
         os.close(self._turn)
-        if not keep:
-            shutil.rmtree(self.work, ignore_errors=True)
