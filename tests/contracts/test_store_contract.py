@@ -164,7 +164,9 @@ async def test_a_stream_left_early_harms_nothing(place: Place) -> None:
     assert len(await _read(place.store, "memories/m/x")) == 5 * MIB
 
 
+@pytest.mark.parametrize("place", ["file", "volume", "seaweedfs"], indirect=True)
 async def test_an_object_is_seen_whole_or_not_at_all(place: Place, tmp_path: Path) -> None:
+    # Not on moto, which closes an object's buffer when it is overwritten, also under a reader: no judge of this.
     size = 6 * MIB
     sources = []
     for letter in b"AB":
