@@ -25,6 +25,8 @@ class Config:
     """Everything a user can set. A file may hold these keys and no others."""
 
     store: str = ""
+    direct: bool = False
+    """Let packs go straight between sandbox and bucket (``s3:`` stores)."""
     limits: Limits = Limits()
     guards: Guards = Guards()
     timing: Timing = Timing()
@@ -47,8 +49,12 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
     wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or default_store()
     if not isinstance(wanted, str):
         raise BadConfig(f"{file}: store must be a text.", hint='Write store = "file:/var/lib/memories".')
+    direct = table.get("direct", False)
+    if not isinstance(direct, bool):
+        raise BadConfig(f"{file}: direct must be true or false.")
     return Config(
         store=wanted,
+        direct=direct,
         limits=_section(table, "limits", Limits, file),
         guards=_section(table, "guards", Guards, file),
         timing=_section(table, "timing", Timing, file),

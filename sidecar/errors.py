@@ -11,8 +11,8 @@
     ├── SnapshotError              exit 1
     │   └── MemoryNotFound · SnapshotNotFound · SnapshotDamaged
     ├── SandboxError               exit 1
-    │   ├── SandboxNotFound · SandboxGone · SandboxDenied
-    │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout   (a retry can help)
+    │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
+    │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   └── ProgramFailed          the in-sandbox program said what went wrong
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
@@ -136,26 +136,51 @@ class SandboxNotFound(SandboxError):
 
 class SandboxGone(SandboxError):
     code = "sandbox-gone"
+    default_hint = (
+        "What was exported before is safe: `memory-sidecar log MEMORY` shows it; restore it into a new sandbox."
+    )
+
+
+class SandboxAsleep(SandboxError):
+    code = "sandbox-asleep"
+    default_hint = "Add --wake to start it again for this, or start it yourself."
 
 
 class SandboxDenied(SandboxError):
     code = "sandbox-denied"
 
 
+class SandboxFull(SandboxError):
+    code = "disk-full"
+    default_hint = "Free some space in the sandbox, then try again; the memory there is as it was."
+
+
+class SdkMissing(SandboxError):
+    code = "sdk-missing"
+
+
 class SandboxUnreachable(SandboxError):
     code = "sandbox-unreachable"
     retryable = True
+    default_hint = "Check the network and the provider's status, then run the same command again; that is always safe."
 
 
 class SandboxBusy(SandboxError):
     code = "sandbox-busy"
     retryable = True
+    default_hint = "Wait a little, then run the same command again; that is always safe."
 
 
 class SandboxTimeout(SandboxError):
     code = "sandbox-timeout"
     retryable = True
     default_hint = "Raise `timeout` in the config, or look at what the sandbox is busy with; the head did not move."
+
+
+class TransferFailed(SandboxError):
+    code = "transfer-failed"
+    retryable = True
+    default_hint = "Run the same command again; that is always safe."
 
 
 class ProgramFailed(SandboxError):

@@ -6,8 +6,8 @@ say what every adapter promises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,16 +21,40 @@ class Finished:
     complaint: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a sandbox's provider says of it."""
+
+    ends_at: float | None = None
+    """Seconds since the epoch when it stops unless it is prolonged; ``None``: it has no end of its own."""
+    woken: bool = False
+    """It was asleep, and was woken because that was asked for."""
+
+
 class Sandbox(Protocol):
-    """One running sandbox. Paths are absolute and mean the same to a command and to the file methods.
+    """One sandbox. Paths are absolute and mean the same to a command and to the file methods.
 
     Every method raises a ``SandboxError`` and nothing of a vendor's.
     """
 
     ref: str
+    control_trips: int
+    """How many requests went to the provider's control plane so far: to connect, to prolong."""
+
+    async def connect(self) -> Presence:
+        """Reach the sandbox; what is known from an earlier call is used again.
+
+        Raise ``SandboxGone``, ``SandboxAsleep`` (and it stays asleep, unless it was opened to be woken),
+        ``SandboxDenied``, ``SandboxBusy`` or ``SandboxUnreachable``.
+        """
+        ...
+
+    async def prolong(self, seconds: float) -> Presence:
+        """Have it run for at least that long from now, where its provider allows; never shortens its life."""
+        ...
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        """Run a POSIX shell script in the sandbox's home as its user.
+        """Run a POSIX shell script as the sandbox's user, in its working folder, with ``HOME`` set.
 
         Raise ``OutputTooLarge`` as soon as it printed more than ``output_limit`` bytes and ``SandboxTimeout`` after
         ``timeout`` seconds; either way the command no longer runs.
@@ -41,12 +65,8 @@ class Sandbox(Protocol):
         """Write a file, streaming. The parent folder exists. A failed upload may leave a partial file at ``path``."""
         ...
 
-    def download(self, path: str) -> AsyncIterator[bytes]:
+    def download(self, path: str) -> AsyncGenerator[bytes]:
         """Stream a file. The caller checks size and hash: a truncated transfer may look like a short file."""
-        ...
-
-    async def remove(self, path: str) -> None:
-        """Delete a file or folder; one that is not there is fine."""
         ...
 
     async def close(self) -> None: ...
@@ -66,6 +86,18 @@ class ObjectInfo:
     size: int
     modified: float
     """Seconds since the epoch, by the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One request that a sandbox may make by itself: one object, one method, for minutes, and nothing else."""
+
+    method: str
+    """``GET`` or ``PUT``."""
+    url: str = field(repr=False)
+    """Whoever has it may use it, so it never gets into a log."""
+    headers: Mapping[str, str]
+    """To be sent exactly as they are, all of them."""
 
 
 class Store(Protocol):
@@ -103,6 +135,23 @@ class Store(Protocol):
 
     def stream(self, key: str) -> AsyncIterator[bytes]:
         """An object's bytes in chunks of at most 1 MiB. Raise ``ObjectMissing`` when there is none."""
+        ...
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        """A link that reads this object, from now for ``seconds``. ``None``: this store has no such thing (a disk).
+
+        Nothing is asked of the store: whether the object is there, and whether a sandbox can reach the address, shows
+        when the link is used.
+        """
+        ...
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        """A link that writes this object, from now for ``seconds``: exactly ``size`` bytes with exactly that hash.
+
+        ``None``: this store has no such thing (a disk), or not for so many bytes. The link may be used again while it
+        lasts, with the same bytes. A server that only looks like S3 may enforce less, and what a sandbox says of its
+        upload proves nothing: the caller reads the object and compares before relying on it.
+        """
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:

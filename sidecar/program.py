@@ -29,8 +29,12 @@ COMMON = (
     "packing",
     "swap",
 )
-EXPORT = (*COMMON, "reading", "export", "main")
-RESTORE = (*COMMON, "layers", "compression", "unpacking", "worker", "restore", "main")
+EXPORT = (*COMMON, "reading", "export", "reaper", "main")
+TIDY = ("refusal", "scratch", "swap", "main")
+SEND = ("refusal", "scratch", "swap", "direct", "main")
+RESTORE = (*COMMON, "layers", "compression", "unpacking", "worker", "direct", "restore", "main")
+
+MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND}
 
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
@@ -74,7 +78,7 @@ def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     """
     nonce = secrets.token_hex(8)
     text = base64.b64encode(zlib.compress(json.dumps({**request, "nonce": nonce}).encode(), 9)).decode()
-    modules = _packed(EXPORT if request["do"] == "export" else RESTORE)
+    modules = _packed(MODULES[request["do"]])
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
@@ -95,7 +99,8 @@ exit $r
 def _no_python(request: dict[str, Any], nonce: str) -> str:
     text = json.dumps({"status": "no-python", "memory": request["memory"], "snapshot": request["snapshot"]})
     begin, end = (f"memory-sidecar {nonce} {word}" for word in ("begin", "end"))
-    return f"printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
+    removed = "".join(f"rm -f {shlex.quote(path)}\n" for path in request.get("uploads", ()))
+    return f"{removed}printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
 
 
 def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:

@@ -56,6 +56,9 @@ class _Receipt:
     transferred_bytes: int = 0
     """Between the sandbox and outside, both ways."""
     round_trips: int = 0
+    """All requests to the sandbox and its provider that were waited for one after the other."""
+    trips: dict[str, int] = field(default_factory=dict)
+    """The same by kind: "control" (connecting, prolonging), "command", "upload", "download"."""
     duration_ms: int = 0
     databases: list[DatabaseReport] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)

@@ -15,14 +15,24 @@ def open_store(url: str) -> Store:
     return open_by_url(url)
 
 
-def open_sandbox(ref: str) -> Sandbox:
-    """The sandbox behind ``provider:id``. Raise ``BadReference`` or ``SandboxNotFound``."""
+def open_sandbox(ref: str, *, wake: bool = False) -> Sandbox:
+    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started. Raise ``BadReference``."""
     provider, colon, name = ref.partition(":")
     if provider == "local" and colon:
         from adapters.sandboxes.local import open_local
 
         return open_local(name)
-    raise BadReference(f"{ref!r} is not a sandbox this version knows.", hint="Write local:/path/to/home.")
+    if provider == "e2b" and colon:
+        from adapters.sandboxes.e2b import open_e2b
+
+        return open_e2b(name, wake=wake)
+    if provider == "daytona" and colon:
+        from adapters.sandboxes.daytona import open_daytona
+
+        return open_daytona(name, wake=wake)
+    raise BadReference(
+        f"{ref!r} is not a sandbox.", hint="Write e2b:<sandbox id>, daytona:<id or name> or local:/path/to/home."
+    )
 
 
 def open_home(home: Path) -> Sandbox:

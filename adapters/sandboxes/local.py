@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
-from sidecar.errors import BadReference, OutputTooLarge, SandboxError, SandboxNotFound, SandboxTimeout
-from sidecar.ports import Finished
+from sidecar.errors import BadReference, OutputTooLarge, SandboxError, SandboxNotFound, SandboxTimeout, TransferFailed
+from sidecar.ports import Finished, Presence
 
 CHUNK = 1 << 20
 COMPLAINT = 4096
@@ -30,7 +29,14 @@ class LocalSandbox:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.ref = f"local:{home}"
+        self.control_trips = 0
         self._environment = _environment(home)
+
+    async def connect(self) -> Presence:
+        return Presence()
+
+    async def prolong(self, seconds: float) -> Presence:
+        return Presence()
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
         # The script goes in by stdin: a command line has a size limit, and shows in the process list.
@@ -69,19 +75,13 @@ class LocalSandbox:
         except OSError as problem:
             raise SandboxError(f"Could not write {path} in {self.ref}: {problem.strerror}.") from None
 
-    async def download(self, path: str) -> AsyncIterator[bytes]:
+    async def download(self, path: str) -> AsyncGenerator[bytes]:
         try:
             with await asyncio.to_thread(open, path, "rb") as file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK):
                     yield chunk
         except OSError as problem:
-            raise SandboxError(f"Could not read {path} in {self.ref}: {problem.strerror}.") from None
-
-    async def remove(self, path: str) -> None:
-        if Path(path).is_dir():
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-        else:
-            Path(path).unlink(missing_ok=True)
+            raise TransferFailed(f"Could not read {path} in {self.ref}: {problem.strerror}.") from None
 
     async def close(self) -> None:
         return None

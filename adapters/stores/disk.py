@@ -20,7 +20,7 @@ from typing import BinaryIO
 from adapters.stores.disk_errors import naming_disk_errors
 from adapters.stores.disk_folders import climb, is_mount, locked, make_folder, open_in_folder, prune, sync_folder
 from sidecar.errors import HeadMoved, ObjectMissing, StoreMissing
-from sidecar.ports import ObjectInfo, Stored
+from sidecar.ports import Link, ObjectInfo, Stored
 
 CHUNK = 1 << 20
 _TEMP, _LOCK = ".tmp-", ".lock-"
@@ -56,6 +56,12 @@ class DiskStore:
         with file:
             while chunk := await asyncio.to_thread(self._read_chunk, file):
                 yield chunk
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return None  # a disk answers no requests
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return None
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = self._objects(prefix)

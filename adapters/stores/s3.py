@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from adapters.stores.s3_client import S3Config
+from adapters.stores.s3_client import Connection, S3Config
 from adapters.stores.s3_conditions import prove_conditions, swap, swap_alone
 from adapters.stores.s3_errors import Unsupported
+from adapters.stores.s3_links import sign_get, sign_put
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import ObjectMissing
-from sidecar.ports import ObjectInfo, Stored
+from sidecar.ports import Link, ObjectInfo, Stored
 
 __all__ = ["S3Config", "S3Store"]
 
@@ -22,7 +23,8 @@ class S3Store:
 
     def __init__(self, config: S3Config, *, url: str) -> None:
         self.url = url
-        self._objects = S3Objects(config)
+        self._connection = Connection(config)
+        self._objects = S3Objects(self._connection)
         self._single_writer = config.single_writer
 
     async def prepare(self) -> None:
@@ -53,6 +55,13 @@ class S3Store:
         finally:
             body.close()
 
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        # In a thread though nothing is sent: making the client and finding credentials may take a while.
+        return await asyncio.to_thread(sign_get, self._connection, key, seconds)
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return await asyncio.to_thread(sign_put, self._connection, key, size, sha256, seconds)
+
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         for info in await asyncio.to_thread(self._listed, prefix):
             yield info
@@ -70,7 +79,7 @@ class S3Store:
         return await asyncio.to_thread(self._purge, prefix)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._objects.close)
+        await asyncio.to_thread(self._connection.close)
 
     def _listed(self, prefix: str) -> Iterable[ObjectInfo]:
         # All pages before the first answer: SeaweedFS lists 'a/x' before 'a-b', folder by folder, not in key order.

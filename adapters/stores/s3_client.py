@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+
+from adapters.stores.s3_errors import naming_s3_errors
+from sidecar.errors import StoreMissing
 
 if TYPE_CHECKING:
     from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
 _ATTEMPTS = 4
+_Style = Literal["path", "virtual"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class S3Config:
     """Empty, or ending in '/'."""
     endpoint: str | None = None
     """``None``: whatever boto3 is configured for (``AWS_ENDPOINT_URL_S3``, …), else AWS."""
+    sandbox_endpoint: str | None = None
+    """Where sandboxes reach the same server, links being signed for that host. ``None``: where the store does."""
     region: str | None = None
     path_style: bool | None = None
     """``None``: on everywhere but at AWS."""
@@ -30,27 +38,90 @@ class S3Config:
     single_writer: bool = False
     profile: str | None = None
 
+    @property
+    def encryption(self) -> dict[str, Any]:
+        """The parameters of PutObject and its kin; boto3's types want each of them spelled out, hence the ``Any``."""
+        asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
+        return {name: value for name, value in asked.items() if value}
+
+
+class Connection:
+    """The clients of one store, made when first asked for and kept until closed. Safe to use from several threads."""
+
+    def __init__(self, config: S3Config) -> None:
+        self.config = config
+        self._own: S3Client | None = None
+        self._for_sandboxes: S3Client | None = None
+        self._connecting = threading.RLock()
+
+    @property
+    def server(self) -> str:
+        """The server's address, for people and for telling servers apart. Never holds credentials."""
+        address = self._own.meta.endpoint_url if self._own else self.config.endpoint
+        if not address:
+            return "S3"
+        parts = urlsplit(address)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def client(self) -> S3Client:
+        """What the store itself sends requests with."""
+        with self._connecting:
+            if self._own is None:
+                try:
+                    self._own = connect(self.config)
+                except ValueError as error:  # what botocore says of an address it cannot parse
+                    raise StoreMissing(f"{error}.", hint="Correct ?endpoint=… or AWS_ENDPOINT_URL.") from error
+            return self._own
+
+    def client_for_sandboxes(self) -> S3Client:
+        """What signs requests that sandboxes will send."""
+        with self._connecting:
+            if self._for_sandboxes is None:
+                self._for_sandboxes = _seen_by_sandboxes(self.config, self.client())
+            return self._for_sandboxes
+
+    def named(self, key: str) -> AbstractContextManager[None]:
+        """Inside this block every failure becomes the ``StoreError`` that says what to do."""
+        return naming_s3_errors(self.config.bucket, lambda: self.server, key)
+
+    def close(self) -> None:
+        with self._connecting:
+            for client in (self._own, self._for_sandboxes):
+                if client is not None:  # closing the same one twice is fine
+                    client.close()
+            self._own = self._for_sandboxes = None
+
 
 def connect(config: S3Config) -> S3Client:
     """Make a client, without talking to the server. Raise what botocore raises."""
-    style = config.path_style if config.path_style is not None or config.endpoint is None else True
-    client = _client(config, path_style=style)
-    if style is None and not _is_aws(client.meta.endpoint_url):
+    if config.path_style is not None:
+        return _client(config, config.endpoint, "path" if config.path_style else "virtual")
+    # At AWS never "auto": requests go the same way, but links would be for s3.amazonaws.com whatever the region, which
+    # newer regions do not answer and a new bucket only redirects from, to a host the link is not signed for.
+    client = _client(config, config.endpoint, "path" if config.endpoint else "virtual")
+    if config.endpoint is None and not _is_aws(client.meta.endpoint_url):
         # The endpoint came from the environment or an AWS config file; boto3 alone knows all the places to look.
-        client = _client(config, path_style=True)
+        client = _client(config, None, "path")
     return client
 
 
-def _client(config: S3Config, *, path_style: bool | None) -> S3Client:
+def _seen_by_sandboxes(config: S3Config, own: S3Client) -> S3Client:
+    if config.sandbox_endpoint is None:
+        return own
+    # The store's own style, not one guessed from this address: it is the same server that has to understand it.
+    style: _Style = own.meta.config.s3["addressing_style"]  # type: ignore[attr-defined]  # not in boto3's types
+    return _client(config, config.sandbox_endpoint, style)
+
+
+def _client(config: S3Config, endpoint: str | None, style: _Style) -> S3Client:
     import boto3  # slow to import: not before an S3 store is really used
     from botocore.config import Config
 
     # Checksums stay at boto3's default (CRC32 on every upload, checked on download where the server keeps it);
     # AWS_REQUEST_CHECKSUM_CALCULATION=when_required helps with a server that cannot take them.
-    style: Literal["auto", "path", "virtual"] = "path" if path_style else "auto" if path_style is None else "virtual"
     client = boto3.Session(profile_name=config.profile).client(
         "s3",
-        endpoint_url=config.endpoint,
+        endpoint_url=endpoint,
         region_name=config.region,
         config=Config(
             signature_version="s3v4",

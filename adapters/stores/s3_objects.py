@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from adapters.stores.s3_client import S3Config, connect
-from adapters.stores.s3_errors import naming_s3_errors, refusal
+from adapters.stores.s3_client import Connection
+from adapters.stores.s3_errors import refusal
 from sidecar.errors import ObjectMissing, StoreMissing, StoreUnreachable
 from sidecar.ports import ObjectInfo, Stored
 
@@ -31,26 +29,16 @@ _DELETED_AT_ONCE = 1000
 class S3Objects:
     """Objects under the configured prefix; keys are relative to it. Safe to use from several threads."""
 
-    def __init__(self, config: S3Config) -> None:
-        self._config = config
-        self._bucket = config.bucket
-        self._connected: S3Client | None = None
-        self._connecting = threading.Lock()
-        # boto3's types want each option spelled out; the keys are exactly those of PutObject and its kin.
-        self._encryption: dict[str, Any] = {}
-        if config.sse:
-            self._encryption["ServerSideEncryption"] = config.sse
-        if config.sse_kms_key_id:
-            self._encryption["SSEKMSKeyId"] = config.sse_kms_key_id
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._config = connection.config
+        self._bucket = connection.config.bucket
+        self._encryption = connection.config.encryption
 
     @property
     def server(self) -> str:
         """The server's address, for people and for telling servers apart. Never holds credentials."""
-        address = self._connected.meta.endpoint_url if self._connected else self._config.endpoint
-        if not address:
-            return "S3"
-        parts = urlsplit(address)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        return self._connection.server
 
     def read(self, key: str) -> Stored | None:
         """A small object, whole, its ETag as the version; ``None`` when there is none."""
@@ -164,20 +152,8 @@ class S3Objects:
         with self._named(upload["Key"]):
             self._client().abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
-    def close(self) -> None:
-        with self._connecting:
-            if self._connected:
-                self._connected.close()
-            self._connected = None
-
     def _client(self) -> S3Client:
-        with self._connecting:
-            if self._connected is None:
-                try:
-                    self._connected = connect(self._config)
-                except ValueError as error:  # what botocore says of an address it cannot parse
-                    raise StoreMissing(f"{error}.", hint="Correct ?endpoint=… or AWS_ENDPOINT_URL.") from error
-            return self._connected
+        return self._connection.client()
 
     def _not_s3(self) -> StoreMissing:
         return StoreMissing(
@@ -185,7 +161,7 @@ class S3Objects:
         )
 
     def _named(self, key: str) -> AbstractContextManager[None]:
-        return naming_s3_errors(self._bucket, lambda: self.server, key)
+        return self._connection.named(key)
 
     def _full(self, key: str) -> str:
         return self._config.prefix + key

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _OPTIONS = {
     "file": (),
     "volume": ("prefix",),
-    "s3": ("endpoint", "region", "path-style", "sse", "sse-kms-key-id", "single-writer", "profile"),
+    "s3": (
+        *("endpoint", "sandbox-endpoint", "region", "path-style", "sse", "sse-kms-key-id"),
+        *("single-writer", "profile"),
+    ),
 }
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -119,7 +122,8 @@ def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
     return S3Config(
         bucket=parts.netloc,
         prefix=f"{prefix}/" if prefix else "",
-        endpoint=_endpoint(options.get("endpoint")),
+        endpoint=_endpoint(options, "endpoint"),
+        sandbox_endpoint=_endpoint(options, "sandbox-endpoint"),
         region=options.get("region"),
         path_style=_flag(options, "path-style"),
         sse=_sse(sse or ("aws:kms" if kms_key else None)),
@@ -136,7 +140,8 @@ def _prefix(text: str) -> str:
     return prefix
 
 
-def _endpoint(text: str | None) -> str | None:
+def _endpoint(options: Mapping[str, str], name: str) -> str | None:
+    text = options.get(name)
     if text is None:
         return None
     try:
@@ -145,10 +150,10 @@ def _endpoint(text: str | None) -> str | None:
     except ValueError:
         usable = False
     if not usable or " " in text:
-        raise BadReference("The option 'endpoint' is no address of a server.", hint="Write endpoint=https://host:port")
+        raise BadReference(f"The option '{name}' is no address of a server.", hint=f"Write {name}=https://host:port")
     if "@" in parts.netloc:
         raise BadReference(
-            "The endpoint holds credentials.", hint="Leave them out; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            f"The {name} holds credentials.", hint="Leave them out; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         )
     return text
 

@@ -40,19 +40,21 @@ def parser() -> argparse.ArgumentParser:
 def _verbs(command: Any) -> None:
     export = command("export", "Export a sandbox's memory as a new snapshot.")
     export.add_argument("memory", metavar="MEMORY")
-    export.add_argument("--sandbox", required=True, metavar="REF", help="such as local:/path/to/home")
+    export.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
     export.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     export.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
     export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
+    export.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     export.add_argument("--force", action="store_true", help="move the head whatever the guards say")
 
     restore = command("restore", "Restore a memory into a sandbox.")
     restore.add_argument("memory", metavar="MEMORY")
-    restore.add_argument("--sandbox", required=True, metavar="REF", help="such as local:/path/to/home")
+    restore.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
     restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
     restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
 
 

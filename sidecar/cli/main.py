@@ -90,6 +90,7 @@ async def _run(args: argparse.Namespace) -> Result:
         limits=config.limits,
         guards=config.guards,
         timing=config.timing,
+        direct=config.direct,
     )
     # A command that is told to end gives its scratch files back first.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]

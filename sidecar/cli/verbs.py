@@ -21,7 +21,7 @@ RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake)
     try:
         request = ExportRequest(
             memory=args.memory,
@@ -37,7 +37,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake)
     try:
         request = RestoreRequest(
             memory=args.memory, snapshot=args.snapshot, mode=args.mode, projects=_projects(args), force=args.force

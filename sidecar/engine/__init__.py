@@ -2,6 +2,7 @@
 
 from sidecar.engine.export import ExportRequest, export
 from sidecar.engine.parts import Engine
-from sidecar.engine.restore import RestoreRequest, restore
+from sidecar.engine.placing import RestoreRequest
+from sidecar.engine.restore import restore
 
 __all__ = ["Engine", "ExportRequest", "RestoreRequest", "export", "restore"]

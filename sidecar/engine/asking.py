@@ -89,6 +89,8 @@ class ExportAnswer(Answer):
     kind: str = ""
     codec: str = ""
     pack_bytes: Count = 0
+    pack_sha256: str = ""
+    index_sha256: str = ""
     bundle: Bundle | None = None
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer, ask
+from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of
-from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.engine.receiving import checked, receive
+from sidecar.engine.parts import CountedSandbox, Engine, together
+from sidecar.engine.receiving import check, receive
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged, StoreError
 from sidecar.ids import check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
-from sidecar.ports import Sandbox
+from sidecar.ports import Presence, Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.retries import retrying
@@ -51,7 +53,11 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     run = await _begin(engine, sandbox, request)
     async with spool() as scratch:
         try:
-            answer, grown = await _collect(run, scratch)
+            async with (
+                kept_alive(engine, run.sandbox, run.presence, run.warnings),
+                tidied(engine, run.sandbox, request.memory, run.snapshot),
+            ):
+                answer, grown = await _collect(run, scratch)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, run.state, reason=Reason(code=limit.code, message=limit.message))
         if grown.arrived is None:
@@ -88,7 +94,7 @@ class BaseDamaged(SnapshotDamaged):
     retryable = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Run:
     """One export: what was known when it began."""
 
@@ -100,6 +106,8 @@ class _Run:
     survey: Survey
     known: list[str]
     snapshot: str
+    presence: Presence
+    warnings: list[str] = field(default_factory=list)
 
     def parent(self, answer: ExportAnswer) -> str:
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
@@ -146,11 +154,12 @@ class _Run:
             bytes=manifest.bytes if manifest else 0,
             packed_bytes=added,
             transferred_bytes=self.sandbox.transferred_bytes,
-            round_trips=self.sandbox.round_trips,
+            round_trips=sum(self.sandbox.trips.values()),
+            trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
             databases=[row.report() for row in answer.databases] if answer else [],
             skipped=skipped,
-            warnings=list(answer.warnings) if answer else [],
+            warnings=[*self.warnings, *(answer.warnings if answer else [])],
             reason=reason,
             conversation=self.request.conversation,
             label=self.request.label,
@@ -160,11 +169,13 @@ class _Run:
 async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _Run:
     started = time.monotonic()
     check_memory_id(request.memory)
-    state = await engine.repository.head(request.memory)
-    survey = await engine.repository.survey(request.memory)
+    counted = CountedSandbox(sandbox, engine.progress)
+    presence, state, survey = await together(
+        reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
+    )
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = new_snapshot_id(datetime.now(UTC), max(known, default=""))
-    return _Run(engine, CountedSandbox(sandbox, engine.progress), request, started, state, survey, known, snapshot)
+    return _Run(engine, counted, request, started, state, survey, known, snapshot, presence)
 
 
 async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
@@ -190,12 +201,14 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 raise BaseDamaged(damage.message) from None
             if answer.status == "unchanged":
                 return answer, Grown(base, entries)
+            stored = ""
             if answer.status == "tarball":
                 answer, bundle = await read_tarball(engine, run.sandbox, answer, question, scratch)
             else:
-                bundle = await receive(engine, run.sandbox, answer, inline, scratch)
+                bundle, stored = await receive(engine, run.sandbox, answer, inline, question, scratch, run.warnings)
             roots = [root.name for root in base.roots] if base else []
-            return answer, Grown(base, entries, await checked(engine, answer, bundle, entries, roots))
+            arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
+            return answer, Grown(base, entries, arrived)
     raise AssertionError("unreachable")
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
-from sidecar.ports import Finished, Sandbox
+from sidecar.ports import Finished, Presence, Sandbox
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
 from sidecar.wiring import open_home
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +31,10 @@ class Timing:
     """Seconds to wait for a gap between a database's writers."""
     turn_wait: float = 60.0
     """Seconds to wait for another export or restore in the same sandbox."""
+    keep_alive: float = 120.0
+    """A sandbox that would end sooner than in so many seconds is prolonged while it is worked with."""
+    direct: int = 600
+    """Seconds for which a link straight to the bucket is good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +48,31 @@ class Engine:
     timing: Timing = Timing()
     inline_bytes: int = 1 << 20
     """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
+    direct: bool = False
+    """Let packs go straight between sandbox and bucket, where the store can make links."""
     progress: Progress = field(default_factory=Unwatched)
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
+
+
+def upload_path() -> str:
+    """Where in a sandbox to put what a restore brings."""
+    return f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
+
+
+@overload
+async def together(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+@overload
+async def together(first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /) -> tuple[A, B, C]: ...
+async def together(*things: Awaitable[Any]) -> tuple[Any, ...]:
+    """Wait for some things at once; when one fails, the others are called off."""
+    tasks = [asyncio.ensure_future(thing) for thing in things]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 class CountedSandbox:
@@ -46,30 +81,39 @@ class CountedSandbox:
     def __init__(self, sandbox: Sandbox, progress: Progress) -> None:
         self._sandbox = sandbox
         self._progress = progress
+        self._control_before = sandbox.control_trips
+        self._trips: Counter[str] = Counter()
         self.ref = sandbox.ref
-        self.round_trips = 0
         self.transferred_bytes = 0
 
+    @property
+    def trips(self) -> dict[str, int]:
+        """How many of each: "control", "command", "upload", "download"."""
+        control = self._sandbox.control_trips - self._control_before
+        return {**({"control": control} if control else {}), **self._trips}
+
+    async def connect(self) -> Presence:
+        return await self._sandbox.connect()
+
+    async def prolong(self, seconds: float) -> Presence:
+        return await self._sandbox.prolong(seconds)
+
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        self.round_trips += 1
+        self._trips["command"] += 1
         self.transferred_bytes += len(command)
         finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit)
         self.transferred_bytes += len(finished.output)
         return finished
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
-        self.round_trips += 1
+        self._trips["upload"] += 1
         await self._sandbox.upload(path, self._counted(chunks))
 
-    def download(self, path: str) -> AsyncIterator[bytes]:
-        self.round_trips += 1
-        return self._counted(self._sandbox.download(path))
-
-    async def remove(self, path: str) -> None:
-        await self._sandbox.remove(path)
-
-    async def close(self) -> None:
-        await self._sandbox.close()
+    async def download(self, path: str) -> AsyncGenerator[bytes]:
+        self._trips["download"] += 1
+        async with contextlib.aclosing(self._sandbox.download(path)) as chunks:
+            async for chunk in self._counted(chunks):
+                yield chunk
 
     async def _counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in chunks:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
+from typing import Any
 
-from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.asking import Bundle, ExportAnswer
+from sidecar.engine.direct import RELAYED, NotDirect, bring
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
 from sidecar.inside.index import DIR, Entry, Index
@@ -31,12 +33,27 @@ class Arrived:
 
 
 async def receive(
-    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, inline: bytes, spool: Spool
-) -> Spooled:
-    """The bundle, on our disk, exactly as long and with the hash the sandbox said. Nothing of it stays in the sandbox."""
-    if answer.bundle is None or not 0 < answer.pack_bytes < answer.bundle.bytes:
+    engine: Engine,
+    sandbox: CountedSandbox,
+    answer: ExportAnswer,
+    inline: bytes,
+    question: dict[str, Any],
+    spool: Spool,
+    warnings: list[str],
+) -> tuple[Spooled, str]:
+    """The bundle, on our disk, exactly as long and with the hash the sandbox said; and the id of its pack, when that went
+    straight into the store. The sandbox removes its own by itself."""
+    claim = answer.bundle
+    if claim is None or not 0 < answer.pack_bytes < claim.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
-    return await arrive(engine, sandbox, answer, spool, inline)
+    _check_claim(engine, claim)
+    if engine.direct and not claim.inline:
+        try:
+            bundle, name = await bring(engine, sandbox, answer, question, spool)
+            return _compared(bundle, claim), name
+        except NotDirect as reason:
+            warnings += [RELAYED.format(reason=reason)] if str(reason) else []
+    return await arrive(engine, sandbox, answer, spool, inline), ""
 
 
 async def arrive(
@@ -46,20 +63,24 @@ async def arrive(
     claim = answer.bundle
     if claim is None:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
+    _check_claim(engine, claim)
+    if claim.inline and inline is not None:
+        return _compared(await spool.take(_once(inline), most=claim.bytes), claim)
+    engine.progress.step("fetching", claim.bytes)
+    async with contextlib.aclosing(sandbox.download(claim.path)) as chunks:
+        return _compared(await spool.take(chunks, most=claim.bytes), claim)
+
+
+def _check_claim(engine: Engine, claim: Bundle) -> None:
     if not claim.inline and (not _SCRATCH_FILE.search(claim.path) or "/../" in claim.path):
         raise UnsafePath(f"The sandbox offers {claim.path[:200]!r}, which is not in the program's own folder.")
     if claim.bytes > engine.limits.packed_bytes:
         raise LimitExceeded(
             f"The pack has {claim.bytes} bytes; {engine.limits.packed_bytes} are allowed.", code="limit-packed"
         )
-    if claim.inline and inline is not None:
-        bundle = await spool.take(_once(inline), most=claim.bytes)
-    else:
-        engine.progress.step("fetching", claim.bytes)
-        try:
-            bundle = await spool.take(sandbox.download(claim.path), most=claim.bytes)
-        finally:
-            await sandbox.remove(claim.path.rpartition("/")[0])
+
+
+def _compared(bundle: Spooled, claim: Bundle) -> Spooled:
     if bundle.size != claim.bytes:
         raise SizeMismatch(f"{bundle.size} bytes of {claim.bytes} arrived from the sandbox, or more than it said.")
     if claim.sha256 and bundle.sha256 != claim.sha256:
@@ -72,7 +93,12 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 
 
 def check(
-    engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry], roots: Collection[str]
+    engine: Engine,
+    answer: ExportAnswer,
+    bundle: Spooled,
+    base: dict[str, Entry],
+    roots: Collection[str],
+    stored: str = "",
 ) -> Arrived:
     """Check a bundle as hostile input and lay it over ``base``, whose roots those are.
 
@@ -95,7 +121,7 @@ def check(
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress)
     _check_rules(engine, answer, index)
-    return Arrived(PackFile(bundle.path, answer.codec, index), entries)
+    return Arrived(PackFile(bundle.path, answer.codec, index, stored), entries)
 
 
 def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
@@ -119,9 +145,3 @@ def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
         root, _, relative = change.entry.path.partition("/")
         if root in rules and not rules[root].allows(relative, change.entry.type == DIR):
             raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
-
-
-async def checked(
-    engine: Engine, answer: ExportAnswer, bundle: Spooled, base: dict[str, Entry], roots: Collection[str]
-) -> Arrived:
-    return await asyncio.to_thread(check, engine, answer, bundle, base, roots)

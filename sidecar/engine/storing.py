@@ -24,7 +24,10 @@ async def store_packs(
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and len(below) >= MOST_PACKS:
         engine.progress.step("folding packs")
-        below, new = await _folded(engine, base, new, spool)
+        brought = new
+        below, new = await _folded(engine, base, brought, spool)
+        if brought.stored:
+            await engine.repository.store.delete([Keys.of(memory).pack(brought.stored, brought.codec)])
     pack = await store_pack(engine, memory, new)
     return [*below, pack], pack.bytes + pack.index_bytes
 
@@ -48,15 +51,18 @@ async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -
 
 
 async def store_pack(engine: Engine, memory: str, pack: PackFile) -> Pack:
-    """Write a pack and its index under a fresh name."""
-    keys, name = Keys.of(memory), new_pack_id()
+    """Write a pack and its index under a fresh name; only the index, when the pack is there already."""
+    keys, name = Keys.of(memory), pack.stored or new_pack_id()
     text = io.BytesIO()
     await asyncio.to_thread(index.write, text, pack.index)
     data = text.getvalue()
     size, digest = await asyncio.to_thread(_measure, pack.path)
     engine.progress.step("storing", size)
     store = engine.repository.store
-    await asyncio.gather(store.put(keys.pack(name, pack.codec), pack.path), store.put(keys.index(name), data))
+    if pack.stored:
+        await store.put(keys.index(name), data)
+    else:
+        await asyncio.gather(store.put(keys.pack(name, pack.codec), pack.path), store.put(keys.index(name), data))
     return Pack(
         id=name,
         kind=pack.index.kind,

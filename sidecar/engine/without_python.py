@@ -17,7 +17,8 @@ from typing import Any
 
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
-from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.engine.attending import tidy
+from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
 from sidecar.engine.unpacked import entry_member, unpack_members
 from sidecar.errors import BadAnswer, ProgramFailed
@@ -46,6 +47,7 @@ async def read_tarball(
 ) -> tuple[ExportAnswer, Spooled]:
     """Unpack the tarball a sandbox brought into a home of our own and let the real program export that."""
     tarball = await arrive(engine, sandbox, answer, scratch)
+    await tidy(engine, sandbox, question["memory"], question["snapshot"])
     home = scratch.new()
     places = {root.name: _place_here(engine, root) for root in answer.roots}
     await asyncio.to_thread(unpack_members, tarball.path, home, places, engine.limits)
@@ -97,12 +99,17 @@ def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> lis
 
 
 async def send_tarball(
-    engine: Engine, sandbox: CountedSandbox, question: dict[str, Any], fetched: Fetched, scratch: Spool
+    engine: Engine,
+    sandbox: CountedSandbox,
+    question: dict[str, Any],
+    fetched: Fetched,
+    scratch: Spool,
+    uploads: list[str],
 ) -> Answer:
     """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
     target = scratch.new()
     checks = await asyncio.to_thread(_write_tarball, fetched, scratch.new(), target)
-    path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
+    uploads.append(path := upload_path())
     engine.progress.step("sending", target.stat().st_size)
     await sandbox.upload(path, file_chunks(target))
     script = restore_script(question, _targets(engine, question, fetched), path, target.stat().st_size)

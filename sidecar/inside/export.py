@@ -231,17 +231,23 @@ class Export:
         pack_size = os.path.getsize(self.pack_path)
         with open(self.pack_path, "ab") as bundle:
             index.write(bundle, index.Index(kind, self.changes, gone))
-        digest = hashlib.sha256()
+        pack_digest, index_digest = hashlib.sha256(), hashlib.sha256()
         with open(self.pack_path, "rb") as bundle:
+            for chunk in iter(lambda: bundle.read(min(1 << 20, pack_size - bundle.tell())), b""):
+                pack_digest.update(chunk)
+            whole = pack_digest.copy()
             for chunk in iter(lambda: bundle.read(1 << 20), b""):
-                digest.update(chunk)
+                index_digest.update(chunk)
+                whole.update(chunk)
         self.scratch.give(self.pack_path)
         return dict(
             self._answer("changed"),
             kind=kind,
             codec=codec,
             pack_bytes=pack_size,
-            bundle={"path": self.pack_path, "bytes": os.path.getsize(self.pack_path), "sha256": digest.hexdigest()},
+            pack_sha256=pack_digest.hexdigest(),
+            index_sha256=index_digest.hexdigest(),
+            bundle={"path": self.pack_path, "bytes": os.path.getsize(self.pack_path), "sha256": whole.hexdigest()},
         )
 
     def _answer(self, status: str) -> dict[str, Any]:

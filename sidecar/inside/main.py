@@ -40,10 +40,16 @@ def main(argument: str) -> int:
 
 
 def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
-    scratch = Scratch(home, request["key"], request["turn_wait"])
+    if request["do"] == "send":
+        from .direct import send
+
+        return send(request), b""
+    scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"])
     kept = False
     try:
         undone = undo(scratch.journal)
+        if request["do"] == "tidy":
+            return {"status": "tidy"}, b""
         if request["do"] == "export":
             from .export import Export
 
@@ -65,8 +71,13 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             return answer, file.read()
     finally:
         scratch.leave(keep=kept)
-        if request["do"] == "restore" and os.path.exists(request["bundle"]["path"]):
-            os.unlink(request["bundle"]["path"])
+        if kept:
+            from .reaper import reap
+
+            reap(scratch.work, os.path.join(scratch.work, "bundle"))
+        for path in request.get("uploads", ()):
+            if os.path.exists(path):
+                os.unlink(path)
 
 
 def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, filters, index, worker
+from . import cache, databases, direct, filters, index, worker
 from .layers import folders_of, layered
 from .refusal import Refusal
 from .roots import Root, place_roots
@@ -67,8 +67,7 @@ class Restore:
         return os.path.join(self.by_name[name].folder, relative)
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
-        with open(self.request["bundle"]["path"], "rb") as bundle:
-            _check_bundle(bundle, self.request["bundle"])
+        with open(self._bundle(), "rb") as bundle:
             sections: list[tuple[index.Index, int, dict[str, Any]]] = []
             at = 0
             for pack in self.request["packs"]:
@@ -81,6 +80,16 @@ class Restore:
             for pack_index, start, pack in sections:
                 unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
         return entries, unpacker.checked()
+
+    def _bundle(self) -> str:
+        """The file with all packs and indexes: uploaded, or to be fetched."""
+        if "links" in self.request:
+            path = os.path.join(self.scratch.work, "bundle")
+            direct.fetch(self.request["links"], path)
+            return path
+        with open(self.request["bundle"]["path"], "rb") as bundle:
+            _check_bundle(bundle, self.request["bundle"])
+        return bundle.name
 
     def _allowed(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
         """Without what must never be restored, whatever a snapshot holds."""

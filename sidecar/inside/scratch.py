@@ -27,7 +27,8 @@ JUST_BEGUN_SECONDS = 60
 class Scratch:
     """Opens (and tidies) the folder; ``work`` is this run's own part of it."""
 
-    def __init__(self, home: str, memory_key: str, wait: float) -> None:
+    def __init__(self, home: str, memory_key: str, wait: float, snapshot: str) -> None:
+        self.snapshot = snapshot
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
         self.base = self._base(home)
         self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
@@ -78,7 +79,8 @@ class Scratch:
                 time.sleep(0.05)
 
     def _tidy(self) -> None:
-        """Remove what runs that were killed left behind, and packs that nobody came for."""
+        """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
+        again for the same snapshot never got the answer before."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
             if name.startswith("work-") and not self._in_use(folder):
@@ -88,11 +90,11 @@ class Scratch:
                 if time.time() - os.lstat(upload).st_mtime > STALE_SECONDS:
                     os.unlink(upload)
 
-    @staticmethod
-    def _in_use(folder: str) -> bool:
+    def _in_use(self, folder: str) -> bool:
         try:
             if os.path.exists(os.path.join(folder, "keep")):
-                return time.time() - os.stat(folder).st_mtime < STALE_SECONDS
+                with open(os.path.join(folder, "keep")) as keep:
+                    return keep.read() != self.snapshot and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
             lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
         except OSError:
             try:  # a run that has just begun has no lock yet
@@ -110,8 +112,8 @@ class Scratch:
     def leave(self, keep: bool = False) -> None:
         """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
         if keep:
-            with open(os.path.join(self.work, "keep"), "w"):
-                pass
+            with open(os.path.join(self.work, "keep"), "w") as note:
+                note.write(self.snapshot)
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         for name in os.listdir(self.memory):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -34,7 +35,7 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
             _select(number, layout, exporting=True),
         ]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([*lines, _text("export.sh")])
+    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _text("export.sh")])
 
 
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
@@ -44,6 +45,16 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
         lines += [f"name_{number}={name}", f"folder_{number}={place}", _select(number, layout, exporting=False)]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([*lines, _text("restore.sh")])
+
+
+def tidy_script(snapshot: str, uploads: Sequence[str]) -> str:
+    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it."""
+    lines = [
+        'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
+        f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
+        "done",
+    ]
+    return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 
 def place_of(root: Root, project: str | None) -> str:

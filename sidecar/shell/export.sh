@@ -47,7 +47,7 @@ rm -rf "$work/stage"
 lineage=$(sed -n '1!G;h;$p' "$cache/$key/lineage" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
 printf '%s\n' "$snapshot" >> "$cache/$key/lineage"
 rm -f "$cache/$key"/index-*
-: > "$work/keep"
+printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
 printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
     "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

@@ -25,6 +25,8 @@ class PackFile:
     path: Path
     codec: str
     index: Index
+    stored: str = ""
+    """Its id, when the store has it already."""
 
 
 def outweigh(full_bytes: int, delta_bytes: int) -> bool:

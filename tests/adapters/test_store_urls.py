@@ -74,11 +74,13 @@ def test_every_option_of_a_bucket() -> None:
     url = (
         "s3://My_bucket.1/p?endpoint=http://127.0.0.1:8333&region=eu-west-1&path-style=false&sse=aws:kms"
         "&sse-kms-key-id=arn:aws:kms:eu-west-1:1:key/2&single-writer=true&profile=ops"
+        "&sandbox-endpoint=https://s3.example.com:8443"
     )
     assert _config(url) == S3Config(
         bucket="My_bucket.1",
         prefix="p/",
         endpoint="http://127.0.0.1:8333",
+        sandbox_endpoint="https://s3.example.com:8443",
         region="eu-west-1",
         path_style=False,
         sse="aws:kms",
@@ -131,6 +133,10 @@ def test_a_kms_key_means_kms() -> None:
         ("s3://bucket?endpoint=127.0.0.1:8333", "endpoint=https://"),
         ("s3://bucket?endpoint=http://", "endpoint=https://"),
         ("s3://bucket?endpoint=http://h:99999", "endpoint=https://"),
+        ("s3://bucket?sandbox-endpoint=s3.example.com", "Write sandbox-endpoint=https://"),
+        ("s3://bucket?sandbox-endpoint=http://h:99999", "'sandbox-endpoint' is no address"),
+        ("s3://bucket?sandbox_endpoint=http://h", "sandbox-endpoint?"),
+        ("file:/x?sandbox-endpoint=http://h", "no option 'sandbox-endpoint'"),
         ("s3://bucket?path-style=maybe", "path-style=true"),
         ("s3://bucket?sse=rot13", "sse=AES256"),
         ("s3://bucket?sse=AES256&sse-kms-key-id=k", "aws:kms"),
@@ -151,6 +157,7 @@ def test_what_makes_no_sense_is_said_in_one_line_with_what_to_write_instead(url:
         "s3://AKIA123:hunter2@bucket/x",
         "s3://hunter2@bucket",
         "s3://bucket?endpoint=http://me:hunter2@127.0.0.1:1",
+        "s3://bucket?sandbox-endpoint=http://me:hunter2@127.0.0.1:1",
         "s3://bucket?secret-key=hunter2",
         "file://me:hunter2@host/x",
         "https://me:hunter2@host/bucket",

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pytest
 import adapters
 from adapters.stores.urls import open_store
 from sidecar.errors import HeadMoved, ObjectMissing
-from sidecar.ports import Store
+from sidecar.ports import Link, Store
 from tests.parts.s3_servers import S3Server
 
 PROJECT = Path(adapters.__file__).parents[1]
@@ -342,6 +343,28 @@ async def test_purge_leaves_nothing_below_and_all_beside(place: Place) -> None:
     assert await _keys(place.store, "memories/") == ["memories/n/x"]
     assert await place.store.sweep("memories/m/", older_than=time.time() + 60) == 0
     await place.store.swap("memories/m/head", b"again", expected=None)
+
+
+async def test_links_lead_to_the_object_or_there_are_none(place: Place) -> None:
+    data = b"x" * 1000
+    sha256 = hashlib.sha256(data).hexdigest()
+    up = await place.store.link_to_put("memories/m/x", size=len(data), sha256=sha256, seconds=60)
+    down = await place.store.link_to_get("memories/m/x", seconds=60)
+    if not place.url.startswith("s3:"):
+        assert (up, down) == (None, None)
+        return
+    assert up is not None
+    assert down is not None
+    assert (up.method, down.method) == ("PUT", "GET")
+    assert await asyncio.to_thread(_followed, up, data) == b""
+    assert await _read(place.store, "memories/m/x") == data
+    assert await asyncio.to_thread(_followed, down, None) == data
+
+
+def _followed(link: Link, body: bytes | None) -> bytes:
+    asked = urllib.request.Request(link.url, data=body, headers=dict(link.headers), method=link.method)
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        return bytes(answer.read())
 
 
 async def test_a_closed_store_opens_again(place: Place) -> None:

@@ -29,6 +29,7 @@ from tests.parts.forgery import (
     framed,
     good_delta,
     honest,
+    request_in,
 )
 from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree
 
@@ -56,7 +57,7 @@ def test_an_honest_answer_is_committed(engine: Engine, tmp_path: Path) -> None:
     home = empty_home(tmp_path / "home")
     asyncio.run(restore(engine, WatchedSandbox(home), RestoreRequest(memory=MEMORY)))
     assert (home / "MEMORY.md").read_bytes() == BIG_AFTER
-    assert not sandbox.removed
+    assert not sandbox.tidied
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name not in BOMBS])
@@ -134,12 +135,14 @@ def test_a_download_of_other_bytes_is_refused(engine: Engine, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "path", ["/home/user/work-of-years/thesis", "/home/user", "relative/work-1/x", "/work-1/../home"]
 )
-def test_the_sidecar_removes_nothing_in_a_sandbox_but_its_own(path: str, engine: Engine) -> None:
+def test_the_sidecar_fetches_and_removes_nothing_in_a_sandbox_but_its_own(path: str, engine: Engine) -> None:
     sandbox = ForgedSandbox(
         lambda request: Bundle(honest().pack, honest().index, {"bundle": {"path": path}}, inline=False)
     )
     _refusal(engine, sandbox)
-    assert [gone for gone in sandbox.removed if "/memory-sidecar/work-" not in gone or ".." in gone] == []
+    assert sandbox.fetched == []
+    for command in sandbox.tidied:
+        assert path not in command and path not in str(request_in(command))
 
 
 def test_output_that_never_ends_is_cut_off_and_its_process_is_gone(tmp_path: Path) -> None:

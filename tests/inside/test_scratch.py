@@ -19,18 +19,18 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path, base: Path) -> None:
-    running = Scratch(str(tmp_path), "one", 1)
+    running = Scratch(str(tmp_path), "one", 1, "s")
     dead = base / "work-dead"
     dead.mkdir()
     (dead / "lock").write_text("")
     begun = base / "work-begun"
     begun.mkdir()
-    other = Scratch(str(tmp_path), "two", 1)
+    other = Scratch(str(tmp_path), "two", 1, "s")
     assert not dead.exists()
     assert begun.exists(), "it may be about to be locked"
     assert Path(running.work).exists()
     os.utime(begun, (0, 0))
-    Scratch(str(tmp_path), "three", 1).leave()
+    Scratch(str(tmp_path), "three", 1, "s").leave()
     assert not begun.exists()
     running.leave()
     other.leave()
@@ -40,7 +40,7 @@ def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(tmp_path: P
 def test_a_folder_that_vanishes_while_it_is_looked_at_is_no_trouble(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Scratch(str(tmp_path), "one", 1).leave()
+    Scratch(str(tmp_path), "one", 1, "s").leave()
     (base / "work-leaving").mkdir()
     listed = os.listdir
 
@@ -50,4 +50,15 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_no_trouble(
         return names
 
     monkeypatch.setattr(scratch.os, "listdir", list_then_remove)
-    Scratch(str(tmp_path), "one", 1).leave()
+    Scratch(str(tmp_path), "one", 1, "s").leave()
+
+
+def test_a_pack_kept_for_a_snapshot_is_removed_when_that_snapshot_is_asked_for_again(
+    tmp_path: Path, base: Path
+) -> None:
+    first = Scratch(str(tmp_path), "one", 1, "20260101T000000000Z-00000000")
+    first.leave(keep=True)
+    Scratch(str(tmp_path), "two", 1, "20260202T000000000Z-00000000").leave()
+    assert Path(first.work).exists(), "somebody may be fetching it"
+    Scratch(str(tmp_path), "one", 1, "20260101T000000000Z-00000000").leave()
+    assert not Path(first.work).exists(), "whoever asks again never got the answer"

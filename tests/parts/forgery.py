@@ -20,7 +20,7 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import zstandard
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.errors import SidecarError
 from sidecar.inside import digests
-from sidecar.ports import Finished
+from sidecar.ports import Finished, Presence
 from tests.parts.homes import engine_at
 
 Line = dict[str, Any]
@@ -62,7 +62,9 @@ class ForgedSandbox:
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
-        self.removed: list[str] = []
+        self.control_trips = 0
+        self.tidied: list[str] = []
+        self.fetched: list[str] = []
         self.uploaded = 0
         self.asked: list[dict[str, Any]] = []
         self.downloads: Sequence[bytes] | None = None
@@ -70,6 +72,9 @@ class ForgedSandbox:
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
         request = request_in(command)
+        if request["do"] == "tidy":
+            self.tidied.append(command)
+            return Finished(0, b"")
         self.asked.append(request)
         forged = self.forge(request)
         if isinstance(forged, bytes):
@@ -98,7 +103,8 @@ class ForgedSandbox:
         async for chunk in chunks:
             self.uploaded += len(chunk)
 
-    async def download(self, path: str) -> AsyncIterator[bytes]:
+    async def download(self, path: str) -> AsyncGenerator[bytes]:
+        self.fetched.append(path)
         if self.downloads is not None:
             for chunk in self.downloads:
                 yield chunk
@@ -106,8 +112,11 @@ class ForgedSandbox:
         for at in range(0, len(self._bundle), 1 << 20):
             yield self._bundle[at : at + (1 << 20)]
 
-    async def remove(self, path: str) -> None:
-        self.removed.append(path)
+    async def connect(self) -> Presence:
+        return Presence()
+
+    async def prolong(self, seconds: float) -> Presence:
+        return Presence()
 
     async def close(self) -> None:
         return None

@@ -1,0 +1,160 @@
+"""Vendor SDKs that block, used from an event loop: each call in a thread of its own, transfers chunk by chunk.
+
+The threads are daemons and the waiting is bounded: a call that never returns is given up, not waited for at exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from sidecar.errors import SandboxUnreachable
+
+BATCH = 512 << 10
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Start ``work`` in a thread; the future has its result or its exception."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(method: Callable[[Any], None], value: object) -> None:
+        if not future.done():
+            method(value)
+
+    def run() -> None:
+        method: Callable[[Any], None]
+        try:
+            method, value = future.set_result, work()
+        except BaseException as problem:
+            method, value = future.set_exception, problem  # type: ignore[assignment]
+        with suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
+            loop.call_soon_threadsafe(settle, method, value)
+
+    threading.Thread(target=run, daemon=True, name="sandbox-call").start()
+    return future
+
+
+async def sent(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes], *, idle: float) -> None:
+    """Let ``send`` read ``chunks`` as a file, in a thread. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s.
+
+    A problem of ``chunks`` itself is raised as it is, whatever the SDK made of it.
+    """
+    source = _Chunks(chunks, asyncio.get_running_loop())
+    sending = in_thread(lambda: send(source))
+    try:
+        while not sending.done():
+            taken = source.taken
+            await asyncio.wait({sending}, timeout=idle)
+            if not sending.done() and source.taken == taken:
+                raise SandboxUnreachable(f"The upload stood still for {idle:.0f} seconds.")
+        if source.problem is not None:
+            raise source.problem
+        sending.result()
+    finally:
+        source.abandon()
+        sending.add_done_callback(_seen)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+class _Chunks(io.RawIOBase):
+    """An async stream as a blocking file, read in another thread."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self._chunks = chunks
+        self._loop = loop
+        self._rest = memoryview(b"")
+        self._abandoned = False
+        self.taken = 0
+        self.problem: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._rest and not self._abandoned:
+            self._rest = memoryview(self._next())
+        if self._abandoned:
+            raise OSError("the upload was given up")
+        size = len(self._rest) if size is None or size < 0 else size
+        piece, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        self.taken += len(piece)
+        return piece
+
+    def _next(self) -> bytes:
+        async def take() -> bytes:
+            return await anext(self._chunks, b"")
+
+        try:
+            return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
+        except BaseException as problem:
+            self.problem = problem
+            raise
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+
+async def received(start: Callable[[], Iterator[bytes]], *, idle: float) -> AsyncGenerator[bytes]:
+    """The chunks of a blocking stream, read in threads. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s."""
+    stream = _Stream(start)
+    reading = in_thread(stream.batch)
+    try:
+        while True:
+            taken = stream.taken
+            await asyncio.wait({reading}, timeout=idle)
+            if reading.done():
+                if not (chunk := reading.result()):
+                    return
+                yield chunk
+                reading = in_thread(stream.batch)
+            elif stream.taken == taken:
+                raise SandboxUnreachable(f"The download stood still for {idle:.0f} seconds.")
+    finally:
+        stream.abandon()
+        reading.add_done_callback(_seen)
+        if reading.done():  # else its thread still reads, and closes the stream itself
+            await asyncio.wait({in_thread(stream.close)}, timeout=idle)
+
+
+class _Stream:
+    """A vendor's iterator of chunks, read in batches worth a thread's while."""
+
+    def __init__(self, start: Callable[[], Iterator[bytes]]) -> None:
+        self._start = start
+        self._pieces: Iterator[bytes] | None = None
+        self._abandoned = False
+        self.taken = 0
+
+    def batch(self) -> bytes:
+        """The next bytes; none at the end."""
+        if self._pieces is None:
+            self._pieces = self._start()
+        batch = bytearray()
+        for piece in self._pieces:
+            batch += piece
+            self.taken += len(piece)
+            if self._abandoned:
+                self.close()
+                break
+            if len(batch) >= BATCH:
+                break
+        return bytes(batch)
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def close(self) -> None:
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            with suppress(Exception):
+                close()

@@ -1,0 +1,157 @@
+"""Daytona: ``daytona:<id or name>``, through its SDK (``memory-sidecar[daytona]``) with ``DAYTONA_API_KEY`` from the
+environment (and ``DAYTONA_API_URL``, ``DAYTONA_TARGET``)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any
+
+from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
+from sidecar.errors import (
+    BadReference,
+    OutputTooLarge,
+    SandboxAsleep,
+    SandboxBusy,
+    SandboxError,
+    SandboxFull,
+    SandboxGone,
+    SandboxTimeout,
+    SandboxUnreachable,
+    SdkMissing,
+    TransferFailed,
+)
+from sidecar.ports import Finished
+
+if TYPE_CHECKING:
+    from daytona import Daytona as Client
+    from daytona import Sandbox
+
+COMPLAINT = 4096
+WAKE_SECONDS = 120
+ASLEEP = ("stopped", "paused", "archived")
+GONE = ("destroyed", "destroying")
+BROKEN = ("error", "build_failed")
+
+
+def open_daytona(name: str, *, wake: bool = False) -> RemoteSandbox:
+    """The sandbox for what follows ``daytona:``. Nothing is asked of Daytona yet."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,127}", name, re.ASCII):
+        raise BadReference(
+            f"{name[:80]!r} is no id or name of a Daytona sandbox.", hint="Write daytona:<sandbox id or name>."
+        )
+    return RemoteSandbox(f"daytona:{name}", Daytona(), wake=wake)
+
+
+class Daytona:
+    """The vendor."""
+
+    def reach(self, name: str, *, wake: bool) -> Reached:
+        box = _client().get(name)
+        state = box.state.value if box.state is not None else "unknown"
+        if state in GONE:
+            raise SandboxGone(f"daytona:{name} is gone: it was deleted.")
+        if state in BROKEN:
+            raise SandboxError(f"daytona:{name} is broken, says Daytona: {box.error_reason or state}")
+        if state == "started":
+            return Reached(box, _ends_at(box))
+        if state not in ASLEEP:
+            raise SandboxBusy(f"daytona:{name} is {state}.")
+        if not wake:
+            raise SandboxAsleep(f"daytona:{name} is {state}.")
+        box.start(timeout=WAKE_SECONDS)
+        return Reached(box, _ends_at(box), woken=True, trips=2)
+
+    def prolong(self, box: Sandbox, seconds: float) -> float | None:
+        box.refresh_activity()
+        box.last_activity_at = datetime.now().astimezone().isoformat()
+        return _ends_at(box)
+
+    def run(
+        self,
+        box: Sandbox,
+        command: str,
+        *,
+        timeout: float,
+        output_limit: int,
+        started: Callable[[Callable[[], Any]], None],
+    ) -> Finished:
+        # The sandbox's own shell may be zsh, which is not a POSIX one.
+        answer = box.process.exec(f"exec /bin/sh -c {shlex.quote(command)}", timeout=max(1, round(timeout)))
+        output = answer.result.encode()
+        if len(output) > output_limit:
+            raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
+        return Finished(int(answer.exit_code or 0), output, answer.result[-COMPLAINT:])
+
+    def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
+        box.fs.upload_file_stream(source, path)
+
+    def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
+        return box.fs.download_file_stream(path)
+
+    def meaning(self, problem: Exception, ref: str) -> SandboxError:
+        import daytona
+
+        words = words_of(problem)
+        status = getattr(problem, "status_code", None)
+        response = getattr(problem, "response", None)
+        if status is None and response is not None:
+            status = response.status_code
+        if status in (401, 403) or isinstance(problem, daytona.DaytonaAuthenticationError):
+            return denied(ref, "Daytona", "DAYTONA_API_KEY")
+        if isinstance(problem, daytona.DaytonaFileNotFoundError):
+            return TransferFailed(f"A file of {ref} could not be read: {words}")
+        if status in (404, 410):
+            return SandboxGone(f"{ref} is gone: Daytona does not know it (any more).")
+        if status in (409, 423, 429, 503):
+            return SandboxBusy(f"Daytona asks to wait before {ref} is used again: {words}")
+        if status == 507 or "no space left" in words.lower():
+            return SandboxFull(f"There is no space left in {ref}.")
+        if isinstance(problem, daytona.DaytonaProcessExecutionTimeoutError) or status == 408:
+            return SandboxTimeout(f"The command in {ref} was ended by its time-out.")
+        if status is not None and status < 500:
+            return TransferFailed(f"Daytona refused a request for {ref}: {words}")
+        return SandboxUnreachable(f"{ref} could not be reached: {words}")
+
+
+def _client() -> Client:
+    """The SDK's client for the account that the environment names."""
+    return _client_of(
+        tuple(os.environ.get(f"DAYTONA_{name}") for name in ("API_URL", "API_KEY", "JWT_TOKEN", "TARGET"))
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _client_of(account: tuple[str | None, ...]) -> Client:
+    try:
+        from daytona import Daytona as Client
+        from daytona import DaytonaConfig
+    except ImportError:
+        raise SdkMissing(
+            "daytona: sandboxes need the Daytona SDK, which is not installed.",
+            hint="pip install 'memory-sidecar[daytona]'",
+        ) from None
+    with warnings.catch_warnings():
+        # Without this the client keeps a socket open for events that nobody here listens to.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return Client(DaytonaConfig(use_deprecated_polling=True))
+
+
+def _ends_at(box: Sandbox) -> float | None:
+    """When Daytona will stop or delete it, unless something is done with it first."""
+    ends = []
+    if box.auto_stop_interval and box.last_activity_at:
+        ends.append(_seconds(box.last_activity_at) + box.auto_stop_interval * 60)
+    if box.auto_destroy_at:
+        ends.append(_seconds(box.auto_destroy_at))
+    return min(ends, default=None)
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

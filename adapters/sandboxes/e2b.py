@@ -1,0 +1,163 @@
+"""E2B: ``e2b:<sandbox id>``, through its SDK (``memory-sidecar[e2b]``) with ``E2B_API_KEY`` from the environment.
+
+The blocking SDK is used, in threads: its async streams have been seen to abort the interpreter at exit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any
+
+from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
+from sidecar.errors import (
+    BadReference,
+    OutputTooLarge,
+    SandboxAsleep,
+    SandboxBusy,
+    SandboxError,
+    SandboxFull,
+    SandboxGone,
+    SandboxTimeout,
+    SandboxUnreachable,
+    SdkMissing,
+    TransferFailed,
+)
+from sidecar.ports import Finished
+
+if TYPE_CHECKING:
+    from e2b import Sandbox
+    from e2b.api.client.models import SandboxDetail
+
+COMPLAINT = 4096
+WAKE_SECONDS = 300
+"""How long a sandbox that was woken runs at least."""
+
+
+def open_e2b(name: str, *, wake: bool = False) -> RemoteSandbox:
+    """The sandbox for what follows ``e2b:``. Nothing is asked of E2B yet."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,127}", name, re.ASCII):
+        raise BadReference(f"{name[:80]!r} is no id of an E2B sandbox.", hint="Write e2b:<sandbox id>.")
+    return RemoteSandbox(f"e2b:{name}", E2B(), wake=wake)
+
+
+class E2B:
+    """The vendor."""
+
+    def reach(self, name: str, *, wake: bool) -> Reached:
+        try:
+            from e2b import Sandbox
+        except ImportError:
+            raise SdkMissing(
+                "e2b: sandboxes need the E2B SDK, which is not installed.", hint="pip install 'memory-sidecar[e2b]'"
+            ) from None
+        detail = _look(name)
+        ends_at = detail.end_at.timestamp()
+        if detail.state == "paused":
+            if not wake:
+                raise SandboxAsleep(f"e2b:{name} is paused.")
+            box = Sandbox.connect(name, timeout=WAKE_SECONDS)
+            return Reached(box, time.time() + WAKE_SECONDS, woken=True, trips=2)
+        if not isinstance(detail.envd_access_token, str):
+            return Reached(Sandbox.connect(name), ends_at, trips=2)
+        return Reached(_opened(detail, detail.envd_access_token), ends_at)
+
+    def prolong(self, box: Sandbox, seconds: float) -> float:
+        box.set_timeout(round(seconds))
+        return time.time() + round(seconds)
+
+    def run(
+        self,
+        box: Sandbox,
+        command: str,
+        *,
+        timeout: float,
+        output_limit: int,
+        started: Callable[[Callable[[], Any]], None],
+    ) -> Finished:
+        from e2b import CommandExitException
+
+        handle = box.commands.run(command, background=True, timeout=timeout, retain_output=False)
+        started(handle.kill)
+        output, complaint = bytearray(), ""
+        for stdout, stderr, _ in handle:
+            output += (stdout or "").encode()
+            complaint = (complaint + (stderr or ""))[-COMPLAINT:]
+            if len(output) > output_limit:
+                raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
+        try:
+            return Finished(handle.wait().exit_code, bytes(output), complaint)
+        except CommandExitException as ended:
+            return Finished(ended.exit_code, bytes(output), complaint)
+
+    def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
+        box.files.write(path, source)
+
+    def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
+        return box.files.read(path, format="stream")
+
+    def meaning(self, problem: Exception, ref: str) -> SandboxError:
+        import e2b
+        from e2b.exceptions import SandboxNotRunningException, ServiceBusyException
+
+        words = words_of(problem)
+        status = getattr(problem, "status_code", None)
+        if isinstance(problem, e2b.AuthenticationException) or status in (401, 403):
+            return denied(ref, "E2B", "E2B_API_KEY")
+        if isinstance(problem, e2b.FileNotFoundException):
+            return TransferFailed(f"A file of {ref} could not be read: {words}")
+        if isinstance(problem, e2b.NotFoundException):
+            return SandboxGone(f"{ref} is gone: E2B does not know it (any more).")
+        if isinstance(problem, SandboxNotRunningException):
+            return SandboxGone(f"{ref} is gone: it was killed or reached its time-out.")
+        if isinstance(problem, e2b.RateLimitException | ServiceBusyException):
+            return SandboxBusy(f"E2B asks to wait before {ref} is used again: {words}")
+        if isinstance(problem, e2b.NotEnoughSpaceException):
+            return SandboxFull(f"There is no space left in {ref}.")
+        if isinstance(problem, e2b.TimeoutException) and "deadline" in words.lower():
+            return SandboxTimeout(f"The command in {ref} was ended by its time-out.")
+        if isinstance(problem, e2b.SandboxException) and (status or 0) in range(400, 500):
+            return SandboxError(f"E2B refused a request for {ref}: {words}")
+        return SandboxUnreachable(f"{ref} could not be reached: {words}")
+
+
+def _look(name: str) -> SandboxDetail:
+    """What E2B knows of a sandbox, in one request that leaves it as it is: ``Sandbox.connect`` would wake a paused one,
+    and the public ``get_info`` does not tell what it takes to talk to it."""
+    from e2b.api import handle_api_exception
+    from e2b.api.client.api.sandboxes import get_sandboxes_sandbox_id
+    from e2b.api.client.models import SandboxDetail
+    from e2b.api.client_sync import get_api_client
+    from e2b.connection_config import ConnectionConfig
+
+    answer = get_sandboxes_sandbox_id.sync_detailed(name, client=get_api_client(ConnectionConfig()))
+    if answer.status_code == 404:
+        raise SandboxGone(f"e2b:{name} is gone: E2B does not know it (any more).")
+    if answer.status_code >= 300:
+        raise handle_api_exception(answer)
+    if not isinstance(answer.parsed, SandboxDetail):
+        raise SandboxUnreachable(f"E2B's answer about e2b:{name} makes no sense.")
+    return answer.parsed
+
+
+def _opened(detail: SandboxDetail, token: str) -> Sandbox:
+    """The SDK's object for a running sandbox, made of what is known of it; as ``Sandbox.connect`` does after its request."""
+    from e2b import Sandbox
+    from e2b.connection_config import ConnectionConfig
+    from packaging.version import Version
+
+    headers = {
+        "E2b-Sandbox-Id": detail.sandbox_id,
+        "E2b-Sandbox-Port": str(ConnectionConfig.envd_port),
+        "X-Access-Token": token,
+    }
+    return Sandbox(
+        sandbox_id=detail.sandbox_id,
+        sandbox_domain=detail.domain if isinstance(detail.domain, str) else None,
+        envd_version=Version(detail.envd_version),
+        envd_access_token=token,
+        traffic_access_token=None,
+        connection_config=ConnectionConfig(extra_sandbox_headers=headers),
+    )

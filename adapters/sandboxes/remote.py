@@ -1,0 +1,212 @@
+"""A sandbox at a provider, whoever that is: connected once, kept alive on demand, every failure one of ours.
+
+What differs between providers is a ``Vendor``: plain blocking calls on its SDK, and what its errors mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from io import RawIOBase
+from typing import Any, Protocol, TypeVar
+
+from adapters.sandboxes.blocking import in_thread, received, sent
+from sidecar.errors import (
+    SandboxDenied,
+    SandboxError,
+    SandboxGone,
+    SandboxTimeout,
+    SandboxUnreachable,
+    SidecarError,
+    TransferFailed,
+)
+from sidecar.ports import Finished, Presence
+
+IDLE_SECONDS = 60.0
+PARTING_SECONDS = 5.0
+REMEMBERED_SECONDS = 30.0
+"""For so long, what the provider said of a sandbox's end is taken for true."""
+SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A connection: the SDK's object for the sandbox, what is known of its end, and how many requests that took."""
+
+    box: Any
+    ends_at: float | None
+    woken: bool = False
+    trips: int = 1
+
+
+class Vendor(Protocol):
+    """One provider's SDK. Every method blocks, and raises whatever the SDK raises, or a ``SandboxError``."""
+
+    def reach(self, name: str, *, wake: bool) -> Reached: ...
+
+    def prolong(self, box: Any, seconds: float) -> float | None:
+        """Make it live for at least that long; return when it ends now."""
+        ...
+
+    def run(
+        self, box: Any, command: str, *, timeout: float, output_limit: int, started: Callable[[Callable[[], Any]], None]
+    ) -> Finished:
+        """Run a command; ``started`` is called with what kills it, once there is something to kill."""
+        ...
+
+    def upload(self, box: Any, path: str, source: RawIOBase) -> None: ...
+
+    def download(self, box: Any, path: str) -> Iterator[bytes]: ...
+
+    def meaning(self, problem: Exception, ref: str) -> SandboxError:
+        """Which of our errors an exception of the SDK is."""
+        ...
+
+
+class RemoteSandbox:
+    """A sandbox behind a vendor's SDK."""
+
+    def __init__(self, ref: str, vendor: Vendor, *, wake: bool = False, idle: float = IDLE_SECONDS) -> None:
+        self.ref = ref
+        self.control_trips = 0
+        self._vendor = vendor
+        self._name = ref.partition(":")[2]
+        self._wake = wake
+        self._idle = idle
+        self._turn = asyncio.Lock()
+        self._reached: Reached | None = None
+        self._asked = 0.0
+
+    async def connect(self) -> Presence:
+        reached = await self._connection()
+        return Presence(reached.ends_at, reached.woken)
+
+    async def prolong(self, seconds: float) -> Presence:
+        if time.monotonic() - self._asked > REMEMBERED_SECONDS:
+            self._reached = None  # somebody else may have prolonged it further, which must not be undone
+        reached = await self._connection()
+        if reached.ends_at is not None and reached.ends_at - time.time() < seconds:
+            ends_at = await self._call(lambda: self._vendor.prolong(reached.box, seconds))
+            self.control_trips += 1
+            self._remember(Reached(reached.box, ends_at, reached.woken))
+            return Presence(ends_at, reached.woken)
+        return Presence(reached.ends_at, reached.woken)
+
+    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+        box = (await self._connection()).box
+        kill: list[Callable[[], Any]] = []
+        running = in_thread(
+            lambda: self._vendor.run(box, command, timeout=timeout, output_limit=output_limit, started=kill.append)
+        )
+        try:
+            done, _ = await asyncio.wait({running}, timeout=timeout + PARTING_SECONDS)
+            if not done:
+                raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.")
+            return await self._settled(running)
+        except BaseException:
+            # Also when cancelled, or when it said too much: nothing of ours goes on running in a sandbox.
+            if kill:
+                await asyncio.wait({in_thread(_quietly(kill[0]))}, timeout=PARTING_SECONDS)
+            raise
+
+    async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        box = (await self._connection()).box
+        try:
+            await sent(lambda source: self._vendor.upload(box, path, source), chunks, idle=self._idle)
+        except Exception as problem:
+            raise await self._ours(problem) from None
+
+    async def download(self, path: str) -> AsyncGenerator[bytes]:
+        box = (await self._connection()).box
+        chunks = received(lambda: self._vendor.download(box, path), idle=self._idle)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except Exception as problem:
+            raise await self._ours(problem) from None
+        finally:
+            await chunks.aclose()
+
+    async def close(self) -> None:
+        self._reached = None
+
+    async def _connection(self) -> Reached:
+        async with self._turn:
+            if self._reached is None:
+                self._remember(await self._call(lambda: self._vendor.reach(self._name, wake=self._wake)))
+                assert self._reached is not None
+                self.control_trips += self._reached.trips
+            return self._reached
+
+    def _remember(self, reached: Reached) -> None:
+        self._reached, self._asked = reached, time.monotonic()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """A call of the control plane."""
+        calling = in_thread(work)
+        done, _ = await asyncio.wait({calling}, timeout=self._idle)
+        if not done:
+            raise SandboxUnreachable(f"The provider of {self.ref} did not answer within {self._idle:.0f} seconds.")
+        try:
+            return calling.result()
+        except SidecarError:
+            raise
+        except Exception as problem:
+            self.control_trips += 1
+            raise scrubbed(self._vendor.meaning(problem, self.ref)) from None
+
+    async def _settled(self, running: asyncio.Future[T]) -> T:
+        try:
+            return running.result()
+        except Exception as problem:
+            raise await self._ours(problem) from None
+
+    async def _ours(self, problem: Exception) -> Exception:
+        """Our error for a failed command or transfer. Whether a sandbox that does not answer is gone, its provider knows."""
+        if isinstance(problem, SidecarError) and not isinstance(problem, SandboxGone | TransferFailed):
+            return problem
+        meaning = problem if isinstance(problem, SandboxError) else scrubbed(self._vendor.meaning(problem, self.ref))
+        if isinstance(meaning, SandboxGone | TransferFailed):
+            self._reached = None
+            try:
+                self._remember(await self._call(lambda: self._vendor.reach(self._name, wake=False)))
+            except SandboxError as answer:
+                return answer
+            if isinstance(meaning, SandboxGone):
+                return SandboxUnreachable(f"{self.ref} is said to run, but did not answer: {meaning.message}")
+        return meaning
+
+
+def scrubbed(problem: SandboxError) -> SandboxError:
+    """Some services repeat in an error what they were sent: no credential of ours stays in its words."""
+    for name in SECRETS:
+        if secret := os.environ.get(name):
+            problem.message = problem.message.replace(secret, "…")
+            problem.args = (problem.message,)
+    return problem
+
+
+def words_of(problem: Exception) -> str:
+    """What an SDK's exception says, on one line and not without end."""
+    return " ".join(str(problem).split())[:300] or type(problem).__name__
+
+
+def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
+    """The provider does not let us in. Its own words may repeat what it was sent, so they are left out."""
+    return SandboxDenied(
+        f"{provider} did not accept the API key for {ref}.",
+        hint=f"Set {variable} to a key of the account it belongs to.",
+    )
+
+
+def _quietly(work: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        with suppress(Exception):
+            work()
+
+    return run

@@ -1,0 +1,73 @@
+"""Requests to S3 that a sandbox sends by itself: signed here, sent there, no credentials in between.
+
+A link is a URL with a SigV4 signature over its method, host, key, query, time and every header we name, so that a
+server refuses it for anything else. The size and the hash of an upload are such headers, and the server compares the
+bytes with that hash. What a link gives away is the id of the access key and, with temporary credentials, their token,
+neither of which signs anything without the secret.
+
+Signing sends nothing to the server, so two things show only when a link is used: that temporary credentials ended
+before the link did, and that the region is not the bucket's own. The store itself is led to the right region by AWS; a
+signature is good for one region alone.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from adapters.stores.s3_client import Connection
+from sidecar.ports import Link
+
+LARGEST_PUT = 5 << 30
+"""The most bytes that S3 takes in one request."""
+LONGEST = 7 * 24 * 3600
+"""The most seconds that SigV4 lets a signature last."""
+
+_HEADER_OF = {
+    "ContentLength": "Content-Length",
+    "ContentType": "Content-Type",
+    "ChecksumSHA256": "x-amz-checksum-sha256",
+    "ServerSideEncryption": "x-amz-server-side-encryption",
+    "SSEKMSKeyId": "x-amz-server-side-encryption-aws-kms-key-id",
+}
+
+
+def sign_get(connection: Connection, key: str, seconds: int) -> Link:
+    """A link that reads one object. Raise ``StoreDenied`` when there are no credentials to sign with."""
+    return Link("GET", _signed(connection, "get_object", key, {}, seconds), {})
+
+
+def sign_put(connection: Connection, key: str, size: int, sha256: str, seconds: int) -> Link | None:
+    """A link that writes one object of exactly that size and hash, encrypted as the store's own writes are.
+
+    ``None`` for more bytes than one request may carry. Raise ``StoreDenied`` when there are no credentials to sign
+    with, ``ValueError`` for a size or hash that no object has.
+    """
+    digest = bytes.fromhex(sha256)
+    if len(digest) != 32 or size < 0:
+        raise ValueError(f"no object has {size} bytes and the SHA-256 {sha256!r}")
+    if size > LARGEST_PUT:
+        return None
+    pinned: dict[str, Any] = {
+        "ContentLength": size,
+        # Without one Python's urllib calls any body a form, and a server or a firewall on the way may read it as such.
+        "ContentType": "application/octet-stream",
+        "ChecksumSHA256": b64encode(digest).decode(),
+        **connection.config.encryption,
+    }
+    url = _signed(connection, "put_object", key, pinned, seconds)
+    return Link("PUT", url, {_HEADER_OF[name]: str(value) for name, value in pinned.items()})
+
+
+def _signed(connection: Connection, operation: str, key: str, pinned: Mapping[str, Any], seconds: int) -> str:
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(f"a link cannot last {seconds} seconds")
+    config = connection.config
+    with connection.named(key):
+        url: str = connection.client_for_sandboxes().generate_presigned_url(
+            operation,
+            Params={"Bucket": config.bucket, "Key": config.prefix + key, **pinned},
+            ExpiresIn=seconds,
+        )
+        return url

@@ -1,0 +1,101 @@
+"""Stay with a sandbox while it is worked with: reach it, keep it from ending meanwhile, leave nothing behind in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sidecar import program
+from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.errors import (
+    LimitExceeded,
+    ProgramFailed,
+    SandboxAsleep,
+    SandboxDenied,
+    SandboxError,
+    SandboxGone,
+    SidecarError,
+)
+from sidecar.ids import memory_key
+from sidecar.ports import Presence
+from sidecar.retries import retrying
+from sidecar.shell import tidy_script
+
+WOKEN = "The sandbox was asleep and has been woken; it now runs until its provider ends it."
+TIDY_SECONDS = 30.0
+
+
+async def reach(sandbox: CountedSandbox) -> Presence:
+    """Connect, again when the provider is busy or cannot be reached."""
+    async for attempt in retrying():
+        with attempt:
+            return await sandbox.connect()
+    raise AssertionError("unreachable")
+
+
+@asynccontextmanager
+async def kept_alive(
+    engine: Engine, sandbox: CountedSandbox, presence: Presence, warnings: list[str]
+) -> AsyncIterator[None]:
+    """Prolong the sandbox's life, beside the work in the body, whenever it would end soon; say so when that cannot be."""
+    if presence.woken:
+        warnings.append(WOKEN)
+    keeping = asyncio.create_task(_keep(sandbox, presence.ends_at, engine.timing.keep_alive, warnings))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+
+async def _keep(sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]) -> None:
+    while ends_at is not None:
+        if (left := ends_at - time.time()) > margin:
+            await asyncio.sleep(left - margin)
+        try:
+            ends_at = (await sandbox.prolong(2 * margin)).ends_at
+        except SandboxError as problem:
+            warnings.append(f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}")
+            return
+        if ends_at is not None and (left := ends_at - time.time()) <= margin:
+            # Its provider gives it less than we would like: ask again in good time, but not without pause.
+            await asyncio.sleep(max(1.0, left / 2))
+
+
+async def tidy(
+    engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str, uploads: Sequence[str] = ()
+) -> None:
+    """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing."""
+    request = {
+        "do": "tidy",
+        "memory": memory,
+        "key": memory_key(memory),
+        "snapshot": snapshot,
+        "turn_wait": engine.timing.turn_wait,
+        "uploads": list(uploads),
+    }
+    call = program.call(request, fallback=tidy_script(snapshot, uploads))
+    with contextlib.suppress(SidecarError):
+        await sandbox.run(call.command, timeout=TIDY_SECONDS, output_limit=1 << 16)
+
+
+@asynccontextmanager
+async def tidied(engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str) -> AsyncIterator[list[str]]:
+    """Leave nothing of a body that fails in the sandbox. Yields the list to which it adds each file it uploads."""
+    uploads: list[str] = []
+    try:
+        yield uploads
+    except BaseException as problem:
+        if not _clean(problem):
+            await tidy(engine, sandbox, memory, snapshot, uploads)
+        raise
+
+
+def _clean(problem: BaseException) -> bool:
+    """Whether there is nothing to remove: the program ended by its own decision, or the sandbox cannot be entered."""
+    if isinstance(problem, ProgramFailed | LimitExceeded):
+        return problem.code not in (ProgramFailed.code, "limit-packed")
+    return isinstance(problem, SandboxGone | SandboxAsleep | SandboxDenied)

@@ -1,0 +1,76 @@
+"""Which snapshot to restore: the one asked for, or the newest one that can be read."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from sidecar.engine.direct import NotDirect
+from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
+from sidecar.repository import Repository
+from sidecar.snapshots.fetch import Fetched, fetch
+from sidecar.snapshots.manifest import Manifest
+from sidecar.spool import Spool
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The snapshot to restore: the one wanted, or the newest one that could be read and why."""
+
+    fetched: Fetched
+    warnings: list[str]
+    wanted: str = ""
+
+
+async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
+    """The snapshot asked for, whole and on our disk; when the head cannot be read, the newest one that can.
+
+    ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read.
+    """
+    if wanted != LATEST and not wanted.startswith("@"):
+        manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
+        return Choice(await fetch(repository.store, manifest, scratch), [])
+    state = await repository.head(memory)
+    if state.version is None and not await repository.any_good(memory, await repository.snapshot_ids(memory)):
+        return None
+    first = await repository.resolve(memory, wanted) if wanted != LATEST else state.snapshot
+    candidates = [snapshot async for snapshot in repository.candidates(memory)]
+    if first:
+        candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
+    problems = [] if state.head else [state.problem or "The head is missing."]
+    for snapshot in candidates:
+        try:
+            manifest = await repository.manifest(memory, snapshot)
+            if manifest.rejected and snapshot != first:
+                continue
+            fetched = await fetch(repository.store, manifest, scratch)
+        except SnapshotError as damage:
+            problems.append(damage.message)
+            await _remember(repository, memory, snapshot, damage)
+            continue
+        if not problems:
+            return Choice(fetched, [])
+        told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(problems)}"
+        return Choice(fetched, [told], first or "head")
+    raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(problems)}")
+
+
+async def _remember(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
+    """Tell later exports; a store that may only be read must not keep anyone from restoring."""
+    with contextlib.suppress(StoreError):
+        await repository.mark_damaged(memory, snapshot, damage.message)
+
+
+async def choose_unread(repository: Repository, memory: str, wanted: str) -> Manifest:
+    """The manifest of the snapshot asked for. Raise ``NotDirect`` when there is anything odd about it."""
+    try:
+        if wanted != LATEST:
+            return await repository.manifest(memory, await repository.resolve(memory, wanted))
+        state = await repository.head(memory)
+        if state.head is None:
+            raise NotDirect
+        return await repository.manifest(memory, state.snapshot)
+    except SnapshotError:
+        raise NotDirect from None

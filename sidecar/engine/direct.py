@@ -1,0 +1,111 @@
+"""Straight to the bucket: packs travel between sandbox and store by links, and the sidecar only checks what arrived.
+
+A sandbox writes under names of its own. The pack is copied inside the store to a name it has no link to *before* it is
+checked, so nothing can be put in its place afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sidecar.engine.asking import Answer, ExportAnswer, ask
+from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.errors import ProgramFailed
+from sidecar.ids import Keys, new_pack_id
+from sidecar.ports import Link, Store
+from sidecar.snapshots.manifest import Manifest
+from sidecar.spool import Spool, Spooled
+
+RELAYED = "The sandbox and the bucket did not reach each other ({reason}); it went through the sidecar instead."
+UNABLE = ("no-direct", "no-zstd")
+"""What the program says when it could not, and somebody else can."""
+
+
+class NotDirect(Exception):
+    """This time it has to go through the sidecar."""
+
+
+async def bring(
+    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], spool: Spool
+) -> tuple[Spooled, str]:
+    """Have the sandbox put its bundle into the bucket. Return it, read back, and the id of the pack that is stored now.
+
+    Raise ``NotDirect``.
+    """
+    assert answer.bundle is not None
+    store, keys, name = engine.repository.store, Keys.of(question["memory"]), new_pack_id()
+    parked, index_bytes = new_pack_id(), answer.bundle.bytes - answer.pack_bytes
+    parts = [
+        (keys.pack(parked, answer.codec), 0, answer.pack_bytes, answer.pack_sha256),
+        (keys.index(parked), answer.pack_bytes, index_bytes, answer.index_sha256),
+    ]
+    links = [await _link_to_put(engine, key, size, digest) for key, _, size, digest in parts]
+    if None in links:
+        raise NotDirect
+    request = {
+        "do": "send",
+        "memory": question["memory"],
+        "snapshot": question["snapshot"],
+        "path": answer.bundle.path,
+        "parts": [
+            {"start": start, "bytes": size, "link": _told(link)}
+            for (_, start, size, _), link in zip(parts, links, strict=True)
+            if link is not None
+        ],
+    }
+    engine.progress.step("sending to the bucket", answer.bundle.bytes)
+    await _asked(engine, sandbox, request)
+    sandbox.transferred_bytes += answer.bundle.bytes
+    pack, index = parts[0][0], parts[1][0]
+    await store.prepare()
+    await store.copy(pack, keys.pack(name, answer.codec))
+    bundle = await spool.take(_chained(store, [keys.pack(name, answer.codec), index]), most=answer.bundle.bytes)
+    await store.delete([pack, index])
+    return bundle, name
+
+
+async def links_for(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
+    """What a sandbox needs to fetch a snapshot by itself: each index with its pack, in order. Raise ``NotDirect``."""
+    keys, parts = Keys.of(manifest.memory), []
+    for pack in manifest.packs:
+        for key, size, digest in (
+            (keys.index(pack.id), pack.index_bytes, pack.index_sha256),
+            (keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256),
+        ):
+            link = await engine.repository.store.link_to_get(key, seconds=engine.timing.direct)
+            if link is None:
+                raise NotDirect
+            parts.append({"bytes": size, "sha256": digest, "link": _told(link)})
+    return parts
+
+
+async def _link_to_put(engine: Engine, key: str, size: int, sha256: str) -> Link | None:
+    if len(sha256) != 64:
+        return None
+    return await engine.repository.store.link_to_put(key, size=size, sha256=sha256, seconds=engine.timing.direct)
+
+
+async def _asked(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any]) -> None:
+    try:
+        answer, _ = await ask(sandbox, request, Sent, timeout=engine.timing.command)
+    except ProgramFailed as problem:
+        if problem.code in UNABLE:
+            raise NotDirect(problem.message) from None
+        raise
+    if answer.status != "sent":
+        raise NotDirect("it has no Python any more")
+
+
+class Sent(Answer):
+    statuses = frozenset({"sent", "no-python", "error"})
+
+
+def _told(link: Link) -> dict[str, Any]:
+    return {"url": link.url, "headers": dict(link.headers)}
+
+
+async def _chained(store: Store, keys: list[str]) -> AsyncIterator[bytes]:
+    for key in keys:
+        async for chunk in store.stream(key):
+            yield chunk
