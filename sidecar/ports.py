@@ -19,6 +19,8 @@ class Finished:
     exit_code: int
     output: bytes
     complaint: str = ""
+    trips: int = 1
+    """How many requests it took."""
 
 
 @dataclass(frozen=True, slots=True)

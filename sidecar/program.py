@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
+import re
 import secrets
 import shlex
 import zlib
@@ -106,14 +108,20 @@ def _no_python(request: dict[str, Any], nonce: str) -> str:
 def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
     """Find the framed answer in a command's output: the JSON object and the bundle that came along, if any.
 
-    Raise ``BadAnswer`` when there is none, it is cut short, or is not what the program prints.
+    Raise ``BadAnswer`` when there is none, it is not what the program prints, or did not arrive as it was printed (then a
+    retry can help). The shell scripts print no hash; whoever can drop it could as well have printed something else.
     """
-    begin, end = (f"memory-sidecar {nonce} {word}\n".encode() for word in ("begin", "end"))
-    output = output.replace(b"\r\n", b"\n")
-    start, stop = output.find(begin), output.rfind(end)
-    if start < 0 or stop < start:
-        raise BadAnswer("The sandbox's answer did not arrive whole.")
-    text, _, inline = output[start + len(begin) : stop].partition(b"\n")
+    mark = f"memory-sidecar {nonce} ".encode()
+    frame = re.search(
+        re.escape(mark) + rb"begin\n(.*)" + re.escape(mark) + rb"end(?: ([0-9a-f]{64}))?\n",
+        output.replace(b"\r\n", b"\n"),
+        re.DOTALL,
+    )
+    if frame is None or (frame[2] and hashlib.sha256(frame[1]).hexdigest().encode() != frame[2]):
+        cut = BadAnswer("The sandbox's answer did not arrive whole.")
+        cut.retryable = True
+        raise cut
+    text, _, inline = frame[1].partition(b"\n")
     try:
         value = json.loads(text)
         bundle = base64.b64decode(inline.strip(), validate=True)

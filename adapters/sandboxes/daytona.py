@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shlex
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
+from adapters.sandboxes.patience import STILL_RUNNING, Patient
 from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
 from sidecar.errors import (
     BadReference,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 COMPLAINT = 4096
 WAKE_SECONDS = 120
+PATIENCE_SECONDS = 40
+SPARE_SECONDS = 15
 ASLEEP = ("stopped", "paused", "archived")
 GONE = ("destroyed", "destroying")
 BROKEN = ("error", "build_failed")
@@ -50,7 +53,10 @@ def open_daytona(name: str, *, wake: bool = False) -> RemoteSandbox:
 
 
 class Daytona:
-    """The vendor."""
+    """The vendor. ``patience`` is how many seconds a request may stay silent."""
+
+    def __init__(self, patience: int = PATIENCE_SECONDS) -> None:
+        self._patience = patience
 
     def reach(self, name: str, *, wake: bool) -> Reached:
         box = _client().get(name)
@@ -82,12 +88,21 @@ class Daytona:
         output_limit: int,
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
-        # The sandbox's own shell may be zsh, which is not a POSIX one.
-        answer = box.process.exec(f"exec /bin/sh -c {shlex.quote(command)}", timeout=max(1, round(timeout)))
+        patient = Patient(command, output_limit=output_limit, patience=self._patience)
+        deadline = time.monotonic() + timeout
+        started(lambda: box.process.exec(patient.kill, timeout=self._patience))
+        trips, request = 1, patient.start
+        while True:
+            answer = box.process.exec(request, timeout=self._patience + SPARE_SECONDS)
+            if answer.exit_code != STILL_RUNNING:
+                break
+            if time.monotonic() > deadline:
+                raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
+            trips, request = trips + 1, patient.wait
         output = answer.result.encode()
         if len(output) > output_limit:
             raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
-        return Finished(int(answer.exit_code or 0), output, answer.result[-COMPLAINT:])
+        return Finished(int(answer.exit_code or 0), output, answer.result[-COMPLAINT:], trips)
 
     def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
         box.fs.upload_file_stream(source, path)

@@ -192,8 +192,8 @@ def scrubbed(problem: SandboxError) -> SandboxError:
 
 
 def words_of(problem: Exception) -> str:
-    """What an SDK's exception says, on one line and not without end."""
-    return " ".join(str(problem).split())[:300] or type(problem).__name__
+    """What an SDK's exception is and says, on one line and not without end."""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
 
 
 def denied(ref: str, provider: str, variable: str) -> SandboxDenied:

@@ -102,6 +102,7 @@ class CountedSandbox:
         self._trips["command"] += 1
         self.transferred_bytes += len(command)
         finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit)
+        self._trips["command"] += finished.trips - 1
         self.transferred_bytes += len(finished.output)
         return finished
 

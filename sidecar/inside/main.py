@@ -3,13 +3,14 @@
 memory-sidecar <nonce> begin
 {"status": …}
 <base64 of the bundle, when it is small enough>
-memory-sidecar <nonce> end
+memory-sidecar <nonce> end <sha256 of the lines between>
 """
 
 from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import json
 import os
 import sys
@@ -85,9 +86,11 @@ def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:
 
 
 def _print(nonce: str, answer: dict[str, Any], inline: bytes) -> None:
-    out = sys.stdout.buffer
-    out.write(("\nmemory-sidecar %s begin\n%s\n" % (nonce, json.dumps(answer, separators=(",", ":")))).encode())
+    body = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
     if inline:
-        out.write(base64.b64encode(inline) + b"\n")
-    out.write(("memory-sidecar %s end\n" % nonce).encode())
+        body += base64.b64encode(inline) + b"\n"
+    mark = ("memory-sidecar %s " % nonce).encode()
+    end = hashlib.sha256(body).hexdigest().encode()
+    out = sys.stdout.buffer
+    out.write(b"\n" + mark + b"begin\n" + body + mark + b"end " + end + b"\n")
     out.flush()

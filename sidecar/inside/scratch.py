@@ -85,10 +85,10 @@ class Scratch:
             folder = os.path.join(self.base, name)
             if name.startswith("work-") and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        for upload in glob.glob("/tmp/memory-sidecar-*.bundle"):
+        for left in glob.glob("/tmp/memory-sidecar-*.bundle") + glob.glob("/tmp/memory-sidecar-*.run"):
             with contextlib.suppress(OSError):
-                if time.time() - os.lstat(upload).st_mtime > STALE_SECONDS:
-                    os.unlink(upload)
+                if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
+                    shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
 
     def _in_use(self, folder: str) -> bool:
         try:
