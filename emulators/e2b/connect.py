@@ -1,0 +1,43 @@
+"""The Connect protocol in JSON, as far as the daemon speaks it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+from emulators.server import Refused
+
+STATUS = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "already_exists": 409,
+    "internal": 500,
+    "unimplemented": 501,
+}
+
+END = 0x02
+
+
+def refusal(code: str, message: str) -> Refused:
+    """The error that answers a call."""
+    return Refused(STATUS[code], {"code": code, "message": message})
+
+
+def envelope(message: Mapping[str, object], flags: int = 0) -> bytes:
+    """One message of a stream."""
+    data = json.dumps(message).encode()
+    return struct.pack(">BI", flags, len(data)) + data
+
+
+def unwrapped(body: bytes) -> dict[str, object]:
+    """The one message of a request that opens a stream; anything else is an empty one."""
+    try:
+        (length,) = struct.unpack(">I", body[1:5])
+        message = json.loads(body[5 : 5 + length])
+    except (struct.error, ValueError):
+        return {}
+    return message if isinstance(message, dict) else {}
