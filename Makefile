@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign lint format bench clean
+.PHONY: help run demo test campaign faults lint format bench clean
 
 help:
 	@echo "make run        try it: the demo, on local disk and local sandboxes"
 	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
+	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make lint       ruff and mypy"
 
@@ -28,6 +29,9 @@ test: .venv/ready
 
 campaign: .venv/ready
 	$(BIN)/python -m pytest -n 2 -m slow
+
+faults: .venv/ready
+	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -71,6 +71,10 @@ class Sandbox(Protocol):
         """Stream a file. The caller checks size and hash: a truncated transfer may look like a short file."""
         ...
 
+    async def remove(self, path: str) -> None:
+        """Delete a file, without running a command; one that is not there is fine."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -3,11 +3,11 @@ environment (and ``DAYTONA_API_URL``, ``DAYTONA_TARGET``)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from io import RawIOBase
@@ -110,6 +110,12 @@ class Daytona:
     def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
         return box.fs.download_file_stream(path)
 
+    def remove(self, box: Sandbox, path: str) -> None:
+        from daytona import DaytonaNotFoundError
+
+        with contextlib.suppress(DaytonaNotFoundError):
+            box.fs.delete_file(path)
+
     def meaning(self, problem: Exception, ref: str) -> SandboxError:
         import daytona
 
@@ -152,10 +158,8 @@ def _client_of(account: tuple[str | None, ...]) -> Client:
             "daytona: sandboxes need the Daytona SDK, which is not installed.",
             hint="pip install 'memory-sidecar[daytona]'",
         ) from None
-    with warnings.catch_warnings():
-        # Without this the client keeps a socket open for events that nobody here listens to.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return Client(DaytonaConfig(use_deprecated_polling=True))
+    # Otherwise the client keeps a socket open for events that nobody here listens to.
+    return Client(DaytonaConfig(use_deprecated_polling=True))
 
 
 def _ends_at(box: Sandbox) -> float | None:

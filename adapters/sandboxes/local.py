@@ -83,6 +83,9 @@ class LocalSandbox:
         except OSError as problem:
             raise TransferFailed(f"Could not read {path} in {self.ref}: {problem.strerror}.") from None
 
+    async def remove(self, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+
     async def close(self) -> None:
         return None
 

@@ -21,7 +21,7 @@ _COLLECT = """collect() { cat "$d/out" 2>/dev/null; r=$(cat "$d/code" 2>/dev/nul
 """
 
 _START = """umask 077
-mkdir "$d" || exit 1
+if mkdir "$d" 2>/dev/null; then
 run() { command -v setsid >/dev/null 2>&1 && exec setsid "$@"; exec "$@"; }
 run /bin/sh -c "$runner" sh "$d" "$script" "$limit" </dev/null >/dev/null 2>&1 &
 p=$!
@@ -30,10 +30,12 @@ trap : USR1
 w=$!
 wait $p
 if [ -e "$d/done" ] || ! kill -0 $p 2>/dev/null; then kill $w 2>/dev/null; wait $w; collect; fi
+exit $still
+fi
 """
 
-_WAIT = """p=$(cat "$d/pid") || exit 1
-i=0
+_WAIT = """i=0
+p=$(cat "$d/pid" 2>/dev/null)
 while [ ! -e "$d/done" ] && kill -0 "$p" 2>/dev/null && [ $i -lt "$patience" ]; do sleep 1; i=$((i+1)); done
 if [ -e "$d/done" ] || ! kill -0 "$p" 2>/dev/null; then collect; fi
 """
@@ -54,8 +56,14 @@ class Patient:
 
     @property
     def start(self) -> str:
+        """Sent twice (SDKs and proxies do that), it waits for the command that runs already instead of starting another."""
         return self._request(
-            _COLLECT + _START, runner=_RUNNER, script=self._script, limit=str(self._limit), patience=str(self._patience)
+            _COLLECT + _START + _WAIT,
+            runner=_RUNNER,
+            script=self._script,
+            limit=str(self._limit),
+            patience=str(self._patience),
+            still=str(STILL_RUNNING),
         )
 
     @property

@@ -63,6 +63,8 @@ class Vendor(Protocol):
 
     def download(self, box: Any, path: str) -> Iterator[bytes]: ...
 
+    def remove(self, box: Any, path: str) -> None: ...
+
     def meaning(self, problem: Exception, ref: str) -> SandboxError:
         """Which of our errors an exception of the SDK is."""
         ...
@@ -131,6 +133,10 @@ class RemoteSandbox:
             raise await self._ours(problem) from None
         finally:
             await chunks.aclose()
+
+    async def remove(self, path: str) -> None:
+        box = (await self._connection()).box
+        await self._call(lambda: self._vendor.remove(box, path))
 
     async def close(self) -> None:
         self._reached = None

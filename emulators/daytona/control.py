@@ -39,6 +39,12 @@ class DaytonaSandbox(Sandbox):
         if self.running:
             self.end_in(self.auto_stop * self.minute if self.auto_stop else None)
 
+    def end_in(self, seconds: float | None) -> None:
+        """As if its last activity were just so long ago that it is stopped then."""
+        if seconds is not None:
+            self.active_at = time.time() + seconds - self.auto_stop * self.minute
+        super().end_in(seconds)
+
     def stop(self) -> None:
         if self.ephemeral:
             self.kill()

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from sidecar.cli.result import Result, Table, size
 from sidecar.engine import Engine
 from sidecar.errors import SidecarError
 from sidecar.wiring import open_sandbox
+
+LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no python3"'
 
 
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
@@ -44,10 +47,12 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     async def sandbox() -> str:
         box = open_sandbox(args.sandbox)
         try:
-            finished = await box.run(
-                'echo "home $HOME"; command -v python3 || echo "no python3"', timeout=60, output_limit=1 << 16
-            )
-            return finished.output.decode("utf-8", "replace").strip().replace("\n", ", ")
+            presence = await box.connect()
+            finished = await box.run(LOOK, timeout=60, output_limit=1 << 16)
+            found = finished.output.decode("utf-8", "replace").strip().replace("\n", ", ")
+            if presence.ends_at is None:
+                return found
+            return f"{found}, ends in {max(0, presence.ends_at - time.time()) / 60:.0f} minutes unless prolonged"
         finally:
             await box.close()
 

@@ -25,7 +25,7 @@ from sidecar.retries import retrying
 from sidecar.shell import tidy_script
 
 WOKEN = "The sandbox was asleep and has been woken; it now runs until its provider ends it."
-TIDY_SECONDS = 30.0
+TIDY_SECONDS = 10.0
 
 
 async def reach(sandbox: CountedSandbox) -> Presence:
@@ -78,8 +78,13 @@ async def tidy(
         "uploads": list(uploads),
     }
     call = program.call(request, fallback=tidy_script(snapshot, uploads))
-    with contextlib.suppress(SidecarError):
+    try:
         await sandbox.run(call.command, timeout=TIDY_SECONDS, output_limit=1 << 16)
+    except SidecarError:
+        # Commands do not get through: what was uploaded can still be deleted as a file.
+        for path in uploads:
+            with contextlib.suppress(SidecarError):
+                await sandbox.remove(path)
 
 
 @asynccontextmanager

@@ -116,6 +116,10 @@ class CountedSandbox:
             async for chunk in self._counted(chunks):
                 yield chunk
 
+    async def remove(self, path: str) -> None:
+        self._trips["remove"] += 1
+        await self._sandbox.remove(path)
+
     async def _counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in chunks:
             self.transferred_bytes += len(chunk)

@@ -87,9 +87,13 @@ class Restore:
             path = os.path.join(self.scratch.work, "bundle")
             direct.fetch(self.request["links"], path)
             return path
-        with open(self.request["bundle"]["path"], "rb") as bundle:
+        path = self.request["bundle"]["path"]
+        if not os.path.exists(path):
+            # Some SDKs send a command again when its answer was lost; the first time has used it up.
+            raise Refusal("upload-damaged", "The upload is not there any more.", True)
+        with open(path, "rb") as bundle:
             _check_bundle(bundle, self.request["bundle"])
-        return bundle.name
+        return str(path)
 
     def _allowed(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
         """Without what must never be restored, whatever a snapshot holds."""

@@ -118,6 +118,9 @@ class ForgedSandbox:
     async def prolong(self, seconds: float) -> Presence:
         return Presence()
 
+    async def remove(self, path: str) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

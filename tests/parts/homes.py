@@ -25,6 +25,7 @@ from sidecar.engine import Engine
 from sidecar.ports import Finished
 from sidecar.repository import Repository
 from sidecar.wiring import open_store
+from tests.parts.leaks import leaked
 
 PROJECT = Path(__file__).resolve().parents[2]
 RAW_NAME = b"raw-\xff\xfe-name.bin"
@@ -266,6 +267,7 @@ def run_cli(*words: str | Path, store: str | Path, env: Mapping[str, str] | None
     )
     stderr = ran.stderr.decode(errors="replace")
     assert "Traceback" not in stderr, stderr
+    assert not leaked([stderr, ran.stdout.decode(errors="replace")]), "a credential was shown"
     document = json.loads(ran.stdout)  # one document: anything more or less does not parse
     assert isinstance(document, dict)
     return Ran(ran.returncode, document, stderr)
