@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import large, warm
+from benchmarks import large, providers, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -21,11 +21,13 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 2000 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 50 * MB, 10),
     "files": lambda folder: warm.measure_small_files(folder, 8415),
+    "providers": lambda folder: providers.measure(folder, 50 * MB),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 5 * MB, 3),
     "files": lambda folder: warm.measure_small_files(folder, 1000),
+    "providers": lambda folder: providers.measure(folder, 5 * MB),
 }
 
 
