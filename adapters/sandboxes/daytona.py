@@ -93,11 +93,14 @@ class Daytona:
         started(lambda: box.process.exec(patient.kill, timeout=self._patience))
         trips, request = 1, patient.start
         while True:
+            asked = time.monotonic()
             answer = box.process.exec(request, timeout=self._patience + SPARE_SECONDS)
             if answer.exit_code != STILL_RUNNING:
                 break
             if time.monotonic() > deadline:
                 raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
+            # A sandbox that has not even `sleep` answers at once.
+            time.sleep(max(0.0, asked + 1 - time.monotonic()))
             trips, request = trips + 1, patient.wait
         output = answer.result.encode()
         if len(output) > output_limit:

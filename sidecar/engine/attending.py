@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from sidecar import program
+from sidecar.engine.direct import NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import (
     LimitExceeded,
@@ -103,4 +104,4 @@ def _clean(problem: BaseException) -> bool:
     """Whether there is nothing to remove: the program ended by its own decision, or the sandbox cannot be entered."""
     if isinstance(problem, ProgramFailed | LimitExceeded):
         return problem.code not in (ProgramFailed.code, "limit-packed")
-    return isinstance(problem, SandboxGone | SandboxAsleep | SandboxDenied)
+    return isinstance(problem, SandboxGone | SandboxAsleep | SandboxDenied | NotDirect)

@@ -6,12 +6,14 @@ checked, so nothing can be put in its place afterwards.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sidecar.engine.asking import Answer, ExportAnswer, ask
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.errors import ProgramFailed
+from sidecar.errors import ObjectMissing, ProgramFailed, StoreError
 from sidecar.ids import Keys, new_pack_id
 from sidecar.ports import Link, Store
 from sidecar.snapshots.manifest import Manifest
@@ -27,11 +29,16 @@ class NotDirect(Exception):
 
 
 async def bring(
-    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], spool: Spool
+    engine: Engine,
+    sandbox: CountedSandbox,
+    answer: ExportAnswer,
+    question: dict[str, Any],
+    spool: Spool,
+    unclaimed: set[str],
 ) -> tuple[Spooled, str]:
     """Have the sandbox put its bundle into the bucket. Return it, read back, and the id of the pack that is stored now.
 
-    Raise ``NotDirect``.
+    ``unclaimed`` gets the keys of all objects made: the caller deletes what no snapshot comes to name. Raise ``NotDirect``.
     """
     assert answer.bundle is not None
     store, keys, name = engine.repository.store, Keys.of(question["memory"]), new_pack_id()
@@ -55,14 +62,28 @@ async def bring(
         ],
     }
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
+    (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
+    unclaimed |= {pack, index, ours}
     await _asked(engine, sandbox, request)
     sandbox.transferred_bytes += answer.bundle.bytes
-    pack, index = parts[0][0], parts[1][0]
     await store.prepare()
-    await store.copy(pack, keys.pack(name, answer.codec))
-    bundle = await spool.take(_chained(store, [keys.pack(name, answer.codec), index]), most=answer.bundle.bytes)
-    await store.delete([pack, index])
-    return bundle, name
+    try:
+        await store.copy(pack, ours)
+        return await spool.take(_chained(store, [ours, index]), most=answer.bundle.bytes), name
+    except ObjectMissing:
+        raise NotDirect("what it says it sent is not there") from None
+
+
+@asynccontextmanager
+async def cleared(store: Store) -> AsyncIterator[set[str]]:
+    """A set of keys for the body to fill: what is in it at the end is deleted from the store."""
+    keys: set[str] = set()
+    try:
+        yield keys
+    finally:
+        if keys:
+            with contextlib.suppress(StoreError):  # a collection finds what stays, a day later
+                await store.delete(keys)
 
 
 async def links_for(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:

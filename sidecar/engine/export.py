@@ -11,11 +11,12 @@ from typing import Any
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of
+from sidecar.engine.direct import cleared
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.receiving import check, receive
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged, StoreError
-from sidecar.ids import check_memory_id, memory_key, new_snapshot_id
+from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
 from sidecar.ports import Presence, Sandbox
@@ -51,7 +52,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     The head moves only for a sandbox that started from it, and only to a snapshot no guard objects to.
     """
     run = await _begin(engine, sandbox, request)
-    async with spool() as scratch:
+    async with spool() as scratch, cleared(engine.repository.store) as run.unclaimed:
         try:
             async with (
                 kept_alive(engine, run.sandbox, run.presence, run.warnings),
@@ -67,7 +68,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
         if head is not None and head.tree == manifest.tree:
             return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
         reason = None if request.force else await judged(engine, manifest, grown, head, scratch)
-        manifest, added = await commit(engine, manifest, grown, reason, scratch)
+        manifest, added = await _commit(run, manifest, grown, reason, scratch)
     if reason is not None:
         return run.receipt(ExportOutcome.REJECTED, run.state, answer, manifest, reason, added)
     outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
@@ -75,6 +76,20 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
         reason = _diverged(state)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)
     return replace(receipt, warnings=[*receipt.warnings, *await _tidy(engine, state, outcome)])
+
+
+async def _commit(
+    run: _Run, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
+) -> tuple[Manifest, int]:
+    """Make it a snapshot. From now on it may name a pack that is in the store already, so that one has to stay, whatever
+    happens; unless it was folded."""
+    pack = grown.brought.pack
+    key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
+    run.unclaimed.discard(key)
+    manifest, added = await commit(run.engine, manifest, grown, reason, scratch)
+    if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
+        run.unclaimed.add(key)
+    return manifest, added
 
 
 async def _tidy(engine: Engine, state: HeadState, outcome: ExportOutcome) -> list[str]:
@@ -108,6 +123,8 @@ class _Run:
     snapshot: str
     presence: Presence
     warnings: list[str] = field(default_factory=list)
+    unclaimed: set[str] = field(default_factory=set)
+    """Keys of objects that are in the store already, and that no snapshot names."""
 
     def parent(self, answer: ExportAnswer) -> str:
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
@@ -205,7 +222,9 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
             if answer.status == "tarball":
                 answer, bundle = await read_tarball(engine, run.sandbox, answer, question, scratch)
             else:
-                bundle, stored = await receive(engine, run.sandbox, answer, inline, question, scratch, run.warnings)
+                bundle, stored = await receive(
+                    engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
+                )
             roots = [root.name for root in base.roots] if base else []
             arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
             return answer, Grown(base, entries, arrived)

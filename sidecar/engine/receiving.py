@@ -40,19 +40,21 @@ async def receive(
     question: dict[str, Any],
     spool: Spool,
     warnings: list[str],
+    unclaimed: set[str],
 ) -> tuple[Spooled, str]:
     """The bundle, on our disk, exactly as long and with the hash the sandbox said; and the id of its pack, when that went
-    straight into the store. The sandbox removes its own by itself."""
+    straight into the store, whose keys ``unclaimed`` gets then. The sandbox removes its own by itself."""
     claim = answer.bundle
     if claim is None or not 0 < answer.pack_bytes < claim.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
     _check_claim(engine, claim)
     if engine.direct and not claim.inline:
         try:
-            bundle, name = await bring(engine, sandbox, answer, question, spool)
+            bundle, name = await bring(engine, sandbox, answer, question, spool, unclaimed)
             return _compared(bundle, claim), name
         except NotDirect as reason:
-            warnings += [RELAYED.format(reason=reason)] if str(reason) else []
+            told = RELAYED.format(reason=reason)
+            warnings += [told] if str(reason) and told not in warnings else []
     return await arrive(engine, sandbox, answer, spool, inline), ""
 
 

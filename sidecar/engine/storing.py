@@ -24,10 +24,7 @@ async def store_packs(
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and len(below) >= MOST_PACKS:
         engine.progress.step("folding packs")
-        brought = new
-        below, new = await _folded(engine, base, brought, spool)
-        if brought.stored:
-            await engine.repository.store.delete([Keys.of(memory).pack(brought.stored, brought.codec)])
+        below, new = await _folded(engine, base, new, spool)
     pack = await store_pack(engine, memory, new)
     return [*below, pack], pack.bytes + pack.index_bytes
 

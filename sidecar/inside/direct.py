@@ -1,6 +1,6 @@
 """Move bytes straight between the sandbox and the bucket, by links that are good for one object and a few minutes.
 
-A link's URL is whoever's has it: it is never printed, and never put on a command line.
+Whoever has a link's URL can use it, so it is never printed.
 """
 
 from __future__ import annotations
