@@ -37,7 +37,8 @@ def parts(content_type: str, body: Iterator[bytes]) -> Iterator[Part]:
         name, filename = _parameter(disposition, "name"), _parameter(disposition, "filename")
         content = source.until_boundary()
         yield Part(name or "", filename, content)
-        for _ in content:
+        # Whoever read it may have stopped half way: the next part begins after the boundary all the same.
+        for _ in source.until_boundary() if not source.at_boundary else ():
             pass
 
 
@@ -47,6 +48,7 @@ class _Source:
         self._delimiter = delimiter
         # The first boundary has no line before it to end.
         self._buffer = b"\r\n"
+        self.at_boundary = False
 
     def _more(self) -> None:
         piece = next(self._body, b"")
@@ -67,10 +69,13 @@ class _Source:
         return BytesHeaderParser().parsebytes(head + b"\r\n\r\n")
 
     def until_boundary(self) -> Iterator[bytes]:
+        """The content before the next boundary, which is passed by then; whether it is, ``at_boundary`` says."""
+        self.at_boundary = False
         while True:
             at = self._buffer.find(self._delimiter)
             if at >= 0:
                 content, self._buffer = self._buffer[:at], self._buffer[at + len(self._delimiter) :]
+                self.at_boundary = True
                 if content:
                     yield content
                 return

@@ -5,19 +5,46 @@ A part that cannot be had on this machine skips the test with the reason; where 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.parts.fault_table import table_of
+from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
+from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
 from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedfs
 
 T = TypeVar("T")
 Mount = Callable[..., Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-table", action="store_true", help="print what came of each injected fault")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test whose output or log shows a credential has failed, whatever it asserts."""
+    report = (yield).get_result()  # type: ignore[misc]
+    if leaked([report.longreprtext, *(text for _, text in report.sections)]):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} showed a credential in its output or log"
+        report.sections = []
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("--fault-table"):
+        return
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    rows = [value for report in reports for name, value in report.user_properties if name == "fault"]
+    terminalreporter.section("what came of each fault")
+    for line in table_of(rows):
+        terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +84,46 @@ def forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+
+
+@pytest.fixture(autouse=True)
+def forget_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches the account of whoever runs it."""
+    for name in provider_variables():
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def emulators() -> Iterator[Callable[[str], Emulator]]:
+    """Call it with ``e2b`` or ``daytona``: one server of each kind for the whole run."""
+    with ExitStack() as running:
+        started = functools.cache(lambda name: running.enter_context(EMULATORS[name]()))
+        yield started
+
+
+@pytest.fixture
+def provider_of(
+    emulators: Callable[[str], Emulator],
+    forget_providers: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Callable[[str], Provider]]:
+    """Call it with ``local``, ``e2b`` or ``daytona`` to become a client of that provider, for this test."""
+    used = []
+
+    def become(name: str) -> Provider:
+        if name == "local":
+            return Provider(name, base=tmp_path)
+        server = emulators(name)
+        cleaned(server)
+        used.append(server)
+        for variable, value in server.environment().items():
+            monkeypatch.setenv(variable, value)
+        return Provider(name, base=tmp_path, server=server)
+
+    yield become
+    for server in used:
+        cleaned(server)
 
 
 @pytest.fixture

@@ -40,10 +40,18 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
+class SourceFailed(Exception):
+    """What was to be sent could not be read: nobody's fault but its own."""
+
+    def __init__(self, problem: BaseException) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
 async def sent(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes], *, idle: float) -> None:
     """Let ``send`` read ``chunks`` as a file, in a thread. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s.
 
-    A problem of ``chunks`` itself is raised as it is, whatever the SDK made of it.
+    A problem of ``chunks`` itself is raised as ``SourceFailed``, whatever the SDK made of it.
     """
     source = _Chunks(chunks, asyncio.get_running_loop())
     sending = in_thread(lambda: send(source))
@@ -54,7 +62,7 @@ async def sent(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes
             if not sending.done() and source.taken == taken:
                 raise SandboxUnreachable(f"The upload stood still for {idle:.0f} seconds.")
         if source.problem is not None:
-            raise source.problem
+            raise SourceFailed(source.problem)
         sending.result()
     finally:
         source.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
-from adapters.sandboxes.patience import STILL_RUNNING, Patient
+from adapters.sandboxes.patience import Patient, ending
 from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
 from sidecar.errors import (
     BadReference,
@@ -88,35 +89,45 @@ class Daytona:
         output_limit: int,
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
-        patient = Patient(command, output_limit=output_limit, patience=self._patience)
         deadline = time.monotonic() + timeout
-        started(lambda: box.process.exec(patient.kill, timeout=self._patience))
-        trips, request = 1, patient.start
+        patient = Patient(command, output_limit=output_limit, longest=math.ceil(timeout) + SPARE_SECONDS)
+        ended: tuple[str, int] | None = None
+        started(lambda: ended or box.process.exec(patient.kill, timeout=self._patience))
+        request, trips = patient.start, 0
         while True:
             asked = time.monotonic()
-            answer = box.process.exec(request, timeout=self._patience + SPARE_SECONDS)
-            if answer.exit_code != STILL_RUNNING:
+            patience = max(1, min(self._patience, math.ceil(deadline - asked)))
+            answer = box.process.exec(request(patience), timeout=patience + SPARE_SECONDS)
+            trips += 1
+            if (ended := ending(answer.result)) is not None:
                 break
             if time.monotonic() > deadline:
                 raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
             # A sandbox that has not even `sleep` answers at once.
             time.sleep(max(0.0, asked + 1 - time.monotonic()))
-            trips, request = trips + 1, patient.wait
-        output = answer.result.encode()
-        if len(output) > output_limit:
+            request = patient.wait
+        text, code = ended
+        if len(output := text.encode()) > output_limit:
             raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
-        return Finished(int(answer.exit_code or 0), output, answer.result[-COMPLAINT:], trips)
+        return Finished(code, output, text[-COMPLAINT:], trips)
 
     def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
         box.fs.upload_file_stream(source, path)
 
     def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
-        return box.fs.download_file_stream(path)
+        from daytona import DaytonaError
+
+        try:
+            yield from box.fs.download_file_stream(path)
+        except DaytonaError as problem:
+            # The SDK takes an empty file for none at all.
+            if "No file data" not in str(problem) or box.fs.get_file_info(path).size:
+                raise
 
     def remove(self, box: Sandbox, path: str) -> None:
-        from daytona import DaytonaNotFoundError
+        from daytona import DaytonaFileNotFoundError
 
-        with contextlib.suppress(DaytonaNotFoundError):
+        with contextlib.suppress(DaytonaFileNotFoundError):
             box.fs.delete_file(path)
 
     def meaning(self, problem: Exception, ref: str) -> SandboxError:
@@ -127,11 +138,11 @@ class Daytona:
         response = getattr(problem, "response", None)
         if status is None and response is not None:
             status = response.status_code
+        if isinstance(problem, daytona.DaytonaFileNotFoundError | daytona.DaytonaFileAccessDeniedError):
+            return TransferFailed(f"A file of {ref} could not be reached: {words}")
         if status in (401, 403) or isinstance(problem, daytona.DaytonaAuthenticationError):
             return denied(ref, "Daytona", "DAYTONA_API_KEY")
-        if isinstance(problem, daytona.DaytonaFileNotFoundError):
-            return TransferFailed(f"A file of {ref} could not be read: {words}")
-        if status in (404, 410):
+        if status in (404, 410) or isinstance(problem, daytona.DaytonaSpotEvictedError):
             return SandboxGone(f"{ref} is gone: Daytona does not know it (any more).")
         if status in (409, 423, 429, 503):
             return SandboxBusy(f"Daytona asks to wait before {ref} is used again: {words}")

@@ -79,6 +79,7 @@ class E2B:
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
         from e2b import CommandExitException, TimeoutException
+        from e2b.exceptions import SandboxNotRunningException, SandboxUnreachableException
 
         began, output, complaint = time.monotonic(), bytearray(), ""
         try:
@@ -92,9 +93,10 @@ class E2B:
             return Finished(handle.wait().exit_code, bytes(output), complaint)
         except CommandExitException as ended:
             return Finished(ended.exit_code, bytes(output), complaint)
-        except TimeoutException:
+        except TimeoutException as problem:
             # The SDK says so for many reasons; this one is told by the clock.
-            if time.monotonic() - began < timeout - 1:
+            other = isinstance(problem, SandboxNotRunningException | SandboxUnreachableException)
+            if other or time.monotonic() - began < timeout - 1:
                 raise
             raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.") from None
 
@@ -128,7 +130,8 @@ class E2B:
             return SandboxBusy(f"E2B asks to wait before {ref} is used again: {words}")
         if isinstance(problem, e2b.NotEnoughSpaceException):
             return SandboxFull(f"There is no space left in {ref}.")
-        if isinstance(problem, e2b.SandboxException) and (status or 0) in range(400, 500):
+        refused = isinstance(problem, e2b.InvalidArgumentException | e2b.TemplateException)
+        if refused or (isinstance(problem, e2b.SandboxException) and (status or 0) in range(400, 500)):
             return SandboxError(f"E2B refused a request for {ref}: {words}")
         return SandboxUnreachable(f"{ref} could not be reached: {words}")
 
@@ -137,19 +140,16 @@ def _look(name: str) -> SandboxDetail:
     """What E2B knows of a sandbox, in one request that leaves it as it is: ``Sandbox.connect`` would wake a paused one,
     and the public ``get_info`` does not tell what it takes to talk to it."""
     from e2b.api import handle_api_exception
-    from e2b.api.client.api.sandboxes import get_sandboxes_sandbox_id
     from e2b.api.client.models import SandboxDetail
     from e2b.api.client_sync import get_api_client
     from e2b.connection_config import ConnectionConfig
 
-    answer = get_sandboxes_sandbox_id.sync_detailed(name, client=get_api_client(ConnectionConfig()))
+    answer = get_api_client(ConnectionConfig()).get_httpx_client().get(f"/sandboxes/{name}")
     if answer.status_code == 404:
         raise SandboxGone(f"e2b:{name} is gone: E2B does not know it (any more).")
     if answer.status_code >= 300:
         raise handle_api_exception(answer)
-    if not isinstance(answer.parsed, SandboxDetail):
-        raise SandboxUnreachable(f"E2B's answer about e2b:{name} makes no sense.")
-    return answer.parsed
+    return SandboxDetail.from_dict(answer.json())
 
 
 def _opened(detail: SandboxDetail, token: str) -> Sandbox:

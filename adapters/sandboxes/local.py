@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from sidecar.errors import BadReference, OutputTooLarge, SandboxError, SandboxNotFound, SandboxTimeout, TransferFailed
@@ -68,12 +68,15 @@ class LocalSandbox:
         return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        with self._writing(path):
+            file = await asyncio.to_thread(open, path, "wb")
         try:
-            with await asyncio.to_thread(open, path, "wb") as file:
-                async for chunk in chunks:
+            async for chunk in chunks:
+                with self._writing(path):
                     await asyncio.to_thread(file.write, chunk)
-        except OSError as problem:
-            raise SandboxError(f"Could not write {path} in {self.ref}: {problem.strerror}.") from None
+        finally:
+            with self._writing(path):
+                file.close()
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
         try:
@@ -84,10 +87,18 @@ class LocalSandbox:
             raise TransferFailed(f"Could not read {path} in {self.ref}: {problem.strerror}.") from None
 
     async def remove(self, path: str) -> None:
-        Path(path).unlink(missing_ok=True)
+        with self._writing(path):
+            Path(path).unlink(missing_ok=True)
 
     async def close(self) -> None:
         return None
+
+    @contextlib.contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            raise SandboxError(f"Could not write {path} in {self.ref}: {problem.strerror}.") from None
 
 
 def open_local(place: str) -> LocalSandbox:

@@ -6,69 +6,85 @@ is not, more requests wait on. What it prints is kept in a folder there, up to a
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 
-STILL_RUNNING = 75
-"""Exit code of a request that waited in vain."""
-
+# Whoever prints too much is killed, as is whoever runs on although nobody asks for it any more.
 _RUNNER = """echo $$ > "$1/pid"
-{ /bin/sh -c "$2" 2>&1 </dev/null; echo $? > "$1/code"; } | head -c "$3" > "$1/out"
+( trap 'kill $s; exit' TERM; sleep "$4" & s=$!; wait $s; kill -s KILL -- "-$$" ) &
+l=$!
+{ /bin/sh -c "$2" 2>&1 </dev/null; echo $? > "$1/code"; } | {
+head -c "$3" > "$1/out"
+if [ "$(($(wc -c < "$1/out")))" -ge "$3" ]; then echo 137 > "$1/code"; : > "$1/done"; kill -s KILL -- "-$$"; fi
+}
 : > "$1/done"
+kill $l
 """
 
-_COLLECT = """collect() { cat "$d/out" 2>/dev/null; r=$(cat "$d/code" 2>/dev/null); rm -rf "$d"; exit "${r:-137}"; }
+_COLLECT = """collect() {
+cat "$d/out"
+code=$(cat "$d/code")
+rm -rf "$d"
+printf '\\nmemory-sidecar-exit %s\\n' "${code:-137}"
+exit 0
+}
 """
 
 _START = """umask 077
-if mkdir "$d" 2>/dev/null; then
-run() { command -v setsid >/dev/null 2>&1 && exec setsid "$@"; exec "$@"; }
-run /bin/sh -c "$runner" sh "$d" "$script" "$limit" </dev/null >/dev/null 2>&1 &
+if mkdir "$d"; then
+run() { command -v setsid >/dev/null && exec setsid "$@"; exec "$@"; }
+run /bin/sh -c "$runner" sh "$d" "$script" "$limit" "$longest" </dev/null >/dev/null 2>&1 &
 p=$!
 trap : USR1
-( trap 'kill $s 2>/dev/null; exit' TERM; sleep "$patience" & s=$!; wait $s; kill -USR1 $$ ) </dev/null >/dev/null 2>&1 &
+( trap 'kill $s; exit' TERM; sleep "$patience" & s=$!; wait $s; kill -USR1 $$ ) </dev/null >/dev/null &
 w=$!
 wait $p
-if [ -e "$d/done" ] || ! kill -0 $p 2>/dev/null; then kill $w 2>/dev/null; wait $w; collect; fi
-exit $still
+if [ -e "$d/done" ] || ! kill -0 $p; then kill $w; wait $w; collect; fi
+echo memory-sidecar-running
+exit 0
 fi
 """
 
 _WAIT = """i=0
-p=$(cat "$d/pid" 2>/dev/null)
-while [ ! -e "$d/done" ] && kill -0 "$p" 2>/dev/null && [ $i -lt "$patience" ]; do sleep 1; i=$((i+1)); done
-if [ -e "$d/done" ] || ! kill -0 "$p" 2>/dev/null; then collect; fi
+p=$(cat "$d/pid")
+while [ ! -e "$d/done" ] && kill -0 "$p" && [ $i -lt "$patience" ]; do sleep 1; i=$((i+1)); done
+if [ -e "$d/done" ] || ! kill -0 "$p"; then collect; fi
+echo memory-sidecar-running
 """
 
-_KILL = """p=$(cat "$d/pid" 2>/dev/null) && { kill -s KILL -- "-$p" 2>/dev/null || kill -s KILL "$p" 2>/dev/null; }
+# It may overtake the start. One that never comes has ended already.
+_KILL = """for i in 1 2 3; do [ -e "$d/pid" ] && break; sleep 1; done
+p=$(cat "$d/pid") && { kill -s KILL -- "-$p" || kill -s KILL "$p"; }
 rm -rf "$d"
 """
+
+_ENDED = re.compile(r"\n?memory-sidecar-exit (\d+)\n*\Z")
+_RUNNING = re.compile(r"\s*memory-sidecar-running\s*\Z")
 
 
 class Patient:
     """One command, as the requests that start it, wait for it and kill it. Each is for a POSIX shell."""
 
-    def __init__(self, script: str, *, output_limit: int, patience: int) -> None:
+    def __init__(self, script: str, *, output_limit: int, longest: int) -> None:
         self._folder = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.run"
         self._script = script
         self._limit = output_limit + 1
-        self._patience = patience
+        self._longest = longest
 
-    @property
-    def start(self) -> str:
+    def start(self, patience: int) -> str:
         """Sent twice (SDKs and proxies do that), it waits for the command that runs already instead of starting another."""
         return self._request(
             _COLLECT + _START + _WAIT,
             runner=_RUNNER,
             script=self._script,
             limit=str(self._limit),
-            patience=str(self._patience),
-            still=str(STILL_RUNNING),
+            longest=str(self._longest),
+            patience=str(patience),
         )
 
-    @property
-    def wait(self) -> str:
-        return self._request(_COLLECT + _WAIT, patience=str(self._patience))
+    def wait(self, patience: int) -> str:
+        return self._request(_COLLECT + _WAIT, patience=str(patience))
 
     @property
     def kill(self) -> str:
@@ -76,6 +92,14 @@ class Patient:
 
     def _request(self, text: str, **variables: str) -> str:
         given = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-        script = f"d={self._folder}\n{given}{text}exit {STILL_RUNNING}\n"
-        # The sandbox's own shell may be zsh, which is not a POSIX one.
-        return f"exec /bin/sh -c {shlex.quote(script)}"
+        # The sandbox's own shell may be zsh, which is not a POSIX one; and shells like to talk of the jobs they had.
+        return f"exec /bin/sh -c {shlex.quote(f'exec 2>/dev/null{chr(10)}d={self._folder}{chr(10)}{given}{text}')}"
+
+
+def ending(output: str) -> tuple[str, int] | None:
+    """What the command printed and its exit code; ``None`` while it runs. Raise ``ValueError`` for half an answer."""
+    if ended := _ENDED.search(output):
+        return output[: ended.start()], int(ended[1])
+    if _RUNNING.match(output):
+        return None
+    raise ValueError("the answer did not arrive whole")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 from io import RawIOBase
 from typing import Any, Protocol, TypeVar
 
-from adapters.sandboxes.blocking import in_thread, received, sent
+from adapters.sandboxes.blocking import SourceFailed, in_thread, received, sent
 from sidecar.errors import (
     SandboxDenied,
     SandboxError,
     SandboxGone,
     SandboxTimeout,
     SandboxUnreachable,
+    SdkMissing,
     SidecarError,
     TransferFailed,
 )
@@ -28,7 +30,7 @@ from sidecar.ports import Finished, Presence
 
 IDLE_SECONDS = 60.0
 PARTING_SECONDS = 5.0
-REMEMBERED_SECONDS = 30.0
+REMEMBERED_SECONDS = 5.0
 """For so long, what the provider said of a sandbox's end is taken for true."""
 SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
 T = TypeVar("T")
@@ -92,34 +94,39 @@ class RemoteSandbox:
         if time.monotonic() - self._asked > REMEMBERED_SECONDS:
             self._reached = None  # somebody else may have prolonged it further, which must not be undone
         reached = await self._connection()
-        if reached.ends_at is not None and reached.ends_at - time.time() < seconds:
-            ends_at = await self._call(lambda: self._vendor.prolong(reached.box, seconds))
-            self.control_trips += 1
-            self._remember(Reached(reached.box, ends_at, reached.woken))
-            return Presence(ends_at, reached.woken)
-        return Presence(reached.ends_at, reached.woken)
+        if reached.ends_at is None or reached.ends_at - time.time() >= seconds:
+            return Presence(reached.ends_at, reached.woken)
+        ends_at = await self._in_it(lambda: self._vendor.prolong(reached.box, seconds))
+        self.control_trips += 1
+        self._remember(Reached(reached.box, ends_at, reached.woken))
+        return Presence(ends_at, reached.woken)
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
         box = (await self._connection()).box
-        kill: list[Callable[[], Any]] = []
+        command_there = _Command()
         running = in_thread(
-            lambda: self._vendor.run(box, command, timeout=timeout, output_limit=output_limit, started=kill.append)
+            lambda: self._vendor.run(
+                box, command, timeout=timeout, output_limit=output_limit, started=command_there.started
+            )
         )
         try:
             done, _ = await asyncio.wait({running}, timeout=timeout + PARTING_SECONDS)
             if not done:
                 raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.")
-            return await self._settled(running)
-        except BaseException:
+            return running.result()
+        except BaseException as problem:
             # Also when cancelled, or when it said too much: nothing of ours goes on running in a sandbox.
-            if kill:
-                await asyncio.wait({in_thread(_quietly(kill[0]))}, timeout=PARTING_SECONDS)
+            await asyncio.wait({in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
+            if isinstance(problem, Exception):
+                raise await self._ours(problem) from None
             raise
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         box = (await self._connection()).box
         try:
             await sent(lambda source: self._vendor.upload(box, path, source), chunks, idle=self._idle)
+        except SourceFailed as failure:
+            raise failure.problem from None
         except Exception as problem:
             raise await self._ours(problem) from None
 
@@ -136,7 +143,7 @@ class RemoteSandbox:
 
     async def remove(self, path: str) -> None:
         box = (await self._connection()).box
-        await self._call(lambda: self._vendor.remove(box, path))
+        await self._in_it(lambda: self._vendor.remove(box, path))
 
     async def close(self) -> None:
         self._reached = None
@@ -154,29 +161,34 @@ class RemoteSandbox:
 
     async def _call(self, work: Callable[[], T]) -> T:
         """A call of the control plane."""
+        try:
+            return await self._answered(work)
+        except SdkMissing:
+            raise
+        except Exception as problem:
+            self.control_trips += 1
+            raise self._meaning(problem) from None
+
+    async def _in_it(self, work: Callable[[], T]) -> T:
+        """A short call that only a running sandbox can answer."""
+        try:
+            return await self._answered(work)
+        except Exception as problem:
+            raise await self._ours(problem) from None
+
+    async def _answered(self, work: Callable[[], T]) -> T:
         calling = in_thread(work)
         done, _ = await asyncio.wait({calling}, timeout=self._idle)
         if not done:
             raise SandboxUnreachable(f"The provider of {self.ref} did not answer within {self._idle:.0f} seconds.")
-        try:
-            return calling.result()
-        except SidecarError:
-            raise
-        except Exception as problem:
-            self.control_trips += 1
-            raise scrubbed(self._vendor.meaning(problem, self.ref)) from None
+        return calling.result()
 
-    async def _settled(self, running: asyncio.Future[T]) -> T:
-        try:
-            return running.result()
-        except Exception as problem:
-            raise await self._ours(problem) from None
+    def _meaning(self, problem: Exception) -> SidecarError:
+        return problem if isinstance(problem, SidecarError) else scrubbed(self._vendor.meaning(problem, self.ref))
 
-    async def _ours(self, problem: Exception) -> Exception:
+    async def _ours(self, problem: Exception) -> SidecarError:
         """Our error for a failed command or transfer. Whether a sandbox that does not answer is gone, its provider knows."""
-        if isinstance(problem, SidecarError) and not isinstance(problem, SandboxGone | TransferFailed):
-            return problem
-        meaning = problem if isinstance(problem, SandboxError) else scrubbed(self._vendor.meaning(problem, self.ref))
+        meaning = self._meaning(problem)
         if isinstance(meaning, SandboxGone | TransferFailed):
             self._reached = None
             try:
@@ -186,6 +198,29 @@ class RemoteSandbox:
             if isinstance(meaning, SandboxGone):
                 return SandboxUnreachable(f"{self.ref} is said to run, but did not answer: {meaning.message}")
         return meaning
+
+
+class _Command:
+    """A command in a sandbox that may have to be killed, before or after it is known how."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kill: Callable[[], Any] | None = None
+        self._given_up = False
+
+    def started(self, kill: Callable[[], Any]) -> None:
+        with self._lock:
+            self._kill = kill
+            late = self._given_up
+        if late:
+            _quietly(kill)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            kill = self._kill
+        if kill is not None:
+            _quietly(kill)
 
 
 def scrubbed(problem: SandboxError) -> SandboxError:
@@ -210,9 +245,6 @@ def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
     )
 
 
-def _quietly(work: Callable[[], Any]) -> Callable[[], None]:
-    def run() -> None:
-        with suppress(Exception):
-            work()
-
-    return run
+def _quietly(work: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        work()
