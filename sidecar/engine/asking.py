@@ -63,7 +63,7 @@ class FoundDatabase:
 class Answer:
     """What both verbs are told; this one, what a restore is told."""
 
-    statuses: ClassVar[frozenset[str]] = frozenset({"complete", "no-python", "error"})
+    statuses: ClassVar[frozenset[str]] = frozenset({"complete", "no-python", "tidy", "error"})
 
     status: str
     memory: str

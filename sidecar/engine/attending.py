@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from sidecar import program
+from sidecar.engine.asking import Answer, ask
 from sidecar.engine.direct import NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import (
+    BadAnswer,
     LimitExceeded,
     ProgramFailed,
     SandboxAsleep,
@@ -67,9 +68,17 @@ async def _keep(sandbox: CountedSandbox, ends_at: float | None, margin: float, w
 
 
 async def tidy(
-    engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str, uploads: Sequence[str] = ()
-) -> None:
-    """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing."""
+    engine: Engine,
+    sandbox: CountedSandbox,
+    memory: str,
+    snapshot: str,
+    uploads: Sequence[str] = (),
+    operation: str = "",
+) -> Answer | None:
+    """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing.
+
+    Return the answer of that operation, if it was a restore that ended well and nobody heard it.
+    """
     request = {
         "do": "tidy",
         "memory": memory,
@@ -77,30 +86,34 @@ async def tidy(
         "snapshot": snapshot,
         "turn_wait": engine.timing.turn_wait,
         "uploads": list(uploads),
+        "operation": operation,
     }
-    call = program.call(request, fallback=tidy_script(snapshot, uploads))
     try:
-        await sandbox.run(call.command, timeout=TIDY_SECONDS, output_limit=1 << 16)
+        fallback = tidy_script(snapshot, uploads)
+        answer, _ = await ask(sandbox, request, Answer, timeout=TIDY_SECONDS, fallback=fallback)
+        return answer if answer.status == "complete" else None
+    except (ProgramFailed, BadAnswer):
+        return None
     except SidecarError:
         # Commands do not get through: what was uploaded can still be deleted as a file.
         for path in uploads:
             with contextlib.suppress(SidecarError):
                 await sandbox.remove(path)
+        return None
 
 
 @asynccontextmanager
-async def tidied(engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str) -> AsyncIterator[list[str]]:
-    """Leave nothing of a body that fails in the sandbox. Yields the list to which it adds each file it uploads."""
-    uploads: list[str] = []
+async def tidied(engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str) -> AsyncIterator[None]:
+    """Leave nothing of a body that fails in the sandbox."""
     try:
-        yield uploads
+        yield
     except BaseException as problem:
-        if not _clean(problem):
-            await tidy(engine, sandbox, memory, snapshot, uploads)
+        if not left_clean(problem):
+            await tidy(engine, sandbox, memory, snapshot)
         raise
 
 
-def _clean(problem: BaseException) -> bool:
+def left_clean(problem: BaseException) -> bool:
     """Whether there is nothing to remove: the program ended by its own decision, or the sandbox cannot be entered."""
     if isinstance(problem, ProgramFailed | LimitExceeded):
         return problem.code not in (ProgramFailed.code, "limit-packed")

@@ -34,11 +34,11 @@ class RestoreRequest:
 
 
 async def place_directly(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, manifest: Manifest
+    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, manifest: Manifest, operation: str
 ) -> Answer:
     """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
     the snapshot is not all there: then somebody has to look for an older one."""
-    question = _question(engine, request, manifest, manifest.packs)
+    question = _question(engine, request, manifest, manifest.packs, operation)
     question["links"] = await links_for(engine, manifest)
     try:
         async for attempt in retrying():
@@ -61,6 +61,7 @@ async def place(
     fetched: Fetched,
     scratch: Spool,
     uploads: list[str],
+    operation: str,
 ) -> Answer:
     """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
     packs = list(fetched.packs)
@@ -68,9 +69,9 @@ async def place(
     async for attempt in retrying():
         with attempt:
             try:
-                answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads)
+                answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
                 if answer.status == "no-python":
-                    question = _question(engine, request, fetched.manifest, fetched.manifest.packs)
+                    question = _question(engine, request, fetched.manifest, fetched.manifest.packs, operation)
                     return await send_tarball(engine, sandbox, question, fetched, scratch, uploads)
                 return answer
             except ProgramFailed as problem:
@@ -81,7 +82,7 @@ async def place(
                     for pack, codec in zip(packs, codecs, strict=True)
                 ]
                 codecs = ["gz"] * len(packs)
-                return await _send(engine, sandbox, request, fetched, packs, codecs, uploads)
+                return await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
     raise AssertionError("unreachable")
 
 
@@ -93,6 +94,7 @@ async def _send(
     packs: list[Spooled],
     codecs: list[str],
     uploads: list[str],
+    operation: str,
 ) -> Answer:
     parts = [file for pair in zip(fetched.index_files, packs, strict=True) for file in pair]
     uploads.append(path := upload_path())
@@ -101,7 +103,7 @@ async def _send(
     engine.progress.step("sending", size)
     await sandbox.upload(path, _chained(parts, digest))
     engine.progress.step("putting it in place")
-    question = _question(engine, request, fetched.manifest, _as_sent(fetched, packs, codecs))
+    question = _question(engine, request, fetched.manifest, _as_sent(fetched, packs, codecs), operation)
     question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
     question["uploads"] = uploads
     return await _asked(sandbox, question, fetched.manifest, engine.timing.command)
@@ -122,7 +124,9 @@ async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Ma
     return answer
 
 
-def _question(engine: Engine, request: RestoreRequest, manifest: Manifest, packs: Sequence[Pack]) -> dict[str, Any]:
+def _question(
+    engine: Engine, request: RestoreRequest, manifest: Manifest, packs: Sequence[Pack], operation: str
+) -> dict[str, Any]:
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
         raise UnknownLayout(
@@ -134,6 +138,7 @@ def _question(engine: Engine, request: RestoreRequest, manifest: Manifest, packs
         "memory": request.memory,
         "key": memory_key(request.memory),
         "snapshot": manifest.snapshot,
+        "operation": operation,
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 
 from sidecar.engine.asking import Answer
-from sidecar.engine.attending import kept_alive, reach, tidied
+from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
-from sidecar.errors import LimitExceeded, ProgramFailed
+from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
 from sidecar.ids import check_memory_id
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import spool
+
+LOST = "The sandbox's answer was lost ({problem}), but asked again it says that everything is in place."
 
 
 async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> RestoreReceipt:
@@ -46,6 +50,7 @@ class _Run:
     sandbox: CountedSandbox
     request: RestoreRequest
     started: float
+    operation: str = field(default_factory=lambda: secrets.token_hex(8))
     manifest: Manifest | None = None
     wanted: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -80,12 +85,11 @@ async def _from_the_bucket(run: _Run) -> RestoreReceipt:
         reach(run.sandbox), choose_unread(engine.repository, request.memory, request.snapshot)
     )
     run.manifest = manifest
-    async with (
-        kept_alive(engine, run.sandbox, presence, run.warnings),
-        tidied(engine, run.sandbox, request.memory, manifest.snapshot),
-    ):
-        engine.progress.step("putting it in place")
-        answer = await place_directly(engine, run.sandbox, request, manifest)
+    engine.progress.step("putting it in place")
+    async with kept_alive(engine, run.sandbox, presence, run.warnings):
+        answer = await _settled(
+            run, manifest, [], place_directly(engine, run.sandbox, request, manifest, run.operation)
+        )
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
 
@@ -100,12 +104,24 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
             return await _nothing(run)
         run.manifest, run.wanted = choice.fetched.manifest, choice.wanted
         run.warnings += choice.warnings
-        async with (
-            kept_alive(engine, run.sandbox, presence, run.warnings),
-            tidied(engine, run.sandbox, request.memory, run.manifest.snapshot) as uploads,
-        ):
-            answer = await place(engine, run.sandbox, request, choice.fetched, scratch, uploads)
+        uploads: list[str] = []
+        placing = place(engine, run.sandbox, request, choice.fetched, scratch, uploads, run.operation)
+        async with kept_alive(engine, run.sandbox, presence, run.warnings):
+            answer = await _settled(run, choice.fetched.manifest, uploads, placing)
     return run.receipt(RestoreOutcome.COMPLETE, answer)
+
+
+async def _settled(run: _Run, manifest: Manifest, uploads: list[str], placing: Awaitable[Answer]) -> Answer:
+    """Wait for the sandbox's answer. When it fails to come, leave nothing behind there, and ask whether all is in place."""
+    try:
+        return await placing
+    except BaseException as problem:
+        if left_clean(problem):
+            raise
+        answer = await tidy(run.engine, run.sandbox, manifest.memory, manifest.snapshot, uploads, run.operation)
+        if answer is None or not isinstance(problem, SidecarError):
+            raise
+        return replace(answer, warnings=[*answer.warnings, LOST.format(problem=problem.message)])
 
 
 async def _nothing(run: _Run) -> RestoreReceipt:

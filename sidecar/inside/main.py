@@ -50,7 +50,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
     try:
         undone = undo(scratch.journal)
         if request["do"] == "tidy":
-            return {"status": "tidy"}, b""
+            return _last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
             from .export import Export
 
@@ -59,6 +59,8 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .restore import Restore
 
             answer = Restore(request, scratch, home).run()
+            with open(_answer_file(scratch), "w") as file:
+                json.dump([request["operation"], answer], file)
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")
@@ -79,6 +81,20 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         for path in request.get("uploads", ()):
             if os.path.exists(path):
                 os.unlink(path)
+
+
+def _answer_file(scratch: Scratch) -> str:
+    return os.path.join(scratch.memory, "answer")
+
+
+def _last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
+    """What came of a restore whose answer was lost on the way."""
+    try:
+        with open(_answer_file(scratch)) as file:
+            operation, answer = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return answer if operation == request["operation"] else None
 
 
 def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:

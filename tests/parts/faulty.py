@@ -224,7 +224,7 @@ def _may_be(case: Case, said: str) -> None:
         assert said in ("sandbox-gone", "sandbox-asleep"), said
     elif not case.always:
         # One stalled command has used up all the time there was.
-        assert (case.trouble, case.step, said) == ("stalled", "command", "sandbox-timeout")
+        assert (case.verb, case.trouble, case.step, said) == ("export", "stalled", "command", "sandbox-timeout")
 
 
 async def outcome(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
