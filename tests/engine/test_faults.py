@@ -12,9 +12,16 @@ import pytest
 
 from tests.parts.faulty import Case, cases, outcome
 
+DEFAULT = (
+    *("cut half way", "answer lost", "truncated cleanly", "one byte flipped", "file shrunk while read"),
+    *("503", "sandbox killed"),
+)
+"""One of each kind of trouble, once: the rest is for `make faults`."""
+
 
 def _marked(case: Case) -> object:
-    return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.always else [])
+    slow = case.always or case.trouble not in DEFAULT
+    return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in cases()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import random
 import shutil
@@ -119,6 +120,8 @@ def moto() -> Iterator[S3Server]:
     """moto's server, in a thread of this process."""
     from moto.server import ThreadedMotoServer
 
+    # It writes down every request it gets, signed links included.
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
