@@ -16,6 +16,7 @@ from sidecar.engine.parts import Timing
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout, built_in, custom
 from sidecar.limits import Guards, Limits
+from sidecar.service.settings import Service
 
 T = TypeVar("T")
 
@@ -30,6 +31,7 @@ class Config:
     limits: Limits = Limits()
     guards: Guards = Guards()
     timing: Timing = Timing()
+    service: Service = Service()
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
 
 
@@ -58,6 +60,7 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
         limits=_section(table, "limits", Limits, file),
         guards=_section(table, "guards", Guards, file),
         timing=_section(table, "timing", Timing, file),
+        service=_section(table, "service", Service, file),
         layouts={**built_in(), **custom(table.get("layouts", {}))},
     )
 

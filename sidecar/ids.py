@@ -16,6 +16,8 @@ from sidecar.errors import BadMemoryId
 
 LONGEST_ID = 200
 ROOT = "memories/"
+ATTACHMENTS = "attachments/"
+INSTANCES = "instances/"
 SNAPSHOT_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}\Z")
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
@@ -66,6 +68,14 @@ class Keys:
     def damaged(self) -> str:
         return f"{self.prefix}damaged/"
 
+    @property
+    def calls(self) -> str:
+        return f"{self.prefix}calls/"
+
+    def call(self, key: str) -> str:
+        """Where a call that its caller may repeat is remembered, by the caller's own key for it."""
+        return f"{self.calls}{hashlib.sha256(key.encode()).hexdigest()}"
+
     def damage(self, snapshot: str) -> str:
         return f"{self.damaged}{snapshot}"
 
@@ -77,6 +87,16 @@ class Keys:
 
     def index(self, pack: str) -> str:
         return f"{self.packs}{pack}.index.gz"
+
+
+def attachment_key(memory: str) -> str:
+    """Where it is written down which sandbox of a memory is looked after."""
+    return f"{ATTACHMENTS}{memory_key(memory)}.json"
+
+
+def instance_key(instance: str) -> str:
+    """Where a service says that it lives."""
+    return f"{INSTANCES}{instance}.json"
 
 
 def new_snapshot_id(now: datetime, after: str = "") -> str:

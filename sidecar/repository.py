@@ -7,8 +7,9 @@ the one to restore once the head, replaced by compare-and-swap, names it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import HeadMoved, MemoryNotFound, SnapshotDamaged, SnapshotNotFound
@@ -180,6 +181,14 @@ class Repository:
             if (await self.head(manifest.memory)).snapshot != manifest.snapshot:
                 raise
         return head
+
+    async def fence(self, memory: str) -> None:
+        """Write the head anew as it is: whoever read it before can no longer move it."""
+        while (state := await self.head(memory)).head is not None:
+            head = replace(state.head, generation=state.head.generation + 1)
+            with contextlib.suppress(HeadMoved):
+                await self.store.swap(Keys.of(memory).head, head.encode(), expected=state.version)
+                return
 
     async def any_good(self, memory: str, ids: Iterable[str]) -> bool:
         """Whether any of these snapshots could be the memory's head."""

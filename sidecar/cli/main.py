@@ -35,6 +35,7 @@ COMMANDS = {
     "forget": "stores.run_forget",
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
+    "serve": "service.run_serve",
 }
 
 

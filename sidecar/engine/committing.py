@@ -130,6 +130,8 @@ async def advance(
     if not moves:
         return ExportOutcome.DIVERGED, state
     await engine.repository.store.prepare()
+    if engine.fence is not None:
+        await engine.fence()
     try:
         return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
     except HeadMoved:

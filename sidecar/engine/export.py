@@ -44,6 +44,8 @@ class ExportRequest:
     origin: str = "export"
     adopt: bool = False
     """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
+    snapshot: str = ""
+    """The id for the new snapshot, when somebody has to know it beforehand."""
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -191,7 +193,7 @@ async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _R
         reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
     )
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
-    snapshot = new_snapshot_id(datetime.now(UTC), max(known, default=""))
+    snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
     return _Run(engine, counted, request, started, state, survey, known, snapshot, presence)
 
 

@@ -51,6 +51,8 @@ class Engine:
     direct: bool = False
     """Let packs go straight between sandbox and bucket, where the store can make links."""
     progress: Progress = field(default_factory=Unwatched)
+    fence: Callable[[], Awaitable[None]] | None = None
+    """Called before a head is moved; raises when whoever asked for that has lost the right to."""
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 

@@ -1,0 +1,1 @@
+"""The sidecar as a service: the same verbs over HTTP, one process for many sandboxes."""

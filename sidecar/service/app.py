@@ -1,0 +1,126 @@
+"""The HTTP application."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sidecar import __version__
+from sidecar.errors import SidecarError
+from sidecar.service import attaching, memories, system, verbs
+from sidecar.service.keeper import Keeper
+from sidecar.service.paths import WholeSegments
+from sidecar.service.problems import Problem, answer, on_bad_request, on_http_error, on_sidecar_error
+from sidecar.service.sidecar import Sidecar
+from sidecar.service.tokens import Tokens
+
+OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz"})
+"""What may be seen without a token: probes have none."""
+ARCHIVES = "/archives"
+
+
+class PlainJSON(JSONResponse):
+    """File names may be bytes that are no text; as escapes they pass through JSON and back."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
+def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
+    """The ASGI application around a sidecar."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await sidecar.close()
+
+    app = FastAPI(
+        default_response_class=PlainJSON,
+        title="memory-sidecar",
+        version=__version__,
+        summary="Makes an agent's memory outlive its sandbox.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.sidecar = sidecar
+    app.state.keeper = keeper
+    app.include_router(verbs.router)
+    app.include_router(attaching.router)
+    app.include_router(memories.router)
+    app.include_router(system.router)
+    app.add_exception_handler(SidecarError, on_sidecar_error)
+    app.add_exception_handler(RequestValidationError, on_bad_request)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    return WholeSegments(Gate(app, tokens, sidecar.settings.body_bytes))
+
+
+class Gate:
+    """Lets in who has a token, with a request of reasonable size."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, most: int) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        if self._tokens and scope["path"] not in OPEN_TO_ALL and not self._tokens.accept(authorization):
+            hint = "Send the header Authorization: Bearer <token>."
+            problem = Problem(
+                status=401, title="Unauthorized", detail="No valid token.", code="unauthorized", hint=hint
+            )
+            await answer(problem, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        if scope["path"].endswith(ARCHIVES):
+            await self._app(scope, receive, send)
+            return
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._most:
+            await self._too_large(scope, receive, send)
+            return
+        await self._app(scope, self._counted(receive), send)
+
+    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        detail = f"A request may have {self._most} bytes."
+        await answer(Problem(status=413, title="Too large", detail=detail, code="too-large"))(scope, receive, send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        """Also for bodies that do not say how long they are."""
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._most:
+                raise HTTPException(413, f"A request may have {self._most} bytes.")
+            return message
+
+        return counted
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema:
+        return app.openapi_schema
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = TypeAdapter(Problem).json_schema()
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    app.openapi_schema = document
+    return document

@@ -1,0 +1,99 @@
+"""Attachments over HTTP: look after this sandbox until told otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from sidecar.engine import RestoreRequest
+from sidecar.errors import SandboxError
+from sidecar.ids import check_memory_id
+from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments import Attachment
+from sidecar.service.bodies import Body, Name
+from sidecar.service.keeper import Keeper
+from sidecar.service.paths import MemoryId
+from sidecar.service.problems import documented
+from sidecar.service.verbs import sidecar_of
+
+router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
+TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+
+
+class RestoreIncomplete(SandboxError):
+    code = "restore-incomplete"
+    default_hint = "What the sandbox had is as it was, and it is not looked after. Restore it first, or attach without."
+
+
+class AttachmentBody(Body):
+    """Which sandbox to look after, and how."""
+
+    sandbox: Name = Field(examples=["e2b:i3x9k2"])
+    layouts: list[Name] = Field(default=[], max_length=100)
+    projects: list[Name] | None = Field(default=None, max_length=100)
+    checkpoint_every: float | None = Field(default=None, ge=1, le=86400, description="Seconds between exports.")
+    restore: bool = Field(default=False, description="Restore the memory into it first.")
+    wake: bool = Field(default=False, description="Start it if it is paused or stopped.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachmentAnswer:
+    attachment: Attachment
+    restored: RestoreReceipt | None = None
+    exported: ExportReceipt | None = None
+
+
+def keeper_of(request: Request) -> Keeper:
+    keeper: Keeper = request.app.state.keeper
+    return keeper
+
+
+@router.put("", responses=TROUBLE)
+async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
+    """Look after a sandbox: export it now and then, and before its provider ends it."""
+    check_memory_id(memory)
+    sidecar = sidecar_of(request)
+    async with sidecar.sandboxes.use(body.sandbox, wake=body.wake) as sandbox:
+        await sandbox.connect()
+    restored = None
+    if body.restore:
+        projects = None if body.projects is None else tuple(body.projects)
+        operation = await sidecar.restore(
+            RestoreRequest(memory=memory, projects=projects), body.sandbox, wake=body.wake
+        )
+        receipt = await operation.result()
+        assert isinstance(receipt, RestoreReceipt)
+        restored = receipt
+        if receipt.outcome is RestoreOutcome.INCOMPLETE:
+            raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
+    wanted = Attachment(
+        memory=memory,
+        sandbox=body.sandbox,
+        layouts=body.layouts,
+        projects=body.projects,
+        checkpoint_every=body.checkpoint_every or sidecar.settings.checkpoint_every,
+    )
+    return AttachmentAnswer(attachment=await keeper_of(request).attach(wanted), restored=restored)
+
+
+@router.get("", responses=documented(400, 404, 409, 422, 503))
+async def look(request: Request, memory: MemoryId) -> AttachmentAnswer:
+    """How the attached sandbox stands."""
+    return AttachmentAnswer(attachment=await keeper_of(request).find(check_memory_id(memory)))
+
+
+@router.delete("", responses=TROUBLE)
+async def detach(
+    request: Request,
+    memory: MemoryId,
+    export: Annotated[bool, Query(description="Export it a last time first.")] = False,
+) -> AttachmentAnswer:
+    """Stop looking after it."""
+    keeper = keeper_of(request)
+    await keeper.find(check_memory_id(memory))
+    exported = await keeper.save(memory, "detached") if export else None
+    assert exported is None or isinstance(exported, ExportReceipt)
+    return AttachmentAnswer(attachment=await keeper.detach(memory), exported=exported)

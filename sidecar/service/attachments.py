@@ -1,0 +1,93 @@
+"""Which sandboxes are looked after, by whom: one small object per memory in the store, swapped by compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+
+import msgspec
+
+from sidecar.errors import SnapshotError
+from sidecar.ids import ATTACHMENTS, attachment_key
+from sidecar.ports import Store
+from sidecar.snapshots.sealed import seal, unseal
+
+
+class NotAttached(SnapshotError):
+    code = "not-attached"
+    default_hint = "PUT /v1/memories/{memory}/attachment attaches a sandbox."
+
+
+class AttachmentDamaged(SnapshotError):
+    code = "attachment-damaged"
+    default_hint = "Attach the sandbox anew."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A sandbox the sidecar looks after between restore and export."""
+
+    memory: str
+    sandbox: str
+    layouts: list[str] = field(default_factory=list)
+    projects: list[str] | None = None
+    checkpoint_every: float = 300.0
+    attached: str = ""
+    generation: int = 1
+    """Grows with each owner: an owner of an earlier one has lost it."""
+    owner: str = ""
+    """The service that looks after it; "" while none does."""
+    state: str = "attached"
+    """"attached", or "lost": the sandbox is gone."""
+    saved: str = ""
+    """When it was last exported, or found unchanged."""
+    snapshot: str = ""
+    problem: str = ""
+    """Why the last export failed, if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attachment as it was read, with the version that a swap must still find."""
+
+    attachment: Attachment
+    version: str | None
+
+
+class Attachments:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def all(self) -> list[Held]:
+        keys = [info.key async for info in self._store.list(ATTACHMENTS)]
+        found = [await self._read(key) for key in keys]
+        return [held for held in found if held is not None]
+
+    async def find(self, memory: str) -> Held | None:
+        return await self._read(attachment_key(memory))
+
+    async def _read(self, key: str) -> Held | None:
+        stored = await self._store.get(key)
+        if stored is None:
+            return None
+        try:
+            return Held(msgspec.convert(unseal(stored.data), Attachment), stored.version)
+        except (ValueError, msgspec.ValidationError) as problem:
+            raise AttachmentDamaged(f"{key} is damaged: {problem}.") from None
+
+    async def write(self, attachment: Attachment, version: str | None) -> Held:
+        """Raise ``HeadMoved`` when somebody else wrote it since."""
+        data = seal(asdict(attachment))
+        return Held(attachment, await self._store.swap(attachment_key(attachment.memory), data, expected=version))
+
+    async def take(self, held: Held, owner: str) -> Held:
+        """Become its owner. Raise ``HeadMoved`` when somebody else was faster."""
+        taken = replace(held.attachment, owner=owner, generation=held.attachment.generation + 1)
+        return await self.write(taken, held.version)
+
+    async def remove(self, memory: str) -> None:
+        await self._store.delete([attachment_key(memory)])
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

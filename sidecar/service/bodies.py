@@ -1,0 +1,125 @@
+"""What callers send, and the few answers that are not receipts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.problems import Problem
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Text = Annotated[str, StringConstraints(max_length=1000)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ExportBody(Body):
+    """Export a sandbox's memory."""
+
+    sandbox: Name = Field(examples=["e2b:i3x9k2", "daytona:agent-7", "local:/home/agent"])
+    layouts: list[Name] = Field(default=[], max_length=100, description="Default: whatever is there.")
+    projects: list[Name] | None = Field(default=None, max_length=100, description="Project folders in the sandbox.")
+    conversation: Text = Field(default="", description="Kept with the snapshot.")
+    label: Text = Field(default="", description="Kept with the snapshot.")
+    force: bool = Field(default=False, description="Move the head whatever the guards say.")
+    wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
+
+
+class RestoreBody(Body):
+    """Restore a memory into a sandbox."""
+
+    sandbox: Name = Field(examples=["e2b:i3x9k2"])
+    snapshot: Name = Field(default="latest", examples=["latest", "@2026-11-16T10:00Z"])
+    mode: Literal["replace", "seed"] = "replace"
+    projects: list[Name] | None = Field(default=None, max_length=100)
+    force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
+    wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
+
+
+class ForkBody(Body):
+    memory: Name = Field(description="The id of the new memory.", examples=["acme/agent-8"])
+    snapshot: Name = "latest"
+
+
+class HeadBody(Body):
+    snapshot: Name = Field(description="The snapshot to make the head.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoriesAnswer:
+    store: str
+    memories: list[MemoryRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsAnswer:
+    memory: str
+    head: str | None
+    snapshots: list[SnapshotRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotAnswer(SnapshotRow):
+    memory: str
+    entries: list[EntryRow]
+
+
+class DiffAnswer(BaseModel):
+    memory: str
+    from_: str = Field(alias="from")
+    to: str
+    added: list[SizeRow]
+    removed: list[SizeRow]
+    changed: list[ChangeRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkAnswer:
+    memory: str
+    snapshot: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAnswer:
+    memory: str
+    head: str
+    previous: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteAnswer:
+    memory: str
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationAnswer:
+    """Where an operation stands."""
+
+    id: str
+    kind: str
+    memory: str
+    sandbox: str
+    state: str
+    """"queued", "running", "done" or "failed"."""
+    doing: str
+    done_bytes: int
+    total_bytes: int | None
+    created: float
+    finished: float | None
+    receipt: ExportReceipt | RestoreReceipt | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    status: str
+    version: str
+    checks: dict[str, str]

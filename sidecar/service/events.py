@@ -1,0 +1,74 @@
+"""What happens, for whoever listens: each event once to every listener that is quick enough."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+REMEMBERED = 500
+WAITING = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """``number`` grows by one with each event of a process; ``type`` is such as "export.committed"."""
+
+    number: int
+    type: str
+    at: str
+    memory: str = ""
+    sandbox: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Events:
+    """Publish here; listeners get what comes after they began, and may ask for what they missed."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._past: deque[Event] = deque(maxlen=REMEMBERED)
+        self._queues: set[asyncio.Queue[Event]] = set()
+        self._hooks: list[Callable[[Event], None]] = []
+
+    def publish(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        event = Event(number=next(self._numbers), type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
+        self._past.append(event)
+        for queue in self._queues:
+            # A listener that does not keep up misses events, and sees it by their numbers.
+            with suppress(asyncio.QueueFull):
+                queue.put_nowait(event)
+        for hook in self._hooks:
+            hook(event)
+        return event
+
+    def tell(self, hook: Callable[[Event], None]) -> None:
+        """Call ``hook`` with every event from now on."""
+        self._hooks.append(hook)
+
+    async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
+        """Events as they come; first those still remembered with a number above ``after``."""
+        with self._queue() as queue:
+            last = after if after is not None else (self._past[-1].number if self._past else 0)
+            for event in [event for event in self._past if event.number > last]:
+                last = event.number
+                yield event
+            while True:
+                event = await queue.get()
+                if event.number > last:
+                    yield event
+
+    @contextmanager
+    def _queue(self) -> Any:
+        queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
+        self._queues.add(queue)
+        try:
+            yield queue
+        finally:
+            self._queues.discard(queue)

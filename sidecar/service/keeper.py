@@ -1,0 +1,330 @@
+"""Look after the attached sandboxes: checkpoints, an export before the end, and taking over from services that died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from sidecar.engine import ExportRequest, export
+from sidecar.errors import HeadMoved, SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
+from sidecar.receipts import ExportReceipt
+from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
+from sidecar.service.leases import Lease, LeaseLost
+from sidecar.service.operations import Operation, Receipt
+from sidecar.service.sidecar import Sidecar
+
+KEPT_ALIVE = 15.0
+"""An export before the end must not keep a sandbox from ending: it is prolonged only when it would end under our hands."""
+JITTER = 0.1
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An attachment of ours."""
+
+    held: Held
+    ends_at: float | None = None
+
+
+class Keeper:
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+        store = sidecar.engine.repository.store
+        self.lease = Lease(store, sidecar.settings.lease)
+        self._attachments = Attachments(store)
+        self._kept: dict[str, _Kept] = {}
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        self._turn = asyncio.Lock()
+        self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
+
+    async def start(self) -> None:
+        """Say that we live, take what nobody looks after, and go on doing both."""
+        await self.tick()
+        self._scheduler.start()
+        every = self.lease.renew_every
+        self._scheduler.add_job(self._job, "interval", seconds=every, args=[self.tick], coalesce=True, max_instances=1)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._scheduler.running) and self.lease.held
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """Those this service looks after."""
+        return [kept.held.attachment for kept in self._kept.values()]
+
+    def at_risk(self) -> list[Attachment]:
+        """Ours that are lost, or were not saved for two checkpoints or since the last attempt failed."""
+        return [one for one in self.attachments if one.state == "lost" or one.problem or _overdue(one)]
+
+    async def find(self, memory: str) -> Attachment:
+        """Raise ``NotAttached``."""
+        held = await self._attachments.find(memory)
+        if held is None:
+            raise NotAttached(f"No sandbox of {memory} is attached.")
+        return held.attachment
+
+    async def attach(self, wanted: Attachment) -> Attachment:
+        """Look after a sandbox from now on, in place of any other of that memory."""
+        while True:
+            before = await self._attachments.find(wanted.memory)
+            generation = before.attachment.generation + 1 if before else 1
+            mine = replace(wanted, owner=self.lease.instance, generation=generation, attached=now(), saved=now())
+            with contextlib.suppress(HeadMoved):
+                held = await self._attachments.write(mine, before.version if before else None)
+                break
+        await self._sidecar.engine.repository.fence(wanted.memory)
+        self._keep(held)
+        self._sidecar.events.publish("attachment.attached", memory=wanted.memory, sandbox=wanted.sandbox)
+        return held.attachment
+
+    async def detach(self, memory: str) -> Attachment:
+        """Stop looking after it. Raise ``NotAttached``."""
+        attachment = await self.find(memory)
+        await self._attachments.remove(memory)
+        self._drop(memory)
+        self._sidecar.events.publish("attachment.detached", memory=memory, sandbox=attachment.sandbox)
+        return attachment
+
+    async def _job(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """What the scheduler calls. What goes wrong is told, never raised: there will be a next time."""
+        try:
+            await work(*args)
+        except asyncio.CancelledError:  # the scheduler is shut down
+            return
+        except SidecarError as problem:
+            self._log.error("could not look after attachments", **problem.as_dict())
+        except Exception:
+            self._log.exception("a mistake of ours while looking after attachments")
+
+    async def tick(self) -> None:
+        """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
+        async with self._turn:
+            await self.lease.renew()
+            living = await self.lease.living()
+            found = {held.attachment.memory: held for held in await self._attachments.all()}
+            for memory in [memory for memory in self._kept if memory not in found]:
+                self._drop(memory)
+            for memory, held in found.items():
+                owner = held.attachment.owner
+                if owner == self.lease.instance:
+                    if memory not in self._kept:
+                        self._keep(held)
+                elif memory in self._kept:
+                    self._log.warning("another service has taken over", memory=memory, owner=owner)
+                    self._drop(memory)
+                elif owner not in living:
+                    await self._take_over(held)
+
+    async def _take_over(self, held: Held) -> None:
+        try:
+            taken = await self._attachments.take(held, self.lease.instance)
+        except HeadMoved:
+            return
+        attachment = taken.attachment
+        # Whatever the former owner has under way can no longer become the head.
+        await self._sidecar.engine.repository.fence(attachment.memory)
+        self._keep(taken)
+        self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=held.attachment.owner)
+        self._sidecar.events.publish(
+            "attachment.taken-over",
+            memory=attachment.memory,
+            sandbox=attachment.sandbox,
+            former=held.attachment.owner,
+            generation=attachment.generation,
+        )
+        # Nobody knows how long it was not looked after.
+        self._soon(attachment.memory, random.uniform(0, 1))
+
+    def _keep(self, held: Held) -> None:
+        memory, every = held.attachment.memory, held.attachment.checkpoint_every
+        self._kept[memory] = _Kept(held)
+        if held.attachment.state == "lost":
+            return
+        self._scheduler.add_job(
+            self._job,
+            "interval",
+            seconds=every,
+            jitter=every * JITTER,
+            args=[self._checkpoint, memory],
+            id=f"checkpoint {memory}",
+            replace_existing=True,
+            coalesce=True,
+            max_instances=1,
+        )
+        self._scheduler.add_job(
+            self._job,
+            args=[self._watch_end, memory],
+            id=f"watch {memory}",
+            replace_existing=True,
+            misfire_grace_time=None,
+        )
+
+    def _drop(self, memory: str) -> None:
+        self._kept.pop(memory, None)
+        for name in ("checkpoint", "watch", "end"):
+            if self._scheduler.get_job(f"{name} {memory}"):
+                self._scheduler.remove_job(f"{name} {memory}")
+
+    def _soon(self, memory: str, seconds: float) -> None:
+        when = datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))
+        self._scheduler.add_job(
+            self._job,
+            "date",
+            run_date=when,
+            args=[self._checkpoint, memory],
+            id=f"end {memory}",
+            replace_existing=True,
+            misfire_grace_time=None,
+        )
+
+    async def _watch_end(self, memory: str) -> None:
+        """Find out when its provider will end a sandbox, and plan an export before that."""
+        kept = self._kept.get(memory)
+        if kept is None:
+            return
+        try:
+            async with self._sidecar.sandboxes.fresh(kept.held.attachment.sandbox) as sandbox:
+                kept.ends_at = (await sandbox.connect()).ends_at
+        except (SandboxGone, SandboxNotFound) as problem:
+            await self._lost(memory, problem)
+            return
+        except SandboxError as problem:
+            self._log.warning("cannot see when it ends", memory=memory, **problem.as_dict())
+            return
+        if kept.ends_at is not None:
+            self._soon(memory, kept.ends_at - time.time() - self._sidecar.settings.lead)
+
+    async def _checkpoint(self, memory: str) -> None:
+        """Export, if there is anything new, and look again when it ends."""
+        await self.save(memory, "checkpoint")
+        await self._watch_end(memory)
+
+    async def save(self, memory: str, why: str) -> Receipt:
+        """Export an attached sandbox of ours, and note that it is saved. Raise a ``SidecarError`` when it is not."""
+        kept = self._kept.get(memory)
+        if kept is None:
+            raise NotAttached(f"{memory} is not looked after by this service.")
+        attachment = kept.held.attachment
+        try:
+            operation = self._sidecar.operations.start(
+                Operation("export", memory, attachment.sandbox),
+                lambda started: self._export(started, attachment, why),
+                ours=True,
+            )
+            receipt = await operation.result()
+        except (SandboxGone, SandboxNotFound) as problem:
+            await self._lost(memory, problem)
+            raise
+        except SidecarError as problem:
+            await self._note(memory, problem=f"{problem.code}: {problem.message}")
+            raise
+        await self._note(memory, saved=now(), snapshot=receipt.snapshot or "", problem="")
+        return receipt
+
+    async def _export(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
+        engine = self._sidecar.engine
+        timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
+        request = ExportRequest(
+            memory=attachment.memory,
+            layouts=tuple(attachment.layouts),
+            projects=None if attachment.projects is None else tuple(attachment.projects),
+            label=why,
+        )
+
+        async def fence() -> None:
+            await self._still_ours(attachment)
+
+        await fence()
+        async with self._sidecar.sandboxes.use(attachment.sandbox) as sandbox:
+            return await export(replace(engine, progress=operation, timing=timing, fence=fence), sandbox, request)
+
+    async def _still_ours(self, attachment: Attachment) -> None:
+        held = await self._attachments.find(attachment.memory)
+        there = held.attachment if held else None
+        if there is None or (there.owner, there.generation) != (attachment.owner, attachment.generation):
+            raise LeaseLost(f"Another service looks after {attachment.sandbox} now.")
+        if not self.lease.held:
+            raise LeaseLost("This service could not say that it lives for too long to go on.")
+
+    async def _note(self, memory: str, **changes: Any) -> None:
+        """Write down how an attachment of ours stands; nothing of that is worth a failure."""
+        kept = self._kept.get(memory)
+        if kept is None:
+            return
+        with contextlib.suppress(SidecarError):
+            try:
+                kept.held = await self._attachments.write(replace(kept.held.attachment, **changes), kept.held.version)
+            except HeadMoved:
+                self._drop(memory)
+
+    async def _lost(self, memory: str, problem: SidecarError) -> None:
+        """A sandbox is gone with what it had not saved: say so as loudly as can be."""
+        kept = self._kept.get(memory)
+        if kept is None or kept.held.attachment.state == "lost":
+            return
+        attachment = kept.held.attachment
+        unsaved = _since(attachment.saved)
+        self._log.critical("sandbox lost", memory=memory, sandbox=attachment.sandbox, unsaved_seconds=unsaved)
+        self._sidecar.events.publish(
+            "sandbox.lost",
+            memory=memory,
+            sandbox=attachment.sandbox,
+            last_saved=attachment.saved,
+            snapshot=attachment.snapshot or None,
+            unsaved_seconds=unsaved,
+            error=problem.as_dict(),
+        )
+        await self._note(memory, state="lost", problem=f"{problem.code}: {problem.message}")
+        for name in ("checkpoint", "end"):
+            if self._scheduler.get_job(f"{name} {memory}"):
+                self._scheduler.remove_job(f"{name} {memory}")
+
+    async def stop(self, seconds: float) -> list[Attachment]:
+        """Export all that is attached, what was not saved for longest first, and let go of it. Return what is not saved."""
+        if self._scheduler.running:
+            self._scheduler.remove_all_jobs()
+            self._scheduler.shutdown(wait=False)
+        deadline = time.monotonic() + seconds
+        waiting = sorted((one for one in self.attachments if one.state != "lost"), key=lambda one: -_since(one.saved))
+        saving = [asyncio.create_task(self._last(one.memory)) for one in waiting]
+        if saving:
+            await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
+        unsaved = [one for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
+        for task in saving:
+            task.cancel()
+        for memory in list(self._kept):
+            await self._note(memory, owner="")
+        with contextlib.suppress(SidecarError):
+            await self.lease.release()
+        return unsaved
+
+    async def _last(self, memory: str) -> bool:
+        try:
+            await self.save(memory, "shutdown")
+        except SandboxAsleep:
+            return True  # a sandbox that sleeps keeps what it has
+        except SidecarError as problem:
+            self._log.error("not saved", memory=memory, **problem.as_dict())
+            return False
+        return True
+
+
+def _since(moment: str) -> float:
+    """Seconds since a time."""
+    if not moment:
+        return float("inf")
+    return round((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 1)
+
+
+def _overdue(attachment: Attachment) -> bool:
+    return _since(attachment.saved) > 2 * attachment.checkpoint_every

@@ -1,0 +1,198 @@
+"""Look into the store over HTTP, and change it without a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from sidecar.engine import ExportRequest
+from sidecar.engine.archives import adopt, download
+from sidecar.engine.heads import fork, rollback
+from sidecar.engine.looking import (
+    MemoryRow,
+    compare,
+    describe_memory,
+    list_memories,
+    list_snapshots,
+    not_found,
+    show_snapshot,
+)
+from sidecar.ids import check_memory_id
+from sidecar.receipts import ExportReceipt
+from sidecar.service.bodies import (
+    DeleteAnswer,
+    DiffAnswer,
+    ForkAnswer,
+    ForkBody,
+    HeadAnswer,
+    HeadBody,
+    MemoriesAnswer,
+    SnapshotAnswer,
+    SnapshotsAnswer,
+)
+from sidecar.service.paths import MemoryId
+from sidecar.service.problems import documented
+from sidecar.service.verbs import sidecar_of
+from sidecar.spool import file_chunks
+
+router = APIRouter(prefix="/v1", tags=["memories"])
+READING = documented(400, 404, 409, 422, 503)
+CHANGING = documented(400, 404, 409, 413, 422, 503, 507)
+Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
+
+
+@router.get("/memories", responses=documented(503))
+async def get_memories(request: Request) -> MemoriesAnswer:
+    """Every memory of the store."""
+    repository = sidecar_of(request).engine.repository
+    return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
+
+
+@router.get("/memories/{memory}", responses=READING)
+async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
+    """One memory: its head and how many snapshots it has."""
+    return await describe_memory(sidecar_of(request).engine.repository, memory)
+
+
+@router.get("/memories/{memory}/snapshots", responses=READING)
+async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
+    """A memory's snapshots, newest first."""
+    state, rows = await list_snapshots(sidecar_of(request).engine.repository, memory)
+    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows)
+
+
+@router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
+async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
+    """A snapshot and every file in it."""
+    found = await show_snapshot(sidecar_of(request).engine.repository, memory, snapshot)
+    manifest = found.manifest
+    return SnapshotAnswer(
+        memory=memory,
+        snapshot=manifest.snapshot,
+        standing=found.standing,
+        created=manifest.created,
+        parent=manifest.parent,
+        label=manifest.label,
+        conversation=manifest.conversation,
+        sandbox=manifest.sandbox,
+        origin=manifest.origin,
+        rejected=manifest.rejected,
+        files=manifest.files,
+        bytes=manifest.bytes,
+        packs=len(manifest.packs),
+        entries=found.entries,
+    )
+
+
+@router.get(
+    "/memories/{memory}/snapshots/{snapshot}/archive",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/gzip": {}}, "description": "A tarball of a home"}, **READING},
+)
+async def get_archive(
+    request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
+) -> StreamingResponse:
+    """A snapshot as an ordinary tarball."""
+    handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
+    path = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            manifest = await download(sidecar_of(request).engine, check_memory_id(memory), snapshot, file, codec)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in file_chunks(path):
+                yield chunk
+        finally:
+            path.unlink(missing_ok=True)
+
+    kind = {"gz": "application/gzip", "zst": "application/zstd"}[codec]
+    headers = {
+        "Content-Length": str(path.stat().st_size),
+        "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
+    }
+    return StreamingResponse(chunks(), media_type=kind, headers=headers)
+
+
+@router.get("/memories/{memory}/diff", responses=READING)
+async def get_diff(
+    request: Request,
+    memory: MemoryId,
+    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
+    to: Wanted = "latest",
+) -> DiffAnswer:
+    """What changed between two snapshots."""
+    found = await compare(sidecar_of(request).engine.repository, memory, from_, to)
+    return DiffAnswer(
+        **{"from": found.old},
+        memory=memory,
+        to=found.new,
+        added=found.added,
+        removed=found.removed,
+        changed=found.changed,
+    )
+
+
+@router.post(
+    "/memories/{memory}/archives",
+    responses=CHANGING,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def post_archive(request: Request, memory: MemoryId, label: Annotated[str, Query(max_length=1000)] = "") -> Any:
+    """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
+    check_memory_id(memory)
+    handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            async for chunk in request.stream():
+                await asyncio.to_thread(file.write, chunk)
+        receipt: ExportReceipt = await adopt(
+            sidecar_of(request).engine, Path(name), ExportRequest(memory=memory, label=label)
+        )
+        return asdict(receipt)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+@router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
+async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
+    """Begin a new memory with a copy of a snapshot."""
+    manifest = await fork(sidecar_of(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
+    return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
+
+
+@router.put("/memories/{memory}/head", responses=CHANGING)
+async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
+    """Make another snapshot the head; nothing is removed."""
+    head, before = await rollback(sidecar_of(request).engine.repository, check_memory_id(memory), body.snapshot)
+    return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+
+
+@router.delete("/memories/{memory}", responses=CHANGING)
+async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
+    """Remove every byte of a memory."""
+    sidecar = sidecar_of(request)
+    repository = sidecar.engine.repository
+    if not await repository.exists(check_memory_id(memory)):
+        raise not_found(repository, memory)
+    removed = await repository.delete_memory(memory)
+    sidecar.metrics.forget(memory)
+    return DeleteAnswer(memory=memory, removed=removed)

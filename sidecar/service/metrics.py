@@ -1,0 +1,75 @@
+"""Figures for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sidecar.service.events import Event
+
+SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counts what the events tell."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._operations = Counter(
+            "memory_sidecar_operations", "Exports and restores by outcome", ["kind", "outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "memory_sidecar_operation_seconds",
+            "From the request to the receipt",
+            ["kind"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._stored = Counter(
+            "memory_sidecar_stored_bytes", "Bytes that exports added to the store", registry=self.registry
+        )
+        self._newest = Gauge(
+            "memory_sidecar_newest_snapshot_age_seconds",
+            "Since a memory was last exported or found unchanged by this process",
+            ["memory"],
+            registry=self.registry,
+        )
+        self._running = Gauge("memory_sidecar_operations_running", "Under way", registry=self.registry)
+        self._waiting = Gauge("memory_sidecar_operations_waiting", "In the queue", registry=self.registry)
+        self._attached = Gauge("memory_sidecar_attachments", "Sandboxes looked after", registry=self.registry)
+        self._at_risk = Gauge(
+            "memory_sidecar_attachments_at_risk",
+            "Attached sandboxes that are lost, overdue, or could not be exported",
+            registry=self.registry,
+        )
+        self._lost = Counter(
+            "memory_sidecar_sandboxes_lost", "Sandboxes that ended before they were saved", registry=self.registry
+        )
+        self._saved: dict[str, float] = {}
+
+    def count(self, event: Event) -> None:
+        if event.type == "sandbox.lost":
+            self._lost.inc()
+        kind, _, outcome = event.type.partition(".")
+        if kind not in ("export", "restore"):
+            return
+        self._operations.labels(kind, outcome).inc()
+        self._seconds.labels(kind).observe(float(event.details.get("seconds", 0)))
+        self._stored.inc(int(event.details.get("packed_bytes", 0)))
+        if kind == "export" and outcome in ("committed", "unchanged"):
+            self._saved[event.memory] = datetime.fromisoformat(event.at).timestamp()
+
+    def forget(self, memory: str) -> None:
+        if self._saved.pop(memory, None) is not None:
+            self._newest.remove(memory)
+
+    def text(self, *, running: int, waiting: int, attached: int, at_risk: int) -> bytes:
+        self._attached.set(attached)
+        self._at_risk.set(at_risk)
+        self._running.set(running)
+        self._waiting.set(waiting)
+        for memory, saved in self._saved.items():
+            self._newest.labels(memory).set(max(0.0, time.time() - saved))
+        return generate_latest(self.registry)

@@ -1,0 +1,204 @@
+"""Exports and restores under way: so many at once, one at a time per memory, the rest in a queue that has an end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from sidecar.errors import SidecarError
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.events import Events
+
+REMEMBERED = 1000
+Receipt = ExportReceipt | RestoreReceipt
+
+
+class TooBusy(SidecarError):
+    code = "too-busy"
+    retryable = True
+    default_hint = "Wait as long as Retry-After says, then send the same request again."
+
+
+class Stopping(SidecarError):
+    code = "stopping"
+    retryable = True
+    default_hint = "The service is about to end; send the same request again once it is back."
+
+
+@dataclass(slots=True)
+class Operation:
+    """One export or restore, from the moment it was accepted. It is a ``Progress`` for the engine."""
+
+    kind: str
+    memory: str
+    sandbox: str
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    state: str = "queued"
+    """"queued", "running", "done" or "failed"."""
+    created: float = field(default_factory=time.time)
+    finished: float | None = None
+    doing: str = ""
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    receipt: Receipt | None = None
+    problem: SidecarError | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self.doing, self.done_bytes, self.total_bytes = name, 0, total
+
+    def advance(self, count: int) -> None:
+        self.done_bytes += count
+
+    async def result(self) -> Receipt:
+        """Wait for it. Raise what it failed with."""
+        await self.ended.wait()
+        if self.problem is not None:
+            raise self.problem
+        assert self.receipt is not None
+        return self.receipt
+
+
+class _Locks:
+    """A lock per name, kept while anybody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[None]:
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(name)
+            if users > 1:
+                self._locks[name] = lock, users - 1
+
+
+class Operations:
+    """Accepts work, runs it, and remembers what came of the last ones."""
+
+    def __init__(self, events: Events, *, concurrency: int, queue: int) -> None:
+        self._events = events
+        self._turns = asyncio.Semaphore(concurrency)
+        self._most = concurrency + queue
+        self._memories = _Locks()
+        self._open: dict[asyncio.Task[None], Operation] = {}
+        self._known: OrderedDict[str, Operation] = OrderedDict()
+        self.stopping = False
+        self._log = structlog.get_logger("sidecar")
+
+    def start(
+        self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]], *, ours: bool = False
+    ) -> Operation:
+        """Queue it. Raise ``TooBusy`` when the queue is full and ``Stopping`` when no more is accepted.
+
+        What the service does of itself (``ours``) is neither refused for want of room nor while it winds down.
+        """
+        if self.stopping and not ours:
+            raise Stopping("The service is about to end and takes no more work.")
+        if len(self._open) >= self._most and not ours:
+            raise TooBusy(f"{len(self._open)} operations run or wait already.")
+        self._remember(operation)
+        task = asyncio.create_task(self._run(operation, work))
+        self._open[task] = operation
+        task.add_done_callback(lambda done: self._open.pop(done, None))
+        return operation
+
+    def repeat(self, operation: Operation, receipt: Receipt) -> Operation:
+        """An operation that was done before: nothing happens, and its receipt is there."""
+        operation.receipt, operation.state, operation.finished = receipt, "done", time.time()
+        operation.ended.set()
+        self._remember(operation)
+        return operation
+
+    def _remember(self, operation: Operation) -> None:
+        self._known[operation.id] = operation
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+    def find(self, id: str) -> Operation | None:
+        return self._known.get(id)
+
+    @property
+    def waiting(self) -> int:
+        return sum(operation.state == "queued" for operation in self._open.values())
+
+    @property
+    def running(self) -> int:
+        return sum(operation.state == "running" for operation in self._open.values())
+
+    def stop(self) -> None:
+        """Take no more."""
+        self.stopping = True
+
+    def unfinished(self) -> list[Operation]:
+        return list(self._open.values())
+
+    async def drain(self, seconds: float) -> list[Operation]:
+        """Wait for all that is open; return what is not done by then."""
+        if self._open:
+            await asyncio.wait(list(self._open), timeout=max(0.0, seconds))
+        return list(self._open.values())
+
+    async def _run(self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]]) -> None:
+        log = self._log.bind(
+            operation=operation.id, kind=operation.kind, memory=operation.memory, sandbox=operation.sandbox
+        )
+        try:
+            async with self._memories.held(operation.memory), self._turns:
+                operation.state = "running"
+                log.info(f"{operation.kind} begins")
+                operation.receipt = await work(operation)
+                operation.state = "done"
+        except SidecarError as problem:
+            operation.problem, operation.state = problem, "failed"
+        except asyncio.CancelledError:
+            operation.problem, operation.state = Stopping("The service ended before this was done."), "failed"
+        except Exception as problem:  # a mistake of ours: the caller hears of it, and so does the log
+            log.exception(f"{operation.kind} broke")
+            operation.problem, operation.state = SidecarError(f"An unexpected {type(problem).__name__}."), "failed"
+        finally:
+            operation.finished = time.time()
+            self._tell(operation, log)
+            operation.ended.set()
+
+    def _tell(self, operation: Operation, log: Any) -> None:
+        took = round((operation.finished or 0) - operation.created, 3)
+        if operation.receipt is not None:
+            said, outcome = operation.receipt, operation.receipt.outcome.value
+            log.info(f"{operation.kind} {outcome}", snapshot=said.snapshot, bytes=said.bytes, seconds=took)
+            self._events.publish(
+                f"{operation.kind}.{outcome}",
+                memory=operation.memory,
+                sandbox=operation.sandbox,
+                operation=operation.id,
+                snapshot=said.snapshot,
+                files=said.files,
+                bytes=said.bytes,
+                packed_bytes=said.packed_bytes,
+                seconds=took,
+                warnings=said.warnings,
+            )
+        elif operation.problem is not None:
+            about = operation.problem.as_dict()
+            log.error(f"{operation.kind} failed", seconds=took, **about)
+            self._events.publish(
+                f"{operation.kind}.failed",
+                memory=operation.memory,
+                sandbox=operation.sandbox,
+                operation=operation.id,
+                seconds=took,
+                error=about,
+            )

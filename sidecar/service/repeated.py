@@ -1,0 +1,130 @@
+"""Calls that may be sent twice: under one ``Idempotency-Key`` a thing is done once, also across a restart.
+
+The store remembers each key with the snapshot the export will have. A call that comes again finds its receipt there; or,
+if the service died in between, whether that snapshot was made: then it is settled, and not made a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from sidecar.engine import Engine
+from sidecar.engine.committing import advance
+from sidecar.errors import HeadMoved, SnapshotNotFound, UsageError
+from sidecar.ids import Keys, new_snapshot_id
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
+from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.sealed import seal, unseal
+
+LONGEST_KEY = 255
+SETTLED = "This call was sent before; the service ended before it could answer, and what it had stored counts."
+
+
+class KeyReused(UsageError):
+    code = "idempotency-key-reused"
+    default_hint = "Use a new Idempotency-Key for each call that is not a repetition."
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call under a key, as the store remembers it."""
+
+    key: str
+    memory: str
+    kind: str
+    body: str
+    """A digest of what was asked for."""
+    snapshot: str
+    receipt: dict[str, Any] | None = None
+
+
+class Repeated:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def begin(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> Call:
+        """Remember a call, or find it remembered. Raise ``KeyReused`` when it was another one."""
+        if len(key) > LONGEST_KEY:
+            raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
+        store = self._engine.repository.store
+        digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
+        known = await self._engine.repository.snapshot_ids(memory)
+        call = Call(key, memory, kind, digest, new_snapshot_id(datetime.now(UTC), max(known, default="")))
+        await store.prepare()
+        try:
+            await store.swap(Keys.of(memory).call(key), _encoded(call), expected=None)
+        except HeadMoved:
+            before = await self._find(memory, key)
+            if before is None:
+                raise
+            if (before.kind, before.body) != (kind, digest):
+                raise KeyReused("This Idempotency-Key was used for another call.") from None
+            return before
+        return call
+
+    async def _find(self, memory: str, key: str) -> Call | None:
+        stored = await self._engine.repository.store.get(Keys.of(memory).call(key))
+        if stored is None:
+            return None
+        try:
+            return msgspec.convert(unseal(stored.data), Call)
+        except (ValueError, msgspec.ValidationError):
+            raise KeyReused("What is remembered under this Idempotency-Key is damaged.") from None
+
+    def answered(self, call: Call) -> ExportReceipt | RestoreReceipt | None:
+        """The receipt, if the call was answered before."""
+        if call.receipt is None:
+            return None
+        if call.kind == "export":
+            return msgspec.convert(call.receipt, ExportReceipt)
+        return msgspec.convert(call.receipt, RestoreReceipt)
+
+    async def settled(self, call: Call, sandbox: str) -> ExportReceipt | None:
+        """The receipt of an export that was stored, though nobody was told; ``None`` when it was not."""
+        repository = self._engine.repository
+        try:
+            manifest = await repository.manifest(call.memory, call.snapshot)
+        except SnapshotNotFound:
+            return None
+        state = await repository.head(call.memory)
+        outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
+        if state.head is not None and (state.snapshot == call.snapshot or state.head.was(call.snapshot)):
+            outcome = ExportOutcome.COMMITTED
+        elif not manifest.rejected and manifest.parent == state.snapshot:
+            outcome, state = await advance(self._engine, manifest, state, moves=True)
+        return _receipt_of(manifest, outcome, state.snapshot, sandbox)
+
+    async def end(self, call: Call, receipt: ExportReceipt | RestoreReceipt) -> None:
+        """Remember the answer."""
+        ended = Call(call.key, call.memory, call.kind, call.body, call.snapshot, receipt.as_dict())
+        await self._engine.repository.store.put(Keys.of(call.memory).call(call.key), _encoded(ended))
+
+    async def forget(self, call: Call) -> None:
+        """It failed: the same call may be tried again, and mean it."""
+        await self._engine.repository.store.delete([Keys.of(call.memory).call(call.key)])
+
+
+def _encoded(call: Call) -> bytes:
+    return seal(asdict(call))
+
+
+def _receipt_of(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
+    return ExportReceipt(
+        outcome=outcome,
+        memory=manifest.memory,
+        snapshot=manifest.snapshot,
+        parent=manifest.parent or None,
+        head=head or None,
+        sandbox=sandbox,
+        files=manifest.files,
+        bytes=manifest.bytes,
+        conversation=manifest.conversation,
+        label=manifest.label,
+        warnings=[SETTLED],
+    )

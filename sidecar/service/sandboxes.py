@@ -1,0 +1,46 @@
+"""Sandboxes that stay open between calls: a provider is asked about each of them once, not for every export."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sidecar.ports import Sandbox
+from sidecar.wiring import open_sandbox
+
+MOST_OPEN = 500
+
+
+class Sandboxes:
+    def __init__(self, opener: Callable[..., Sandbox] = open_sandbox) -> None:
+        self._open_one = opener
+        self._idle: OrderedDict[tuple[str, bool], Sandbox] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, ref: str, *, wake: bool = False) -> AsyncIterator[Sandbox]:
+        """The sandbox behind a reference, for one user at a time. One whose use failed is not used again."""
+        sandbox = self._idle.pop((ref, wake), None) or self._open_one(ref, wake=wake)
+        try:
+            yield sandbox
+        except BaseException:
+            await sandbox.close()
+            raise
+        self._idle[ref, wake] = sandbox
+        while len(self._idle) > MOST_OPEN:
+            _, oldest = self._idle.popitem(last=False)
+            await oldest.close()
+
+    @asynccontextmanager
+    async def fresh(self, ref: str) -> AsyncIterator[Sandbox]:
+        """The same, without anything remembered of it."""
+        sandbox = self._open_one(ref)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def close(self) -> None:
+        while self._idle:
+            _, sandbox = self._idle.popitem()
+            await sandbox.close()

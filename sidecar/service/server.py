@@ -1,0 +1,150 @@
+"""Run the service: listen, and stop in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import structlog
+import uvicorn
+
+from sidecar.engine import Engine
+from sidecar.errors import BadConfig
+from sidecar.service.app import make_app
+from sidecar.service.attachments import Attachment
+from sidecar.service.keeper import Keeper
+from sidecar.service.logs import set_up
+from sidecar.service.operations import Operation
+from sidecar.service.settings import Service
+from sidecar.service.sidecar import Sidecar
+from sidecar.service.tokens import check_bind, load_tokens
+
+UNSAVED = 1
+HURRIED = 130
+
+
+async def serve(
+    engine: Engine,
+    settings: Service,
+    *,
+    ready: Callable[[str], None] = lambda url: None,
+    stopping: asyncio.Event | None = None,
+) -> int:
+    """Serve until told to stop, by a signal or by ``stopping`` (then signals are somebody else's matter).
+
+    Return the exit code: 0, or 1 when something could not be finished or saved in time.
+    """
+    set_up(settings.log)
+    log = structlog.get_logger("sidecar")
+    host, port = _address(settings.bind)
+    tokens = load_tokens(settings.token_file)
+    check_bind(host, tokens)
+    await engine.repository.store.prepare()
+    sidecar = Sidecar(engine, settings)
+    keeper = Keeper(sidecar)
+    await keeper.start()
+    listener = _listen(host, port)
+    url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    server = _Server(
+        uvicorn.Config(
+            make_app(sidecar, keeper, tokens), log_config=None, access_log=False, lifespan="on", server_header=False
+        )
+    )
+    hurried = asyncio.Event()
+    if stopping is None:
+        stopping, hurried = _signals()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await _first(serving, server.listening.wait())
+    log.info("serving", address=url, store=engine.repository.store.url, tokens_needed=bool(tokens))
+    if not tokens:
+        log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
+    ready(url)
+    await _first(serving, stopping.wait())
+    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
+    server.should_exit = True
+    server.force_exit = hurried.is_set()
+    await asyncio.wait({serving}, timeout=5)
+    return HURRIED if hurried.is_set() else UNSAVED if left else 0
+
+
+async def _wind_down(
+    sidecar: Sidecar, keeper: Keeper, grace: float, hurried: asyncio.Event, log: structlog.BoundLogger
+) -> bool:
+    """Take no more, finish what runs, save what is attached. Return whether something was left undone."""
+    sidecar.operations.stop()
+    log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
+    ending = asyncio.ensure_future(_finish(sidecar, keeper, grace))
+    await _first(ending, hurried.wait())
+    operations, attachments = (
+        ending.result() if ending.done() else (sidecar.operations.unfinished(), keeper.attachments)
+    )
+    for operation in operations:
+        about = {"memory": operation.memory, "sandbox": operation.sandbox}
+        log.error("not finished", operation=operation.id, kind=operation.kind, **about)
+        sidecar.events.publish("service.unfinished", operation=operation.id, verb=operation.kind, **about)
+    for attachment in attachments:
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
+        log.error("not saved", last_saved=attachment.saved, **about)
+        sidecar.events.publish("attachment.unsaved", last_saved=attachment.saved, **about)
+    return bool(operations or attachments)
+
+
+async def _finish(sidecar: Sidecar, keeper: Keeper, grace: float) -> tuple[list[Operation], list[Attachment]]:
+    deadline = time.monotonic() + grace
+    unsaved = await keeper.stop(grace)
+    return await sidecar.operations.drain(deadline - time.monotonic()), unsaved
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own ideas about signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _first(task: asyncio.Future[Any], other: Coroutine[Any, Any, Any]) -> None:
+    """Wait until the task is done or the other thing has happened."""
+    waiting = asyncio.ensure_future(other)
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first SIGTERM or SIGINT, and by the second."""
+    stopping, hurried = asyncio.Event(), asyncio.Event()
+
+    def told() -> None:
+        (hurried if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told)
+    return stopping, hurried
+
+
+def _address(bind: str) -> tuple[str, int]:
+    host, colon, port = bind.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535 or not host:
+        raise BadConfig(f"{bind!r} is no address to listen on.", hint="Write host:port, such as 127.0.0.1:8077.")
+    return host.strip("[]"), int(port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as problem:
+        raise BadConfig(f"{host}:{port} cannot be listened on: {problem.strerror}.") from None

@@ -1,0 +1,103 @@
+"""The service itself, without HTTP: it accepts exports and restores, and knows what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.errors import SidecarError
+from sidecar.ids import check_memory_id
+from sidecar.service.events import Events
+from sidecar.service.metrics import Metrics
+from sidecar.service.operations import Operation, Operations, Receipt
+from sidecar.service.repeated import Call, Repeated
+from sidecar.service.sandboxes import Sandboxes
+from sidecar.service.settings import Service
+
+
+class Sidecar:
+    def __init__(self, engine: Engine, settings: Service) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.events = Events()
+        self.metrics = Metrics()
+        self.events.tell(self.metrics.count)
+        self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
+        self.sandboxes = Sandboxes()
+        self._repeated = Repeated(engine)
+        self._by_key: dict[tuple[str, str], Operation] = {}
+
+    async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
+        """Accept an export. Under a ``key`` that was used before, it is that one."""
+        check_memory_id(request.memory)
+
+        async def work(operation: Operation, call: Call | None) -> Receipt:
+            ours = request
+            if call is not None:
+                if (stored := await self._repeated.settled(call, sandbox)) is not None:
+                    return stored
+                ours = replace(request, snapshot=call.snapshot)
+            async with self.sandboxes.use(sandbox, wake=wake) as box:
+                return await export(replace(self.engine, progress=operation), box, ours)
+
+        body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        return await self._accept(Operation("export", request.memory, sandbox), work, key, body)
+
+    async def restore(self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
+        """Accept a restore. Under a ``key`` that was used before, it is that one."""
+        check_memory_id(request.memory)
+
+        async def work(operation: Operation, call: Call | None) -> Receipt:
+            async with self.sandboxes.use(sandbox, wake=wake) as box:
+                return await restore(replace(self.engine, progress=operation), box, request)
+
+        body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        return await self._accept(Operation("restore", request.memory, sandbox), work, key, body)
+
+    async def _accept(
+        self,
+        operation: Operation,
+        work: Callable[[Operation, Call | None], Awaitable[Receipt]],
+        key: str,
+        body: dict[str, Any],
+    ) -> Operation:
+        if not key:
+            return self.operations.start(operation, lambda started: work(started, None))
+        running = self._by_key.get((operation.memory, key))
+        call = await self._repeated.begin(key, operation.memory, operation.kind, body)
+        if running is not None and not running.ended.is_set():
+            return running
+        if (answered := self._repeated.answered(call)) is not None:
+            return self.operations.repeat(operation, answered)
+        # From here to the start nothing else runs: two repetitions cannot both start.
+        running = self._by_key.get((operation.memory, key))
+        if running is not None and not running.ended.is_set():
+            return running
+
+        async def once(started: Operation) -> Receipt:
+            try:
+                receipt = await work(started, call)
+            except SidecarError:
+                await self._repeated.forget(call)
+                raise
+            else:
+                await self._repeated.end(call, receipt)
+                return receipt
+            finally:
+                self._by_key.pop((operation.memory, key), None)
+
+        self._by_key[operation.memory, key] = operation
+        try:
+            return self.operations.start(operation, once)
+        except SidecarError:
+            self._by_key.pop((operation.memory, key), None)
+            raise
+
+    async def close(self) -> None:
+        await self.sandboxes.close()
+
+
+def _plain(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in request.__dataclass_fields__}

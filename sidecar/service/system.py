@@ -1,0 +1,107 @@
+"""Is it well, what happens, how much: for machines that watch, and a page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+
+from sidecar import __version__
+from sidecar.errors import SidecarError
+from sidecar.service.attaching import keeper_of
+from sidecar.service.bodies import Health
+from sidecar.service.problems import documented
+from sidecar.service.verbs import sidecar_of
+
+router = APIRouter(tags=["system"])
+BREATH_SECONDS = 15.0
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>memory-sidecar</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}}</style>
+<h1>memory-sidecar {version}</h1>
+<p>It restores an agent's memory into a fresh sandbox before a conversation, and exports it after.</p>
+<ul><li><a href="docs">The API</a>, and its <a href="openapi.json">OpenAPI document</a></li>
+<li><a href="readyz">Is it ready?</a></li><li><a href="metrics">Metrics</a></li></ul></html>"""
+
+
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
+async def page() -> str:
+    return PAGE.format(version=__version__)
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """The process lives."""
+    return Health(status="ok", version=__version__, checks={})
+
+
+@router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}})
+async def readyz(request: Request) -> Any:
+    """It can do its work: the store can be written, and attachments are looked after."""
+    sidecar = sidecar_of(request)
+    checks = {
+        "store": "ok",
+        "scheduler": "ok" if keeper_of(request).alive else "not running",
+        "intake": "stopping" if sidecar.operations.stopping else "ok",
+    }
+    try:
+        await sidecar.engine.repository.store.prepare()
+    except SidecarError as problem:
+        checks["store"] = problem.message
+    ready = set(checks.values()) == {"ok"}
+    health = Health(status="ok" if ready else "not ready", version=__version__, checks=checks)
+    return JSONResponse(asdict(health), 200 if ready else 503)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **documented()},
+)
+async def metrics(request: Request) -> Response:
+    """Exports, restores, outcomes, bytes, durations, the age of each memory's newest snapshot."""
+    sidecar = sidecar_of(request)
+    keeper = keeper_of(request)
+    text = sidecar.metrics.text(
+        running=sidecar.operations.running,
+        waiting=sidecar.operations.waiting,
+        attached=len(keeper.attachments),
+        at_risk=len(keeper.at_risk()),
+    )
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get(
+    "/v1/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}, **documented(422)},
+)
+async def events(
+    request: Request,
+    last: Annotated[int | None, Header(alias="Last-Event-ID", description="Begin after this event.")] = None,
+) -> StreamingResponse:
+    """What happens, as it happens."""
+    sidecar = sidecar_of(request)
+
+    async def lines() -> AsyncIterator[str]:
+        stream = sidecar.events.listen(last)
+        following = asyncio.ensure_future(anext(stream))
+        try:
+            yield ": listening\n\n"
+            while not sidecar.operations.stopping:
+                done, _ = await asyncio.wait({following}, timeout=BREATH_SECONDS)
+                if not done:
+                    yield ": still here\n\n"
+                    continue
+                event = following.result()
+                following = asyncio.ensure_future(anext(stream))
+                yield f"id: {event.number}\nevent: {event.type}\ndata: {json.dumps(asdict(event))}\n\n"
+        finally:
+            following.cancel()
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,63 @@
+"""Who may call: bearer tokens, compared without telling by time how much of one was right."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sidecar.errors import BadConfig
+
+SHORTEST = 16
+
+
+class Tokens:
+    """The tokens that are accepted; none means that anybody is, which is for loopback alone."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def accept(self, authorization: str) -> bool:
+        scheme, _, token = authorization.partition(" ")
+        given = hashlib.sha256(token.strip().encode()).digest()
+        # Every one is compared, so that the time tells nothing about which came close.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def load_tokens(file: str) -> Tokens:
+    """The tokens of ``MEMORY_SIDECAR_TOKEN`` (several: separated by commas) and of a file, one a line.
+
+    Raise ``BadConfig`` when the file cannot be read or a token is too short to be one.
+    """
+    given = os.environ.get("MEMORY_SIDECAR_TOKEN", "").split(",")
+    if file:
+        try:
+            given += Path(file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise BadConfig(f"The token file {file} cannot be read: {problem}.") from None
+    tokens = [token.strip() for token in given if token.strip()]
+    if any(len(token) < SHORTEST for token in tokens):
+        raise BadConfig(f"A token has fewer than {SHORTEST} characters.", hint="Make one: openssl rand -hex 32")
+    return Tokens(tokens)
+
+
+def check_bind(host: str, tokens: Tokens) -> None:
+    """Raise ``BadConfig`` when anybody on the network could call without a token."""
+    if tokens or host == "localhost":
+        return
+    try:
+        if ipaddress.ip_address(host.strip("[]")).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise BadConfig(
+        f"Without a token the service listens on loopback only, not on {host}.",
+        hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), or bind to 127.0.0.1.",
+    )

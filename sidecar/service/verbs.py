@@ -1,0 +1,105 @@
+"""The two verbs over HTTP, and how they stand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.bodies import ExportBody, OperationAnswer, RestoreBody
+from sidecar.service.operations import Operation
+from sidecar.service.paths import MemoryId
+from sidecar.service.problems import Problem, answer, documented, problem_of
+from sidecar.service.sidecar import Sidecar
+
+router = APIRouter(prefix="/v1", tags=["verbs"])
+
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        description="Repeat a call safely: under one key it is done once, also across a restart.",
+    ),
+]
+Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
+ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
+TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+
+
+def sidecar_of(request: Request) -> Sidecar:
+    sidecar: Sidecar = request.app.state.sidecar
+    return sidecar
+
+
+@router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
+async def export_memory(
+    request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
+) -> Any:
+    """Export a sandbox's memory as a new snapshot. The receipt's ``outcome`` says what came of it."""
+    wanted = ExportRequest(
+        memory=memory,
+        layouts=tuple(body.layouts),
+        projects=None if body.projects is None else tuple(body.projects),
+        conversation=body.conversation,
+        label=body.label,
+        force=body.force,
+    )
+    operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, key=key)
+    return await operation.result() if wait else _accepted(operation)
+
+
+@router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
+async def restore_memory(
+    request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
+) -> Any:
+    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was."""
+    wanted = RestoreRequest(
+        memory=memory,
+        snapshot=body.snapshot,
+        mode=body.mode,
+        projects=None if body.projects is None else tuple(body.projects),
+        force=body.force,
+    )
+    operation = await sidecar_of(request).restore(wanted, body.sandbox, wake=body.wake, key=key)
+    return await operation.result() if wait else _accepted(operation)
+
+
+@router.get("/operations/{id}", responses=documented(404, 422))
+async def look_at_operation(request: Request, id: str) -> OperationAnswer:
+    """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
+    operation = sidecar_of(request).operations.find(id)
+    if operation is None:
+        hint = "The last thousand are remembered, and none from before a restart."
+        problem = Problem(
+            status=404, title="Not found", detail="There is no such operation.", code="not-found", hint=hint
+        )
+        return answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
+    return _standing(operation)
+
+
+def _accepted(operation: Operation) -> Response:
+    from fastapi.encoders import jsonable_encoder
+
+    where = f"/v1/operations/{operation.id}"
+    return JSONResponse(jsonable_encoder(_standing(operation)), 202, headers={"Location": where})
+
+
+def _standing(operation: Operation) -> OperationAnswer:
+    return OperationAnswer(
+        id=operation.id,
+        kind=operation.kind,
+        memory=operation.memory,
+        sandbox=operation.sandbox,
+        state=operation.state,
+        doing=operation.doing,
+        done_bytes=operation.done_bytes,
+        total_bytes=operation.total_bytes,
+        created=operation.created,
+        finished=operation.finished,
+        receipt=operation.receipt,
+        problem=problem_of(operation.problem) if operation.problem else None,
+    )

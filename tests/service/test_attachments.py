@@ -1,0 +1,174 @@
+"""Attached sandboxes are looked after: checkpoints, the end of a sandbox, other services, and the end of this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulators import E2BEmulator
+from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
+from tests.parts.services import Service, path, serving
+
+
+@pytest.fixture
+def e2b(monkeypatch: pytest.MonkeyPatch) -> Iterator[E2BEmulator]:
+    with E2BEmulator() as emulator:
+        for name, value in emulator.environment().items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+def attach(service: Service, memory: str, sandbox: str, **more: Any) -> dict[str, Any]:
+    answer = service.http.put(path(memory, "attachment"), json={"sandbox": sandbox, **more})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def until(true: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def snapshots(service: Service, memory: str = "me") -> int:
+    answer = service.http.get(path(memory, "snapshots"))
+    return len(answer.json()["snapshots"]) if answer.status_code == 200 else 0
+
+
+def events(service: Service, name: str) -> list[dict[str, Any]]:
+    return [line for line in service.lines() if line["event"] == name]
+
+
+def test_an_attached_sandbox_is_exported_by_itself_when_something_changed(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        attach(service, "me", f"local:{home}", checkpoint_every=1)
+        until(lambda: snapshots(service) == 1)
+        until(lambda: len(events(service, "export unchanged")) >= 2)
+        assert snapshots(service) == 1, "nothing changed, so nothing is stored"
+        observe(home, 5, "later")
+        until(lambda: snapshots(service) == 2)
+        standing = service.http.get(path("me", "attachment")).json()["attachment"]
+        assert (standing["state"], standing["problem"]) == ("attached", "")
+        assert service.http.delete(path("me", "attachment")).status_code == 200
+        observe(home, 5, "unseen")
+        time.sleep(2.5)
+        assert snapshots(service) == 2
+        assert service.http.delete(path("me", "attachment")).json()["code"] == "not-attached"
+
+
+def test_attaching_restores_first_when_asked_and_exports_last_when_asked(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    fresh = empty_home(tmp_path / "fresh")
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        service.export("me", f"local:{home}")
+        answer = attach(service, "me", f"local:{fresh}", restore=True, checkpoint_every=3600)
+        assert answer["restored"]["outcome"] == "complete"
+        assert memory_tree(fresh / ".claude-mem") == memory_tree(home / ".claude-mem")
+        observe(fresh, 5, "said")
+        ended = service.http.delete(path("me", "attachment"), params={"export": "true"}).json()
+        assert ended["exported"]["outcome"] == "committed"
+
+
+def test_a_restarted_service_takes_its_attachments_up_again(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    with serving(tmp_path / "store", tmp_path / "log", lease=3) as service:
+        attach(service, "me", f"local:{home}", checkpoint_every=3600)
+        service.kill()
+        observe(home, 5, "while nobody looked")
+        service.start()
+        until(lambda: snapshots(service) == 1)
+        assert service.http.get(path("me", "attachment")).json()["attachment"]["generation"] == 2
+
+
+def test_told_to_stop_it_saves_what_is_attached(tmp_path: Path) -> None:
+    homes = [claude_mem_home(empty_home(tmp_path / f"home{n}") / "agent", rows=5) for n in range(4)]
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        for number, home in enumerate(homes):
+            attach(service, f"m{number}", f"local:{home}", checkpoint_every=3600)
+        assert service.stop() == 0
+        service.start()
+        assert all(snapshots(service, f"m{number}") == 1 for number in range(4))
+
+
+def test_what_cannot_be_saved_in_time_is_told(tmp_path: Path, e2b: E2BEmulator) -> None:
+    box = e2b.create()
+    claude_mem_home(box.home)
+    with serving(tmp_path / "store", tmp_path / "log", grace=2) as service:
+        attach(service, "me", f"e2b:{box.id}", checkpoint_every=3600)
+        e2b.latency = 30
+        began = time.monotonic()
+        assert service.stop() == 1
+        assert time.monotonic() - began < 12, "the grace period is all there is"
+        assert [line["memory"] for line in events(service, "not saved")] == ["me"]
+        e2b.latency = 0
+
+
+def test_a_sandbox_is_exported_before_its_provider_ends_it(tmp_path: Path, e2b: E2BEmulator) -> None:
+    box = e2b.create(timeout=6)
+    claude_mem_home(box.home)
+    ends_at = box.ends_at
+    with serving(tmp_path / "store", tmp_path / "log", lead=4) as service:
+        attach(service, "me", f"e2b:{box.id}", checkpoint_every=3600)
+        until(lambda: snapshots(service) == 1)
+        assert ends_at is not None and time.time() < ends_at
+
+
+def test_a_lost_sandbox_is_said_loudly(tmp_path: Path, e2b: E2BEmulator) -> None:
+    box = e2b.create()
+    claude_mem_home(box.home)
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        attach(service, "me", f"e2b:{box.id}", checkpoint_every=1)
+        until(lambda: snapshots(service) == 1)
+        box.kill()
+        until(lambda: events(service, "sandbox lost"))
+        lost = events(service, "sandbox lost")[0]
+        assert lost["level"] == "critical" and lost["unsaved_seconds"] < 30
+        standing = service.http.get(path("me", "attachment")).json()["attachment"]
+        assert (standing["state"], standing["snapshot"] != "") == ("lost", True)
+        metrics = service.http.get("/metrics").text
+        assert "memory_sidecar_sandboxes_lost_total 1.0" in metrics
+        assert "memory_sidecar_attachments_at_risk 1.0" in metrics
+
+
+def test_another_service_takes_over_from_one_that_died(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    store = tmp_path / "store"
+    with serving(store, tmp_path / "one.log", lease=4) as one, serving(store, tmp_path / "two.log", lease=4) as two:
+        attach(one, "me", f"local:{home}", checkpoint_every=1)
+        until(lambda: snapshots(two) == 1)
+        before = two.http.get(path("me", "attachment")).json()["attachment"]
+        time.sleep(5)
+        assert two.http.get(path("me", "attachment")).json()["attachment"]["owner"] == before["owner"], "it lives"
+        one.kill()
+        observe(home, 5, "after")
+        until(lambda: events(two, "taken over"), 10)
+        until(lambda: snapshots(two) == 2)
+        after = two.http.get(path("me", "attachment")).json()["attachment"]
+        assert after["owner"] != before["owner"] and after["generation"] == before["generation"] + 1
+
+
+def test_one_that_wakes_after_it_was_taken_for_dead_writes_nothing(tmp_path: Path) -> None:
+    import signal
+
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    store = tmp_path / "store"
+    with serving(store, tmp_path / "one.log", lease=4) as one, serving(store, tmp_path / "two.log", lease=4) as two:
+        attach(one, "me", f"local:{home}", checkpoint_every=1)
+        until(lambda: snapshots(two) == 1)
+        one.process.send_signal(signal.SIGSTOP)
+        until(lambda: events(two, "taken over"), 15)
+        saved = len(events(one, "export committed"))
+        one.process.send_signal(signal.SIGCONT)
+        for number in range(4):
+            observe(home, 2, f"round {number}")
+            time.sleep(1)
+        assert len(events(one, "export committed")) == saved, "it does not own it any more"
+        until(lambda: events(two, "export committed"))
+        heads = two.http.get(path("me", "snapshots")).json()["snapshots"]
+        assert {row["standing"] for row in heads} <= {"head", "earlier head"}
