@@ -5,7 +5,8 @@ BIN := .venv/bin
 .PHONY: help run demo test campaign faults lint format bench clean
 
 help:
-	@echo "make run        try it: the demo, on local disk and local sandboxes"
+	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
+	@echo "make demo       a live writer, an export, the home deleted, a restore elsewhere, the receipts"
 	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
@@ -19,7 +20,8 @@ help:
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
-run: demo
+run: .venv/ready
+	@$(BIN)/memory-sidecar serve
 
 demo: .venv/ready
 	@$(BIN)/python docs/demo.py

@@ -16,7 +16,7 @@ from sidecar.engine.parts import Timing
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout, built_in, custom
 from sidecar.limits import Guards, Limits
-from sidecar.service.settings import Service
+from sidecar.service.settings import Service, Webhook
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ class Config:
     guards: Guards = Guards()
     timing: Timing = Timing()
     service: Service = Service()
+    webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
 
 
@@ -40,8 +41,15 @@ def default_store() -> str:
     return f"file:{data}/memory-sidecar"
 
 
+SECTIONS: dict[str, type[Any]] = {"limits": Limits, "guards": Guards, "timing": Timing, "service": Service}
+PREFIX = "MEMORY_SIDECAR_"
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT"}
+"""What else may follow the prefix, beside SECTION_KEY."""
+
+
 def load_config(path: str | None, *, store: str | None = None) -> Config:
-    """Read the config: ``path``, else ``MEMORY_SIDECAR_CONFIG``, else only defaults. A store given here wins.
+    """Read the config: ``path``, else ``MEMORY_SIDECAR_CONFIG``, else only defaults; then ``MEMORY_SIDECAR_SECTION_KEY`` of
+    the environment, which wins; and a store given here wins over all.
 
     Raise ``BadConfig`` naming the key that is wrong and the nearest right one.
     """
@@ -51,7 +59,7 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
     wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or default_store()
     if not isinstance(wanted, str):
         raise BadConfig(f"{file}: store must be a text.", hint='Write store = "file:/var/lib/memories".')
-    direct = table.get("direct", False)
+    direct = _from_text("MEMORY_SIDECAR_DIRECT", bool, table.get("direct", False))
     if not isinstance(direct, bool):
         raise BadConfig(f"{file}: direct must be true or false.")
     return Config(
@@ -61,8 +69,56 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
         guards=_section(table, "guards", Guards, file),
         timing=_section(table, "timing", Timing, file),
         service=_section(table, "service", Service, file),
+        webhooks=_webhooks(table.get("webhooks", []), file),
         layouts={**built_in(), **custom(table.get("layouts", {}))},
     )
+
+
+def variable(section: str, key: str) -> str:
+    """The environment variable that sets an option."""
+    return f"{PREFIX}{section}_{key}".upper()
+
+
+def unknown_variables() -> dict[str, str]:
+    """Variables that look like ours and are not, each with the nearest that is."""
+    known = {variable(section, entry.name) for section, kind in SECTIONS.items() for entry in fields(kind)}
+    known |= {PREFIX + name for name in OTHERS}
+    found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
+    return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+
+
+def _from_text(name: str, kind: object, otherwise: Any) -> Any:
+    """The value of a variable, as what the option is; what it is otherwise when the variable is not set."""
+    text = os.environ.get(name, "")
+    if not text:
+        return otherwise
+    if kind in (bool, "bool"):
+        word = text.strip().lower()
+        if word not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+            raise BadConfig(f"{name} must be true or false.")
+        return word in ("true", "1", "yes", "on")
+    try:
+        return {"int": int, "float": float}.get(str(kind), str)(text)
+    except ValueError:
+        raise BadConfig(f"{name} must be a number.") from None
+
+
+def _webhooks(rows: Any, file: str) -> list[Webhook]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadConfig(f"{file}: webhooks must be written as [[webhooks]].")
+    hooks = []
+    for row in rows:
+        _known(row, {entry.name for entry in fields(Webhook)}, f"{file}: [[webhooks]]")
+        try:
+            hook = msgspec.convert(row, Webhook, strict=True)
+        except msgspec.ValidationError as problem:
+            raise BadConfig(f"{file}: [[webhooks]] is not valid: {problem}.") from None
+        if not hook.url.startswith(("http://", "https://")):
+            raise BadConfig(f"{file}: a webhook's url must begin with http:// or https://.")
+        if hook.secret_env and not os.environ.get(hook.secret_env):
+            raise BadConfig(f"{file}: {hook.secret_env}, which is to sign a webhook's calls, is not set.")
+        hooks.append(hook)
+    return hooks
 
 
 def _table(file: str) -> dict[str, Any]:
@@ -86,6 +142,9 @@ def _section(table: Mapping[str, Any], name: str, kind: type[T], file: str) -> T
     if not isinstance(section, dict):
         raise BadConfig(f"{file}: [{name}] must be a table.")
     _known(section, set(kind.__dataclass_fields__), f"{file}: [{name}]")  # type: ignore[attr-defined]
+    for entry in fields(kind):  # type: ignore[arg-type]
+        value = _from_text(variable(name, entry.name), entry.type, section.get(entry.name))
+        section = section if value is None else {**section, entry.name: value}
     for key, value in section.items():
         if isinstance(value, int | float) and value < 0:
             raise BadConfig(f"{file}: [{name}] {key} must not be negative.")

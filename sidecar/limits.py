@@ -12,10 +12,15 @@ class Limits:
     """What an export may bring: checked inside the sandbox before bytes travel, and again on arrival."""
 
     bytes: int = 8 * GIB
+    """Of all files together, unpacked."""
     file_bytes: int = 8 * GIB
+    """Of one file."""
     files: int = 200_000
+    """How many files and folders."""
     depth: int = 64
+    """How deep folders may lie in folders."""
     packed_bytes: int = 8 * GIB
+    """Of one pack as it travels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

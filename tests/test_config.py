@@ -57,3 +57,37 @@ def test_the_store_comes_from_the_command_line_then_the_environment_then_the_fil
     monkeypatch.delenv("MEMORY_SIDECAR_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert load_config(None).store == "file:/data/memory-sidecar"
+
+
+def test_the_page_of_options_is_what_the_code_says() -> None:
+    from sidecar.cli.configuring import options_page
+    from tests.parts.homes import PROJECT
+
+    assert (PROJECT / "docs/options.md").read_text().strip() == options_page().strip()
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[service]\ngrace = 3\nlease = 9\n")
+    monkeypatch.setenv("MEMORY_SIDECAR_SERVICE_GRACE", "7.5")
+    config = load_config(str(file))
+    assert (config.service.grace, config.service.lease) == (7.5, 9)
+    monkeypatch.setenv("MEMORY_SIDECAR_SERVICE_GRACE", "soon")
+    with pytest.raises(BadConfig, match="MEMORY_SIDECAR_SERVICE_GRACE must be a number"):
+        load_config(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('[[webhooks]]\nurl = "ftp://x"\n', "http"),
+        ('[[webhooks]]\nurl = "http://x"\nevent = ["*"]\n', "event"),
+        ('[webhooks]\nurl = "http://x"\n', r"\[\[webhooks\]\]"),
+        ('[[webhooks]]\nurl = "http://x"\nsecret_env = "NOT_SET_ANYWHERE"\n', "NOT_SET_ANYWHERE"),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_refused_at_start(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(BadConfig, match=wrong):
+        load_config(str(file))

@@ -75,6 +75,8 @@ def _reading(command: Any) -> None:
     download.add_argument("-o", "--output", required=True, metavar="FILE", help=".tar.gz, .tar.zst or .tar")
     verify = command("verify", "Check that every snapshot is still whole.")
     verify.add_argument("memory", nargs="?", metavar="MEMORY")
+    config = command("config", "Check the configuration, or print a page with every option.")
+    config.add_argument("action", choices=("check", "options"))
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
     doctor = command("doctor", "Check the store and, if named, a sandbox.")

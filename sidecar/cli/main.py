@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     wants_json = "--json" in words
     try:
         args = _parse(words, wants_json)
+        if args.command == "config":
+            from sidecar.cli.configuring import run_config
+
+            return _print(run_config(args), wants_json)
         result = asyncio.run(_run(args))
     except SidecarError as problem:
         return _fail(problem, wants_json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 
 from sidecar.cli.result import Result
@@ -13,24 +12,24 @@ from sidecar.engine import Engine
 from sidecar.progress import Unwatched
 from sidecar.service.server import serve
 
-TRY = """
-Serving at {url}. Try it:
-  curl -X POST {url}/v1/memories/me/exports  -H 'content-type: application/json' -d '{{"sandbox": "local:/path/to/home"}}'
-  curl -X POST {url}/v1/memories/me/restores -H 'content-type: application/json' -d '{{"sandbox": "local:/path/to/other"}}'
-  curl {url}/v1/memories
+TRY = """Serving at {url} (the API: {url}/docs). Three calls that try it, with a home of yours as the sandbox:
+  curl -X POST {url}/v1/memories/me/exports{token} -H content-type:application/json -d '{{"sandbox": "local:'$HOME'"}}'
+  curl -X POST {url}/v1/memories/me/restores{token} -H content-type:application/json -d '{{"sandbox": "local:'$(mktemp -d)'"}}'
+  curl {url}/v1/memories{token}
 """
 
 
 async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
-    settings = load_config(args.config, store=args.store).service
+    config = load_config(args.config, store=args.store)
+    settings = config.service
     if args.bind:
         settings = replace(settings, bind=args.bind)
 
     def ready(url: str) -> None:
-        if sys.stdout.isatty():
-            print(TRY.format(url=url), flush=True)
+        token = " -H 'authorization: Bearer '$MEMORY_SIDECAR_TOKEN" if os.environ.get("MEMORY_SIDECAR_TOKEN") else ""
+        print(TRY.format(url=url, token=token), flush=True)
 
-    code = await serve(replace(engine, progress=Unwatched()), settings, ready=ready)
+    code = await serve(replace(engine, progress=Unwatched()), settings, config.webhooks, ready=ready)
     if code:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
         os._exit(code)

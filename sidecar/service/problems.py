@@ -11,11 +11,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from sidecar import errors
+from sidecar.engine.unpacked import NotAnArchive
 from sidecar.errors import SidecarError
 from sidecar.service.attachments import NotAttached
 from sidecar.service.leases import LeaseLost
 from sidecar.service.operations import Stopping, TooBusy
 from sidecar.service.repeated import KeyReused
+from sidecar.spool import SpoolFull
 
 RETRY_SECONDS = 5
 MEDIA_TYPE = "application/problem+json"
@@ -35,6 +37,8 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.HeadMoved, 409),
     (errors.SnapshotError, 409),
     (errors.LimitExceeded, 413),
+    (NotAnArchive, 422),
+    (SpoolFull, 507),
     (errors.UsageError, 400),
     (errors.SandboxError, 424),
     (errors.UntrustedSandbox, 424),

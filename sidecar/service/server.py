@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+import httpx
 import structlog
 import uvicorn
 
@@ -20,10 +22,12 @@ from sidecar.service.attachments import Attachment
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
-from sidecar.service.settings import Service
+from sidecar.service.settings import Service, Webhook
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import check_bind, load_tokens
+from sidecar.service.webhooks import Deliveries
 
+DELIVERY_SECONDS = 3.0
 UNSAVED = 1
 HURRIED = 130
 
@@ -31,6 +35,7 @@ HURRIED = 130
 async def serve(
     engine: Engine,
     settings: Service,
+    webhooks: Sequence[Webhook] = (),
     *,
     ready: Callable[[str], None] = lambda url: None,
     stopping: asyncio.Event | None = None,
@@ -46,6 +51,7 @@ async def serve(
     check_bind(host, tokens)
     await engine.repository.store.prepare()
     sidecar = Sidecar(engine, settings)
+    deliveries = _deliveries(sidecar, webhooks)
     keeper = Keeper(sidecar)
     await keeper.start()
     listener = _listen(host, port)
@@ -66,10 +72,20 @@ async def serve(
     ready(url)
     await _first(serving, stopping.wait())
     left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
+    for undelivered in await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in deliveries)):
+        left = left or bool(undelivered)
     server.should_exit = True
     server.force_exit = hurried.is_set()
     await asyncio.wait({serving}, timeout=5)
     return HURRIED if hurried.is_set() else UNSAVED if left else 0
+
+
+def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
+    client = httpx.AsyncClient(timeout=10, follow_redirects=False)
+    deliveries = [Deliveries(hook, os.environ.get(hook.secret_env, ""), client) for hook in webhooks]
+    for one in deliveries:
+        sidecar.events.tell(one.take)
+    return deliveries
 
 
 async def _wind_down(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +27,15 @@ class Service:
     """Seconds between two exports of an attached sandbox, unless the attachment says otherwise."""
     lead: float = 60.0
     """So many seconds before a provider ends a sandbox it is exported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Where to send which events."""
+
+    url: str
+    """Called with a POST for each event."""
+    events: list[str] = field(default_factory=lambda: ["*"])
+    """Patterns such as "sandbox.*" or "export.rejected"."""
+    secret_env: str = ""
+    """The environment variable that holds the secret which signs each call."""

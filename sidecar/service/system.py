@@ -34,13 +34,13 @@ async def page() -> str:
     return PAGE.format(version=__version__)
 
 
-@router.get("/healthz")
+@router.get("/healthz", openapi_extra={"security": []})
 async def healthz() -> Health:
     """The process lives."""
     return Health(status="ok", version=__version__, checks={})
 
 
-@router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}})
+@router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}}, openapi_extra={"security": []})
 async def readyz(request: Request) -> Any:
     """It can do its work: the store can be written, and attachments are looked after."""
     sidecar = sidecar_of(request)

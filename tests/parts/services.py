@@ -24,12 +24,11 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
-    def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str) -> None:
         self.log = log
         config = log.with_suffix(".toml")
-        config.write_text(
-            "[service]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-        )
+        given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        config.write_text(f"[service]\n{given}\n{more}")
         self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
         self._command += ["--bind=127.0.0.1:0"]
         self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": TOKEN, **env}
@@ -84,9 +83,11 @@ def path(memory: str, *rest: str) -> str:
 
 
 @contextmanager
-def serving(store: str | Path, log: Path, env: Mapping[str, str] | None = None, **settings: Any) -> Iterator[Service]:
+def serving(
+    store: str | Path, log: Path, env: Mapping[str, str] | None = None, *, more: str = "", **settings: Any
+) -> Iterator[Service]:
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {})
+    service = Service(url, log, settings, env or {}, more)
     try:
         yield service
     finally:

@@ -1,0 +1,87 @@
+"""``config``: is the configuration right, and what can be set."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+from dataclasses import MISSING, asdict, fields
+from typing import Any
+
+from sidecar.cli.result import Result, Table
+from sidecar.config import SECTIONS, load_config, unknown_variables, variable
+from sidecar.service.settings import Webhook
+
+
+def run_config(args: argparse.Namespace) -> Result:
+    if args.action == "options":
+        page = options_page()
+        return Result({"page": page}, [page])
+    config = load_config(args.config, store=args.store)
+    unknown = unknown_variables()
+    document = {
+        "ok": True,
+        "store": config.store,
+        "direct": config.direct,
+        **{name: asdict(getattr(config, name)) for name in SECTIONS},
+        "webhooks": [asdict(hook) for hook in config.webhooks],
+        "layouts": sorted(config.layouts),
+        "unknown_variables": sorted(unknown),
+    }
+    rows = [("store", config.store), ("direct", str(config.direct).lower())]
+    rows += [(f"{name}.{key}", str(value)) for name in SECTIONS for key, value in asdict(getattr(config, name)).items()]
+    words: list[str | Table] = ["The configuration is right.", Table(("OPTION", "VALUE"), rows)]
+    words += [
+        f"Warning: {name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()
+    ]
+    return Result(document, words)
+
+
+def options_page() -> str:
+    """Every option, from the code that reads it."""
+    lines = [
+        "# Every option",
+        "",
+        "In a TOML file (`--config FILE` or `MEMORY_SIDECAR_CONFIG`), or in the environment variable beside it, which wins.",
+        "`memory-sidecar config check` says whether all is right. This page is made by `memory-sidecar config options`.",
+        "",
+        "| option | variable | default | |",
+        "|---|---|---|---|",
+        "| `store` | `MEMORY_SIDECAR_STORE` | a folder under the user's data home | Where snapshots live |",
+        "| `direct` | `MEMORY_SIDECAR_DIRECT` | `false` | Packs straight between sandbox and bucket |",
+        "| | `MEMORY_SIDECAR_TOKEN` | | Bearer tokens the service accepts, separated by commas |",
+    ]
+    for section, kind in SECTIONS.items():
+        lines += ["", f"## [{section}]", "", "| option | variable | default | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{name}` | `{variable(section, name)}` | `{_shown(default)}` | {about} |"
+            for name, default, about in _options(kind)
+        ]
+    lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{_shown(default)}` | {about} |" for name, default, about in _options(Webhook)]
+    lines += ["", "## [layouts.NAME]", "", "Your own layouts: see the README.", ""]
+    return "\n".join(lines)
+
+
+def _options(kind: type[Any]) -> list[tuple[str, Any, str]]:
+    """Name, default and description of each field; the description is the text below it in the source."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    about: dict[str, str] = {}
+    last = ""
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
+            about[last] = " ".join(str(node.value.value).split())
+    return [(entry.name, _default(entry), about.get(entry.name, "")) for entry in fields(kind)]
+
+
+def _default(entry: Any) -> Any:
+    if entry.default is not MISSING:
+        return entry.default
+    return entry.default_factory() if entry.default_factory is not MISSING else ""
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

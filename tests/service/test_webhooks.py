@@ -1,0 +1,81 @@
+"""Webhooks: chosen events, signed, in order, until somebody takes them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parts.homes import claude_mem_home, empty_home, observe
+from tests.parts.services import serving
+
+SECRET = "a-secret-that-signs-webhooks"
+
+
+class Receiver:
+    """Takes webhooks, after refusing the first few."""
+
+    def __init__(self, refuse: int) -> None:
+        self.refuse = refuse
+        self.taken: list[dict[str, Any]] = []
+        self.bad_signatures = 0
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                at = self.headers["Memory-Sidecar-Time"]
+                wanted = hmac.new(SECRET.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+                if self.headers["Memory-Sidecar-Signature"] != f"sha256={wanted}":
+                    receiver.bad_signatures += 1
+                receiver.refuse -= 1
+                status = 503 if receiver.refuse >= 0 else 204
+                if status == 204:
+                    receiver.taken.append(json.loads(body))
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                return None
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    started = Receiver(refuse=2)
+    yield started
+    started.close()
+
+
+def test_chosen_events_arrive_signed_and_in_order_however_often_they_were_refused(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=5)
+    hooks = f'[[webhooks]]\nurl = "{receiver.url}"\nevents = ["export.*"]\nsecret_env = "HOOK_SECRET"\n'
+    with serving(tmp_path / "s", tmp_path / "log", {"HOOK_SECRET": SECRET}, more=hooks) as service:
+        for number in range(3):
+            service.export("me", f"local:{home}")
+            service.restore("me", f"local:{home}")
+            observe(home, 1, f"n{number}")
+        deadline = time.monotonic() + 20
+        while len(receiver.taken) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert SECRET not in service.log.read_text()
+    assert [event["type"] for event in receiver.taken] == ["export.committed"] * 3
+    numbers = [event["number"] for event in receiver.taken]
+    assert numbers == sorted(numbers) and receiver.bad_signatures == 0
