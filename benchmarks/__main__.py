@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import large, providers, warm
+from benchmarks import large, providers, service, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -22,12 +22,14 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "conversations": lambda folder: warm.measure_conversations(folder, 50 * MB, 10),
     "files": lambda folder: warm.measure_small_files(folder, 8415),
     "providers": lambda folder: providers.measure(folder, 50 * MB),
+    "service": lambda folder: service.measure(folder, 200, 10 * MB),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 5 * MB, 3),
     "files": lambda folder: warm.measure_small_files(folder, 1000),
     "providers": lambda folder: providers.measure(folder, 5 * MB),
+    "service": lambda folder: service.measure(folder, 10, 1 * MB),
 }
 
 
