@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from emulators import E2BEmulator
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
+from tests.parts.s3_servers import S3Server
 from tests.parts.services import Service, path, serving
+from tests.parts.wire import wire_to
 
 
 @pytest.fixture
@@ -154,8 +157,6 @@ def test_another_service_takes_over_from_one_that_died(tmp_path: Path) -> None:
 
 
 def test_one_that_wakes_after_it_was_taken_for_dead_writes_nothing(tmp_path: Path) -> None:
-    import signal
-
     home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
     store = tmp_path / "store"
     with serving(store, tmp_path / "one.log", lease=4) as one, serving(store, tmp_path / "two.log", lease=4) as two:
@@ -172,3 +173,33 @@ def test_one_that_wakes_after_it_was_taken_for_dead_writes_nothing(tmp_path: Pat
         until(lambda: events(two, "export committed"))
         heads = two.http.get(path("me", "snapshots")).json()["snapshots"]
         assert {row["standing"] for row in heads} <= {"head", "earlier head"}
+
+
+def test_of_two_services_on_one_bucket_only_one_writes_when_the_other_is_cut_off(
+    tmp_path: Path, weed: S3Server, credentials_of: Callable[[S3Server], None]
+) -> None:
+    credentials_of(weed)
+    bucket = weed.make_bucket(f"cut-{time.time_ns()}")
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=3)
+    with (
+        wire_to(weed.endpoint) as wire,
+        serving(f"s3://{bucket}/x?endpoint={wire.endpoint}", tmp_path / "one.log", lease=5) as one,
+        serving(f"s3://{bucket}/x?endpoint={weed.endpoint}", tmp_path / "two.log", lease=5) as two,
+    ):
+        attach(one, "me", f"local:{home}", checkpoint_every=1)
+        until(lambda: events(one, "export committed"))
+        wire.cut_request = lambda sent: True
+        until(lambda: events(two, "taken over"), 25)
+        taken = events(two, "taken over")[0]["timestamp"]
+        for number in range(3):
+            observe(home, 1, f"cut off {number}")
+            time.sleep(1)
+        wire.cut_request = lambda sent: False
+        for number in range(4):
+            observe(home, 1, f"back {number}")
+            time.sleep(1)
+        until(lambda: len(events(two, "export committed")) >= 2)
+        late = [line for line in events(one, "export committed") if line["timestamp"] > taken]
+        assert late == [], "two services wrote the same attachment"
+        rows = two.http.get(path("me", "snapshots")).json()["snapshots"]
+        assert {row["standing"] for row in rows} <= {"head", "earlier head"}
