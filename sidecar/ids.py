@@ -99,6 +99,11 @@ def instance_key(instance: str) -> str:
     return f"{INSTANCES}{instance}.json"
 
 
+def outbox_prefix(url: str) -> str:
+    """Where events for a webhook wait until they are sent."""
+    return f"outbox/{hashlib.sha256(url.encode()).hexdigest()[:16]}/"
+
+
 def new_snapshot_id(now: datetime, after: str = "") -> str:
     """A fresh id that sorts by time, and after ``after`` even when the clock went back."""
     if after and (least := snapshot_time(after) + timedelta(milliseconds=1)) > now:

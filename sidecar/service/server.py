@@ -72,8 +72,7 @@ async def serve(
     ready(url)
     await _first(serving, stopping.wait())
     left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
-    for undelivered in await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in deliveries)):
-        left = left or bool(undelivered)
+    await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in deliveries))
     server.should_exit = True
     server.force_exit = hurried.is_set()
     await asyncio.wait({serving}, timeout=5)
@@ -82,7 +81,8 @@ async def serve(
 
 def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
     client = httpx.AsyncClient(timeout=10, follow_redirects=False)
-    deliveries = [Deliveries(hook, os.environ.get(hook.secret_env, ""), client) for hook in webhooks]
+    store = sidecar.engine.repository.store
+    deliveries = [Deliveries(hook, os.environ.get(hook.secret_env, ""), client, store) for hook in webhooks]
     for one in deliveries:
         sidecar.events.tell(one.take)
     return deliveries

@@ -1,4 +1,7 @@
-"""Webhooks: chosen events as signed POSTs, tried again until somebody takes them or a day is over."""
+"""Webhooks: chosen events as signed POSTs, tried again until somebody takes them or a day is over.
+
+What is to be sent lies in the store until it was: a service that dies in between leaves it to the next one.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import fnmatch
 import hashlib
 import hmac
 import json
+import secrets
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import httpx
 import structlog
 
+from sidecar.errors import SidecarError
+from sidecar.ids import outbox_prefix
+from sidecar.ports import Store
 from sidecar.service.events import Event
 from sidecar.service.settings import Webhook
 
@@ -30,64 +37,91 @@ def signature(secret: str, at: str, body: bytes) -> str:
 class Deliveries:
     """Sends one webhook's events, in order, at least once each."""
 
-    def __init__(self, hook: Webhook, secret: str, client: httpx.AsyncClient) -> None:
+    def __init__(self, hook: Webhook, secret: str, client: httpx.AsyncClient, store: Store) -> None:
         self._hook = hook
         self._secret = secret
         self._client = client
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
+        self._store = store
+        self._folder = outbox_prefix(hook.url)
+        self._queue: asyncio.Queue[_Parcel] = asyncio.Queue(WAITING)
         self._undelivered = 0
         self._log = structlog.get_logger("sidecar").bind(webhook=hook.url.partition("?")[0].rpartition("@")[2])
         self._task = asyncio.create_task(self._run())
 
     def take(self, event: Event) -> None:
-        if not any(fnmatch.fnmatchcase(event.type, pattern) for pattern in self._hook.events):
-            return
+        if any(fnmatch.fnmatchcase(event.type, pattern) for pattern in self._hook.events):
+            name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
+            self._put(_Parcel(f"{self._folder}{name}", event.type, json.dumps(asdict(event)).encode()))
+
+    def _put(self, parcel: _Parcel) -> None:
         try:
-            self._queue.put_nowait(event)
+            self._queue.put_nowait(parcel)
             self._undelivered += 1
         except asyncio.QueueFull:
-            self._log.error("too many undelivered events: one is dropped", type=event.type, number=event.number)
+            self._log.error("too many undelivered events: one is dropped", type=parcel.type)
 
     async def _run(self) -> None:
+        await self._take_up()
         while True:
-            event = await self._queue.get()
+            parcel = await self._queue.get()
             try:
-                await self._deliver(event)
+                await self._deliver(parcel)
             finally:
                 self._undelivered -= 1
                 self._queue.task_done()
 
-    async def _deliver(self, event: Event) -> None:
-        body = json.dumps(asdict(event)).encode()
+    async def _take_up(self) -> None:
+        """What others left behind. An event that two services send is sent twice, which is more than once."""
+        try:
+            found = [info.key async for info in self._store.list(self._folder)]
+            for key in found:
+                stored = await self._store.get(key)
+                if stored is not None:
+                    kind = json.loads(stored.data).get("type", "")
+                    self._put(_Parcel(key, str(kind), stored.data, stored=True))
+        except (SidecarError, ValueError) as problem:
+            self._log.error("left-over events could not be read", why=str(problem))
+
+    async def _deliver(self, parcel: _Parcel) -> None:
+        if not parcel.stored:
+            with contextlib.suppress(SidecarError):  # without the store it is sent all the same
+                await self._store.put(parcel.key, parcel.body)
         pause, deadline = FIRST_PAUSE, time.monotonic() + LONGEST_SECONDS
-        while True:
-            why = await self._send(event, body)
-            if not why:
-                return
+        while why := await self._send(parcel):
             if time.monotonic() + pause > deadline:
-                self._log.error("gave up on an event", type=event.type, number=event.number, why=why)
-                return
-            self._log.warning("an event was not taken", type=event.type, number=event.number, why=why, again_in=pause)
+                self._log.error("gave up on an event", type=parcel.type, why=why)
+                break
+            self._log.warning("an event was not taken", type=parcel.type, why=why, again_in=pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+        with contextlib.suppress(SidecarError):
+            await self._store.delete([parcel.key])
 
-    async def _send(self, event: Event, body: bytes) -> str:
+    async def _send(self, parcel: _Parcel) -> str:
         """Why it was not taken; "" when it was."""
         at = str(int(time.time()))
-        headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": event.type, "Memory-Sidecar-Time": at}
+        headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": parcel.type, "Memory-Sidecar-Time": at}
         if self._secret:
-            headers["Memory-Sidecar-Signature"] = f"sha256={signature(self._secret, at, body)}"
+            headers["Memory-Sidecar-Signature"] = f"sha256={signature(self._secret, at, parcel.body)}"
         try:
-            answer = await self._client.post(self._hook.url, content=body, headers=headers)
+            answer = await self._client.post(self._hook.url, content=parcel.body, headers=headers)
         except httpx.HTTPError as problem:
             return type(problem).__name__
         return "" if answer.is_success else f"HTTP {answer.status_code}"
 
-    async def close(self, seconds: float) -> int:
-        """Deliver what waits, for so long; return how many events stay undelivered."""
+    async def close(self, seconds: float) -> None:
+        """Deliver what waits, for so long; the rest stays in the store for the next service."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._queue.join()
-        left = self._undelivered
+        if self._undelivered:
+            self._log.warning("events are left for the next service", count=self._undelivered)
         self._task.cancel()
-        return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    key: str
+    type: str
+    body: bytes
+    stored: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -79,3 +80,40 @@ def test_chosen_events_arrive_signed_and_in_order_however_often_they_were_refuse
     assert [event["type"] for event in receiver.taken] == ["export.committed"] * 3
     numbers = [event["number"] for event in receiver.taken]
     assert numbers == sorted(numbers) and receiver.bad_signatures == 0
+
+
+def test_an_event_that_was_not_sent_before_a_crash_is_sent_after_it(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=5)
+    receiver = Receiver(refuse=1000)
+    hooks = f'[[webhooks]]\nurl = "{receiver.url}"\nsecret_env = "HOOK_SECRET"\n'
+    with serving(tmp_path / "s", tmp_path / "log", {"HOOK_SECRET": SECRET}, more=hooks) as service:
+        service.export("me", f"local:{home}")
+        deadline = time.monotonic() + 10
+        while receiver.refuse == 1000:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        service.kill()
+        receiver.refuse = 0
+        service.start()
+        while not receiver.taken:
+            assert time.monotonic() < deadline + 10
+            time.sleep(0.05)
+    assert receiver.taken[0]["type"] == "export.committed"
+    receiver.close()
+
+
+def test_told_twice_to_stop_it_ends_at_once(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=5)
+    with serving(tmp_path / "s", tmp_path / "log") as service:
+        service.export("me", f"local:{home}")
+        for number in range(8):
+            body = {"sandbox": f"local:{home}"}
+            service.http.post(f"/v1/memories/m{number}/exports", params={"wait": "false"}, json=body)
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(20) in (0, 130)
+        assert time.monotonic() - began < 8
+        service.start()
+        assert service.http.get("/v1/memories/me").json()["head"], "the store took no harm"
