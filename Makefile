@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign faults lint format bench clean
+.PHONY: help run demo test campaign faults image lint format bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
@@ -11,6 +11,7 @@ help:
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
+	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
 
 .venv/ready: pyproject.toml
@@ -34,6 +35,10 @@ campaign: .venv/ready
 
 faults: .venv/ready
 	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
+
+image: .venv/ready
+	$(BIN)/python deploy/build_image.py $(IMAGE_FLAGS)
+	$(BIN)/python deploy/check_image.py $(if $(findstring --nested,$(IMAGE_FLAGS)),--nested)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -161,6 +161,7 @@ def _address(bind: str) -> tuple[str, int]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as problem:
         raise BadConfig(f"{host}:{port} cannot be listened on: {problem.strerror}.") from None
