@@ -28,7 +28,7 @@ demo: .venv/ready
 	@$(BIN)/python docs/demo.py
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 campaign: .venv/ready
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -13,7 +13,15 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from sidecar.errors import BadReference, OutputTooLarge, SandboxError, SandboxNotFound, SandboxTimeout, TransferFailed
+from sidecar.errors import (
+    BadReference,
+    OutputTooLarge,
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SandboxTimeout,
+    TransferFailed,
+)
 from sidecar.ports import Finished, Presence
 
 CHUNK = 1 << 20
@@ -40,16 +48,21 @@ class LocalSandbox:
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
         # The script goes in by stdin: a command line has a size limit, and shows in the process list.
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh",
-            "-s",
-            cwd=self.home,
-            env=self._environment,
-            start_new_session=True,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                "-s",
+                cwd=self.home,
+                env=self._environment,
+                start_new_session=True,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as problem:
+            if not self.home.is_dir():
+                raise SandboxGone(f"{self.ref} is gone: the folder is not there any more.") from None
+            raise SandboxError(f"No command can be run in {self.ref}: {problem.strerror}.") from None
         streams = [
             asyncio.ensure_future(_drain(process.stdout, output_limit)),
             asyncio.ensure_future(_drain(process.stderr, None)),

@@ -79,6 +79,9 @@ def _reading(command: Any) -> None:
     config.add_argument("action", choices=("check", "options"))
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
+    run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
+    run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
+    run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
     doctor = command("doctor", "Check the store and, if named, a sandbox.")
     doctor.add_argument("--sandbox", metavar="REF")
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -36,6 +37,7 @@ COMMANDS = {
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
     "serve": "service.run_serve",
+    "run": "running.run_run",
 }
 
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    wants_json = "--json" in words
+    wants_json = "--json" in list(itertools.takewhile(lambda word: word != "--", words))
     try:
         args = _parse(words, wants_json)
         if args.command == "config":

@@ -55,7 +55,9 @@ class Events:
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they come; first those still remembered with a number above ``after``."""
         with self._queue() as queue:
-            last = after if after is not None else (self._past[-1].number if self._past else 0)
+            newest = self._past[-1].number if self._past else 0
+            # Numbers begin anew with each process: one from another is no number of ours.
+            last = newest if after is None else after if after <= newest else 0
             for event in [event for event in self._past if event.number > last]:
                 last = event.number
                 yield event

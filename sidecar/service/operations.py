@@ -96,7 +96,7 @@ class Operations:
         self._memories = _Locks()
         self._open: dict[asyncio.Task[None], Operation] = {}
         self._known: OrderedDict[str, Operation] = OrderedDict()
-        self.stopping = False
+        self.told_to_stop = asyncio.Event()
         self._log = structlog.get_logger("sidecar")
 
     def start(
@@ -139,9 +139,13 @@ class Operations:
     def running(self) -> int:
         return sum(operation.state == "running" for operation in self._open.values())
 
+    @property
+    def stopping(self) -> bool:
+        return self.told_to_stop.is_set()
+
     def stop(self) -> None:
         """Take no more."""
-        self.stopping = True
+        self.told_to_stop.set()
 
     def unfinished(self) -> list[Operation]:
         return list(self._open.values())

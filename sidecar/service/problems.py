@@ -73,7 +73,7 @@ def problem_of(error: SidecarError) -> Problem:
 
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
-    waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) else {}
+    waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
     body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
     return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
 

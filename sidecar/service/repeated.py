@@ -105,10 +105,6 @@ class Repeated:
         ended = Call(call.key, call.memory, call.kind, call.body, call.snapshot, receipt.as_dict())
         await self._engine.repository.store.put(Keys.of(call.memory).call(call.key), _encoded(ended))
 
-    async def forget(self, call: Call) -> None:
-        """It failed: the same call may be tried again, and mean it."""
-        await self._engine.repository.store.delete([Keys.of(call.memory).call(call.key)])
-
 
 def _encoded(call: Call) -> bytes:
     return seal(asdict(call))

@@ -66,7 +66,7 @@ async def serve(
         stopping, hurried = _signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, server.listening.wait())
-    log.info("serving", address=url, store=engine.repository.store.url, tokens_needed=bool(tokens))
+    log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)

@@ -78,11 +78,8 @@ class Sidecar:
 
         async def once(started: Operation) -> Receipt:
             try:
+                # One that fails is not forgotten: what it may have stored already is settled by its repetition.
                 receipt = await work(started, call)
-            except SidecarError:
-                await self._repeated.forget(call)
-                raise
-            else:
                 await self._repeated.end(call, receipt)
                 return receipt
             finally:

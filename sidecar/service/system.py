@@ -91,11 +91,12 @@ async def events(
     async def lines() -> AsyncIterator[str]:
         stream = sidecar.events.listen(last)
         following = asyncio.ensure_future(anext(stream))
+        stopping = asyncio.ensure_future(sidecar.operations.told_to_stop.wait())
         try:
             yield ": listening\n\n"
-            while not sidecar.operations.stopping:
-                done, _ = await asyncio.wait({following}, timeout=BREATH_SECONDS)
-                if not done:
+            while not stopping.done():
+                await asyncio.wait({following, stopping}, timeout=BREATH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
                     yield ": still here\n\n"
                     continue
                 event = following.result()
@@ -103,5 +104,6 @@ async def events(
                 yield f"id: {event.number}\nevent: {event.type}\ndata: {json.dumps(asdict(event))}\n\n"
         finally:
             following.cancel()
+            stopping.cancel()
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -175,6 +175,7 @@ def test_one_that_wakes_after_it_was_taken_for_dead_writes_nothing(tmp_path: Pat
         assert {row["standing"] for row in heads} <= {"head", "earlier head"}
 
 
+@pytest.mark.slow
 def test_of_two_services_on_one_bucket_only_one_writes_when_the_other_is_cut_off(
     tmp_path: Path, weed: S3Server, credentials_of: Callable[[S3Server], None]
 ) -> None:

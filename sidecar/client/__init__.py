@@ -1,0 +1,73 @@
+"""A client of the sidecar's HTTP API: restore before a conversation, export after it, from Python.
+
+    from sidecar.client import Client
+
+    with Client("http://127.0.0.1:8077", token="…") as client:
+        with client.conversation("conductor", sandbox="e2b:i3x9k2") as memory:
+            ...
+
+``AsyncClient`` is the same with ``await``.
+"""
+
+from __future__ import annotations
+
+from sidecar.client.answers import (
+    Attached,
+    Attachment,
+    Change,
+    Deleted,
+    Difference,
+    Entry,
+    Event,
+    Forked,
+    Head,
+    Memory,
+    Operation,
+    Size,
+    Snapshot,
+    SnapshotContents,
+)
+from sidecar.client.asynchronous import AsyncClient, AsyncConversation
+from sidecar.client.problems import (
+    NotRestored,
+    NotSaved,
+    ServiceUnreachable,
+    SidecarProblem,
+    UnexpectedAnswer,
+)
+from sidecar.client.retries import Retries
+from sidecar.client.synchronous import Client, Conversation
+from sidecar.errors import SidecarError
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+
+__all__ = [
+    "AsyncClient",
+    "AsyncConversation",
+    "Attached",
+    "Attachment",
+    "Change",
+    "Client",
+    "Conversation",
+    "Deleted",
+    "Difference",
+    "Entry",
+    "Event",
+    "ExportOutcome",
+    "ExportReceipt",
+    "Forked",
+    "Head",
+    "Memory",
+    "NotRestored",
+    "NotSaved",
+    "Operation",
+    "RestoreOutcome",
+    "RestoreReceipt",
+    "Retries",
+    "ServiceUnreachable",
+    "SidecarError",
+    "SidecarProblem",
+    "Size",
+    "Snapshot",
+    "SnapshotContents",
+    "UnexpectedAnswer",
+]

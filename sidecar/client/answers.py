@@ -1,0 +1,168 @@
+"""What the service answers besides receipts. A field that a newer service adds is not in anybody's way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """A memory, its head and how many snapshots it has."""
+
+    memory: str
+    head: str | None
+    snapshots: int
+    created: str | None = None
+    """When the head was made."""
+    files: int = 0
+    bytes: int = 0
+    problem: str = ""
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    snapshot: str
+    standing: str
+    """"head", "earlier head", "diverged", "rejected" or "damaged"."""
+    created: str = ""
+    parent: str = ""
+    label: str = ""
+    conversation: str = ""
+    sandbox: str = ""
+    origin: str = ""
+    rejected: str = ""
+    problem: str = ""
+    files: int = 0
+    bytes: int = 0
+    packs: int = 0
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A file, folder or link of a snapshot."""
+
+    path: str
+    type: str
+    mode: int
+    size: int
+    mtime: int
+    digest: str
+    block: int
+    target: str
+    database: bool
+
+
+class SnapshotContents(Snapshot, frozen=True, kw_only=True):
+    """A snapshot and every entry in it."""
+
+    memory: str
+    entries: list[Entry]
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    path: str
+    old_size: int
+    new_size: int
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """What changed from one snapshot to another."""
+
+    memory: str
+    from_: str = field(name="from")
+    to: str
+    added: list[Size]
+    removed: list[Size]
+    changed: list[Change]
+
+
+class Forked(Struct, frozen=True, kw_only=True):
+    """A new memory, its first snapshot, and where that came from."""
+
+    memory: str
+    snapshot: str
+    origin: str
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    memory: str
+    head: str
+    previous: str | None
+
+
+class Deleted(Struct, frozen=True, kw_only=True):
+    memory: str
+    removed: int
+
+
+class Attachment(Struct, frozen=True, kw_only=True):
+    """A sandbox the sidecar looks after."""
+
+    memory: str
+    sandbox: str
+    layouts: list[str] = []
+    projects: list[str] | None = None
+    checkpoint_every: float = 300.0
+    attached: str = ""
+    state: str = "attached"
+    """"attached", or "lost": the sandbox is gone."""
+    saved: str = ""
+    """When it was last exported, or found unchanged."""
+    snapshot: str = ""
+    problem: str = ""
+    """Why the last export failed, if it did."""
+
+
+class Attached(Struct, frozen=True, kw_only=True):
+    """An attachment, with what was restored before it began or exported when it ended."""
+
+    attachment: Attachment
+    restored: RestoreReceipt | None = None
+    exported: ExportReceipt | None = None
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """``application/problem+json`` as the service writes it."""
+
+    status: int = 0
+    title: str = ""
+    detail: str = ""
+    code: str = ""
+    hint: str = ""
+    retryable: bool = False
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
+
+    id: str
+    kind: str
+    memory: str
+    sandbox: str
+    state: str
+    """"queued", "running", "done" or "failed"."""
+    doing: str = ""
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    created: float = 0.0
+    finished: float | None = None
+    exported: ExportReceipt | None = None
+    restored: RestoreReceipt | None = None
+    problem: Problem | None = None
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """``type`` is such as "export.committed"; ``number`` tells what was missed."""
+
+    number: int
+    type: str
+    at: str
+    memory: str = ""
+    sandbox: str = ""
+    details: dict[str, Any] = {}

@@ -1,0 +1,22 @@
+"""Methods made of calls read in ``help()`` as if they had been written out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def described(method: M, build: Callable[..., Any], *, name: str = "", answer: str = "") -> M:
+    """Give a method the name, the words and the parameters of what it is made of."""
+    told = inspect.signature(build)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    answer = answer or str(told.return_annotation).removeprefix("Call[").removesuffix("]")
+    method.__name__ = method.__qualname__ = name or build.__name__
+    method.__doc__ = build.__doc__
+    method.__signature__ = told.replace(  # type: ignore[attr-defined]
+        parameters=[own, *told.parameters.values()], return_annotation=answer
+    )
+    return method

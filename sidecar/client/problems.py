@@ -1,0 +1,138 @@
+"""What a call can fail with, all in the one tree of ``sidecar.errors``.
+
+    SidecarError
+    ├── SidecarProblem        the service answered with an error: its code, message, hint, retryable, and the status
+    ├── ServiceUnreachable    no answer came, however often it was tried
+    ├── UnexpectedAnswer      something answered, but not a sidecar of this kind
+    ├── NotRestored           a conversation did not begin: the restore is incomplete (with the receipt)
+    └── NotSaved              a conversation ended, but the head did not move (with the receipt)
+
+No message holds a token, nor anything else of a request but the service's address.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+import msgspec
+
+from sidecar.client.answers import Problem
+from sidecar.errors import SidecarError
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+
+PASSING = frozenset({429, 502, 503, 504, *range(520, 525)})
+"""What a service that is busy or restarting answers, or a gateway in front of one that does not."""
+
+
+class SidecarProblem(SidecarError):
+    """The service said no."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str,
+        hint: str = "",
+        retryable: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.status = status
+        self.retryable = retryable
+        self.retry_after = retry_after
+        """Seconds the service asked to wait."""
+
+
+class ServiceUnreachable(SidecarError):
+    """``sent`` is False when the request certainly did not arrive."""
+
+    code = "service-unreachable"
+    retryable = True
+    default_hint = "Check the address and that the service runs (GET /healthz); the same call may safely be made again."
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class UnexpectedAnswer(SidecarError):
+    code = "unexpected-answer"
+    default_hint = "Check that the address is that of a sidecar, and that it is not much older than this client."
+
+
+class NotRestored(SidecarError):
+    code = "not-restored"
+    default_hint = "The sandbox is as it was. Restore another snapshot, or begin anyway with require_restore=False."
+
+    def __init__(self, receipt: RestoreReceipt) -> None:
+        super().__init__(f"{receipt.memory} was not restored into {receipt.sandbox}. {_reason(receipt)}")
+        self.receipt = receipt
+
+
+class NotSaved(SidecarError):
+    code = "not-saved"
+
+    def __init__(self, receipt: ExportReceipt) -> None:
+        kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
+        super().__init__(
+            f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_reason(receipt)} {kept}.",
+            hint="Compare it with the head (diff); rollback makes it the head, and so does an export with force=True.",
+        )
+        self.receipt = receipt
+
+
+def _reason(receipt: ExportReceipt | RestoreReceipt) -> str:
+    return receipt.reason.message if receipt.reason else "No reason was given."
+
+
+@contextmanager
+def told_plainly(address: str) -> Iterator[None]:
+    """Raise ``ServiceUnreachable`` for whatever happened on the way."""
+    try:
+        yield
+    except httpx.TransportError as problem:
+        sent = not isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        words = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+        # Without its cause: what the transport holds on to includes the request's headers.
+        raise ServiceUnreachable(f"No answer from {address} ({words}).", sent=sent) from None
+
+
+def problem_of(status: int, headers: httpx.Headers, body: bytes) -> SidecarProblem:
+    """What an answer that is no success means, whoever on the way gave it."""
+    try:
+        said = msgspec.json.decode(body, type=Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = Problem()
+    ours = bool(said.code)
+    return SidecarProblem(
+        said.detail or said.title or f"The answer was {status} {_phrase(status)}.",
+        status=status,
+        code=said.code or f"http-{status}",
+        hint=said.hint,
+        retryable=said.retryable if ours else status in PASSING,
+        retry_after=_seconds(headers.get("Retry-After", "")),
+    )
+
+
+def _phrase(status: int) -> str:
+    try:
+        return http.HTTPStatus(status).phrase
+    except ValueError:
+        return "(not a standard status)"
+
+
+def _seconds(text: str) -> float | None:
+    """``Retry-After``: seconds, or a date."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        then = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (then.replace(tzinfo=then.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

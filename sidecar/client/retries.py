@@ -1,0 +1,64 @@
+"""When a call is made again: only where that is safe, bounded by attempts and time, with jitter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tenacity import (
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_exponential_jitter,
+)
+
+from sidecar.client.problems import PASSING, ServiceUnreachable, SidecarProblem
+
+TOO_MANY = 429
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How patient a client is. The defaults outlast a service that is deployed anew."""
+
+    attempts: int = 8
+    seconds: float = 900.0
+    """From the first attempt to the last, whatever the number of attempts."""
+    first_wait: float = 0.5
+    longest_wait: float = 15.0
+
+    def policy(self, *, repeatable: bool) -> dict[str, Any]:
+        """Arguments for ``tenacity.Retrying`` and ``AsyncRetrying``."""
+        return {
+            "retry": retry_if_exception(_worth_it(repeatable)),
+            "stop": stop_after_attempt(self.attempts) | stop_before_delay(self.seconds),
+            "wait": self.wait,
+            "reraise": True,
+        }
+
+    def wait(self, state: RetryCallState) -> float:
+        """As long as the service asked for and a little more, lest all callers come back at once; else ever longer."""
+        problem = state.outcome.exception() if state.outcome else None
+        growing = wait_exponential_jitter(multiplier=self.first_wait, max=self.longest_wait, jitter=self.first_wait)
+        if isinstance(problem, SidecarProblem) and problem.retry_after:
+            return max(problem.retry_after + random.uniform(0, 1), growing(state))
+        return growing(state)
+
+
+PATIENT = Retries()
+
+
+def _worth_it(repeatable: bool) -> Callable[[BaseException], bool]:
+    """A call that may not be repeated is made again only when it certainly was not begun."""
+
+    def worth_it(problem: BaseException) -> bool:
+        if isinstance(problem, ServiceUnreachable):
+            return repeatable or not problem.sent
+        if isinstance(problem, SidecarProblem) and problem.retryable:
+            return problem.status == TOO_MANY or (repeatable and problem.status in PASSING)
+        return False
+
+    return worth_it

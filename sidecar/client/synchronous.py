@@ -1,0 +1,169 @@
+"""``Client``: one call after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+from tenacity import Retrying
+
+from sidecar.client import calls
+from sidecar.client.answers import Event
+from sidecar.client.calls import Call, check
+from sidecar.client.files import opened, written_whole
+from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
+from sidecar.client.methods import described
+from sidecar.client.problems import ServiceUnreachable, told_plainly
+from sidecar.client.retries import PATIENT, Retries
+from sidecar.client.settings import client_settings
+from sidecar.client.talks import Course, Plan
+from sidecar.errors import SidecarError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._send(build(*args, **kwargs))
+
+    return described(method, build)
+
+
+def _conversation(build: Callable[P, Plan]) -> Callable[Concatenate[Client, P], Conversation]:
+    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Conversation:
+        return Conversation(client, build(*args, **kwargs))
+
+    return described(method, build, name="conversation", answer="Conversation")
+
+
+class Client:
+    """A service, for callers that wait. What is not given comes from MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        read_timeout: float = 1800.0,
+        retries: Retries = PATIENT,
+    ) -> None:
+        self._http = httpx.Client(**client_settings(url, token, read_timeout))
+        self._retries = retries
+        self.url = str(self._http.base_url).rstrip("/")
+
+    export = _method(calls.export)
+    restore = _method(calls.restore)
+    memories = _method(calls.memories)
+    memory = _method(calls.memory)
+    snapshots = _method(calls.snapshots)
+    snapshot = _method(calls.snapshot)
+    diff = _method(calls.diff)
+    adopt = _method(calls.adopt)
+    fork = _method(calls.fork)
+    rollback = _method(calls.rollback)
+    delete = _method(calls.delete)
+    attach = _method(calls.attach)
+    attachment = _method(calls.attachment)
+    detach = _method(calls.detach)
+    operation = _method(calls.operation)
+    conversation = _conversation(Plan)
+
+    def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
+        """Write a snapshot as an ordinary tarball (.tar.gz or .tar.zst), whole or not at all."""
+        place = Path(target)
+        call = calls.archive(memory, snapshot, place)
+        self._retrying(call)(self._fetch, call, place)
+        return place
+
+    def events(self, after: int | None = None) -> Iterator[Event]:
+        """What happens, as it happens, across cut connections; first what is still known after event ``after``."""
+        listener = Listener(after)
+        while True:
+            call = calls.events(listener.last)
+            response = self._retrying(call)(self._open, call)
+            try:
+                listener.begin()
+                with told_plainly(self.url):
+                    for line in response.iter_lines():
+                        if event := listener.hear(line):
+                            yield event
+            except ServiceUnreachable:
+                pass  # cut: listen again, from where we were
+            finally:
+                response.close()
+            time.sleep(PAUSE_SECONDS)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def _retrying(self, call: Call[T]) -> Retrying:
+        return Retrying(**self._retries.policy(repeatable=call.repeatable))
+
+    def _send(self, call: Call[T]) -> T:
+        answer: T = self._retrying(call)(self._once, call)
+        return answer
+
+    def _once(self, call: Call[T]) -> T:
+        request = call.request()
+        with told_plainly(self.url), ExitStack() as files:
+            if call.file is not None:
+                request["content"], _ = files.enter_context(opened(call.file))
+            response = self._http.request(**request)
+        return call.answer(response)
+
+    def _fetch(self, call: Call[None], place: Path) -> None:
+        with told_plainly(self.url), self._http.stream(**call.request()) as response:
+            if not response.is_success:
+                response.read()
+            check(response)
+            with written_whole(place) as file:
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+
+    def _open(self, call: Call[None]) -> httpx.Response:
+        """A stream of events. Whoever gets it closes it."""
+        request = self._http.build_request(**call.request(), timeout=SILENCE_SECONDS)
+        with told_plainly(self.url):
+            response = self._http.send(request, stream=True)
+            if not response.is_success:
+                response.read()
+                response.close()
+        check(response)
+        return response
+
+
+class Conversation(Course):
+    """``with client.conversation(…) as memory``: see ``memory.restored`` inside and ``memory.exported`` afterwards."""
+
+    def __init__(self, client: Client, plan: Plan) -> None:
+        super().__init__(plan)
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._begin(self._client._send(self._plan.before()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            receipt = self._client._send(self._plan.after())
+        except SidecarError as problem:
+            self._tell(problem, trouble)
+        else:
+            self._end(receipt, trouble)

@@ -1,0 +1,91 @@
+"""A conversation: restore before it, export after it, whatever happens in between. All of it but the I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from sidecar.client import calls
+from sidecar.client.calls import Call
+from sidecar.client.problems import NotRestored, NotSaved
+from sidecar.errors import SidecarError
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Restore a memory before a conversation and export it after, also when the conversation fails.
+
+    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False; and
+    ``NotSaved`` at the end when the head did not move. When the conversation itself failed, what it failed with is
+    raised, with a note about the memory if that was not saved.
+    """
+
+    memory: str
+    _: KW_ONLY
+    sandbox: str
+    conversation: str = ""
+    label: str = ""
+    layouts: Sequence[str] = ()
+    projects: Sequence[str] | None = None
+    snapshot: str = "latest"
+    mode: Literal["replace", "seed"] = "replace"
+    wake: bool = False
+    require_restore: bool = True
+
+    def before(self) -> Call[RestoreReceipt]:
+        return calls.restore(
+            self.memory,
+            sandbox=self.sandbox,
+            snapshot=self.snapshot,
+            mode=self.mode,
+            projects=self.projects,
+            wake=self.wake,
+        )
+
+    def after(self) -> Call[ExportReceipt]:
+        return calls.export(
+            self.memory,
+            sandbox=self.sandbox,
+            conversation=self.conversation,
+            label=self.label,
+            layouts=self.layouts,
+            projects=self.projects,
+            wake=self.wake,
+        )
+
+
+class Course:
+    """How a conversation went: ``restored`` before it, ``exported`` once it has ended."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.memory = plan.memory
+        self.sandbox = plan.sandbox
+        self._restored: RestoreReceipt | None = None
+        self.exported: ExportReceipt | None = None
+
+    @property
+    def restored(self) -> RestoreReceipt:
+        assert self._restored is not None, "the conversation has not begun"
+        return self._restored
+
+    def _begin(self, receipt: RestoreReceipt) -> None:
+        """Raise ``NotRestored`` when the agent would begin without its memory."""
+        self._restored = receipt
+        if receipt.outcome is RestoreOutcome.INCOMPLETE and self._plan.require_restore:
+            raise NotRestored(receipt)
+
+    def _end(self, receipt: ExportReceipt, trouble: BaseException | None) -> None:
+        """Raise ``NotSaved`` when the head did not move; note it on ``trouble`` if there is any already."""
+        self.exported = receipt
+        if receipt.outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
+            self._tell(NotSaved(receipt), trouble)
+
+    def _tell(self, problem: SidecarError, trouble: BaseException | None) -> None:
+        if trouble is None:
+            raise problem
+        trouble.add_note(
+            f"Besides, the memory was not saved: {problem.message} [{problem.code}] {problem.hint}".rstrip()
+        )

@@ -1,0 +1,645 @@
+"""The Python client against a real service, also through a network that cuts, stalls and lies."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from sidecar import client as public
+from sidecar.client import (
+    AsyncClient,
+    Client,
+    NotRestored,
+    NotSaved,
+    Retries,
+    ServiceUnreachable,
+    SidecarProblem,
+    UnexpectedAnswer,
+)
+from sidecar.errors import BadConfig, BadMemoryId, UsageError
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, titles, write
+from tests.parts.s3_servers import free_port
+
+TOKEN = "a-token-of-the-client-tests-0123456789"
+QUICK = Retries(attempts=5, seconds=20, first_wait=0.02, longest_wait=0.1)
+Make = Callable[..., Any]
+
+both_share = pytest.mark.parametrize("make", [Client], indirect=True)
+"""For what both kinds of client have from the same code: one of them is enough."""
+
+
+class Flaky:
+    """A proxy on loopback. Each connection carries one request and meets the next trouble in line; then none.
+
+    refuse: hang up at once · lost: the request arrives, the answer does not · half: half of the answer arrives ·
+    an HTTP head such as "503 …": answered here, without asking the service.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._service = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def keys(self) -> set[str]:
+        lines = [line for request in self.requests for line in request.split("\r\n")]
+        return {line.partition(": ")[2] for line in lines if line.lower().startswith("idempotency-key:")}
+
+    def cut(self) -> None:
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._open.append(connection)
+                threading.Thread(target=self._carry, args=[connection], daemon=True).start()
+
+    def _carry(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            trouble = self.troubles.pop(0) if self.troubles else ""
+            if trouble == "refuse":
+                return
+            head, body = _request(connection)
+            self.requests.append(head)
+            if trouble[:3].isdigit():
+                connection.sendall(f"HTTP/1.1 {trouble}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode())
+                return
+            with socket.create_connection(("127.0.0.1", self._service)) as service:
+                service.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1") + body)
+                answer = b""
+                while chunk := service.recv(65536):
+                    answer += chunk
+                    if not trouble:
+                        connection.sendall(chunk)
+                if trouble == "half":
+                    connection.sendall(answer[: len(answer) - 20])
+
+
+def _request(connection: socket.socket) -> tuple[str, bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+    while len(body) < length:
+        body += connection.recv(65536)
+    lines = [line for line in head.decode("latin-1").split("\r\n") if not line.lower().startswith("connection:")]
+    return "\r\n".join(lines), body
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service") / "store"
+
+
+@pytest.fixture(scope="module")
+def url(store: Path) -> Iterator[str]:
+    """A running service that asks for a token."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", f"--bind=127.0.0.1:{port}"]
+    log = store.parent / "log"
+    with log.open("wb") as stderr:
+        service = subprocess.Popen(
+            command, cwd=PROJECT, stderr=stderr, env={**os.environ, "MEMORY_SIDECAR_TOKEN": TOKEN}
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with suppress(httpx.TransportError):
+                httpx.get(f"{address}/healthz", trust_env=False).raise_for_status()
+                break
+            assert service.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield address
+        assert TOKEN not in log.read_text()
+    finally:
+        service.terminate()
+        assert service.wait(40) == 0
+
+
+@pytest.fixture
+def flaky(url: str) -> Iterator[Flaky]:
+    proxy = Flaky(int(url.rpartition(":")[2]))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(params=[Client, AsyncClient])
+async def make(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Make]:
+    """Call it for a client, of either kind; with an address for another than the service's own."""
+    made = []
+
+    def one(address: str = url, **settings: Any) -> Any:
+        made.append(request.param(address, **{"token": TOKEN, "retries": QUICK, **settings}))
+        return made[-1]
+
+    yield one
+    for client in made:
+        await got(client.close())
+
+
+@pytest.fixture
+def client(make: Make) -> Any:
+    return make()
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name[:100]}/of the tests"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n" * 10)
+    return home
+
+
+async def got(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@asynccontextmanager
+async def during(conversation: Any) -> AsyncIterator[Any]:
+    if hasattr(conversation, "__aenter__"):
+        async with conversation as memory:
+            yield memory
+    else:
+        with conversation as memory:
+            yield memory
+
+
+async def following(events: Any) -> Any:
+    return await anext(events) if hasattr(events, "__anext__") else next(events)
+
+
+# Conversations
+
+
+async def test_a_conversation_finds_what_the_one_before_remembered(client: Any, memory: str, tmp_path: Path) -> None:
+    first, second = claude_mem_home(tmp_path / "first"), empty_home(tmp_path / "second")
+    async with during(client.conversation(memory, sandbox=f"local:{first}", conversation="c1")) as began:
+        assert began.restored.outcome == "empty"
+        observe(first, 3, "said today")
+    assert began.exported.outcome == "committed" and began.exported.conversation == "c1"
+
+    async with during(client.conversation(memory, sandbox=f"local:{second}")) as went_on:
+        assert went_on.restored.outcome == "complete"
+        assert went_on.restored.snapshot == began.exported.snapshot
+        assert titles(second) == titles(first)
+    assert went_on.exported.outcome == "unchanged"
+
+
+async def test_a_conversation_that_fails_is_saved_and_its_own_exception_raised(
+    client: Any, memory: str, home: Path
+) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with during(client.conversation(memory, sandbox=f"local:{home}")) as talk:
+            write(home / "memory/today.md", b"before it broke")
+            raise ZeroDivisionError
+    assert talk.exported.outcome == "committed"
+    assert not hasattr(raised.value, "__notes__")
+    assert (await got(client.memory(memory))).head == talk.exported.snapshot
+
+
+async def test_a_failed_export_is_a_note_on_the_exception_of_a_failed_conversation(
+    client: Any, memory: str, home: Path
+) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with during(client.conversation(memory, sandbox=f"local:{home}")) as talk:
+            home.rename(home.with_name("gone"))
+            raise ZeroDivisionError
+    assert talk.exported is None
+    assert "not saved" in raised.value.__notes__[0]
+
+
+@both_share
+async def test_a_failed_export_is_raised_when_the_conversation_went_well(client: Any, memory: str, home: Path) -> None:
+    with pytest.raises(SidecarProblem):
+        async with during(client.conversation(memory, sandbox=f"local:{home}")):
+            home.rename(home.with_name("gone"))
+
+
+@both_share
+async def test_an_export_beside_the_head_raises_not_saved_with_its_receipt(
+    client: Any, memory: str, home: Path, tmp_path: Path
+) -> None:
+    other = empty_home(tmp_path / "other")
+    await got(client.export(memory, sandbox=f"local:{home}"))
+    with pytest.raises(NotSaved) as raised:
+        async with during(client.conversation(memory, sandbox=f"local:{other}")):
+            write(home / "MEMORY.md", b"somebody else went on")
+            moved = await got(client.export(memory, sandbox=f"local:{home}"))
+            write(other / "MEMORY.md", b"and so did we")
+    assert raised.value.receipt.outcome == "diverged"
+    assert raised.value.receipt.snapshot in raised.value.message
+    assert (await got(client.memory(memory))).head == moved.snapshot
+
+
+@both_share
+async def test_a_rejected_export_is_a_note_when_the_conversation_failed_too(
+    client: Any, memory: str, home: Path
+) -> None:
+    await got(client.export(memory, sandbox=f"local:{home}"))
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with during(client.conversation(memory, sandbox=f"local:{home}")) as talk:
+            (home / "MEMORY.md").unlink()
+            raise ZeroDivisionError
+    assert talk.exported.outcome == "rejected"
+    assert "not-saved" in raised.value.__notes__[0]
+
+
+@both_share
+async def test_no_conversation_begins_without_its_memory_unless_that_is_allowed(
+    client: Any, memory: str, home: Path, tmp_path: Path
+) -> None:
+    write(home / "memory/today.md", b"a day")
+    await got(client.export(memory, sandbox=f"local:{home}"))
+    other = empty_home(tmp_path / "other")
+    write(other / "memory", b"a file in the way of the folder")
+    with pytest.raises(NotRestored) as raised:
+        async with during(client.conversation(memory, sandbox=f"local:{other}")):
+            pytest.fail("the conversation began")
+    assert (raised.value.receipt.outcome, raised.value.receipt.reason.code) == ("incomplete", "in-the-way")
+    assert (await got(client.memory(memory))).snapshots == 1, "and nothing was exported"
+
+    talk = client.conversation(memory, sandbox=f"local:{other}", require_restore=False)
+    with pytest.raises(NotSaved):
+        async with during(talk):
+            assert talk.restored.outcome == "incomplete"
+            write(other / "MEMORY.md", b"it began with nothing")
+    assert talk.exported.outcome == "diverged"
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_cancelled_conversation_is_saved(how: str, url: str, home: Path) -> None:
+    memory = f"cancelled-{how}"
+    async with AsyncClient(url, token=TOKEN) as client:
+        talk = client.conversation(memory, sandbox=f"local:{home}")
+        began = asyncio.Event()
+
+        async def conversation() -> None:
+            async with talk:
+                began.set()
+                await asyncio.sleep(60)
+
+        if how == "scope":
+            async with anyio.create_task_group() as group:
+                group.start_soon(conversation)
+                await began.wait()
+                group.cancel_scope.cancel()
+        else:
+            task = asyncio.create_task(conversation())
+            await began.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert talk.exported is not None and talk.exported.outcome == "committed"
+        assert (await client.memory(memory)).snapshots == 1
+
+
+# Retries
+
+
+@pytest.mark.parametrize(
+    "troubles",
+    [
+        ["refuse", "503 Service Unavailable\r\nRetry-After: 0", "502 Bad Gateway"],
+        ["lost"],
+        ["504 Gateway Timeout", "half", "lost", "524 Timed out"],
+    ],
+    ids=["never arrived", "answer lost", "a bad day"],
+)
+async def test_an_export_that_is_retried_makes_one_snapshot(
+    troubles: list[str], make: Make, flaky: Flaky, memory: str, home: Path
+) -> None:
+    client = make(flaky.url)
+    flaky.troubles = list(troubles)
+    receipt = await got(client.export(memory, sandbox=f"local:{home}"))
+    assert not flaky.troubles, "every trouble was met"
+    assert receipt.outcome == "committed"
+    assert [one.snapshot for one in await got(client.snapshots(memory))] == [receipt.snapshot]
+    assert len(flaky.keys()) == 1
+
+
+@both_share
+async def test_a_restore_whose_answer_was_lost_tells_what_came_of_it(
+    make: Make, flaky: Flaky, memory: str, home: Path, tmp_path: Path
+) -> None:
+    client, other = make(flaky.url), empty_home(tmp_path / "other")
+    kept = await got(client.export(memory, sandbox=f"local:{home}"))
+    flaky.requests.clear()
+    flaky.troubles = ["lost", "half"]
+    receipt = await got(client.restore(memory, sandbox=f"local:{other}"))
+    assert (receipt.outcome, receipt.snapshot) == ("complete", kept.snapshot)
+    assert (other / "MEMORY.md").read_bytes() == (home / "MEMORY.md").read_bytes()
+    assert len(flaky.keys()) == 1
+
+
+@both_share
+async def test_two_exports_are_two_calls_unless_they_share_a_key(client: Any, memory: str, home: Path) -> None:
+    first = await got(client.export(memory, sandbox=f"local:{home}", idempotency_key="k"))
+    write(home / "MEMORY.md", b"changed meanwhile, and a bit longer than that")
+    again = await got(client.export(memory, sandbox=f"local:{home}", idempotency_key="k"))
+    other = await got(client.export(memory, sandbox=f"local:{home}"))
+    assert first.snapshot == again.snapshot != other.snapshot
+
+
+@both_share
+async def test_the_time_a_service_asks_for_is_waited(make: Make, flaky: Flaky) -> None:
+    flaky.troubles = ["429 Too Many Requests\r\nRetry-After: 1"]
+    began = time.monotonic()
+    await got(make(flaky.url).memories())
+    assert 1 <= time.monotonic() - began < 5
+
+
+@both_share
+async def test_a_client_gives_up_after_its_attempts(make: Make, flaky: Flaky) -> None:
+    flaky.troubles = ["lost"] * 10
+    with pytest.raises(ServiceUnreachable) as raised:
+        await got(make(flaky.url).memories())
+    assert len(flaky.requests) == QUICK.attempts
+    assert raised.value.retryable and flaky.url in raised.value.message
+
+
+@both_share
+async def test_a_client_gives_up_rather_than_wait_longer_than_its_time(make: Make, flaky: Flaky) -> None:
+    flaky.troubles = ["503 Service Unavailable\r\nRetry-After: 3600"]
+    began = time.monotonic()
+    with pytest.raises(SidecarProblem) as raised:
+        await got(make(flaky.url).memories())
+    assert (raised.value.status, raised.value.retryable, len(flaky.requests)) == (503, True, 1)
+    assert time.monotonic() - began < 2
+
+
+@both_share
+async def test_what_may_not_be_done_twice_is_not_sent_again_once_it_may_have_arrived(
+    make: Make, flaky: Flaky, memory: str, home: Path
+) -> None:
+    client = make(flaky.url)
+    await got(client.export(memory, sandbox=f"local:{home}"))
+    flaky.requests.clear()
+    flaky.troubles = ["lost"]
+    with pytest.raises(ServiceUnreachable) as raised:
+        await got(client.fork(memory, f"{memory} 2"))
+    assert raised.value.sent and len(flaky.requests) == 1
+    flaky.troubles = ["429 Too Many Requests"]  # was not begun
+    assert (await got(client.fork(memory, f"{memory} 3"))).memory == f"{memory} 3"
+
+
+@both_share
+async def test_what_cannot_succeed_is_not_tried_again(make: Make, flaky: Flaky) -> None:
+    with pytest.raises(SidecarProblem) as raised:
+        await got(make(flaky.url).snapshots("nobody's"))
+    problem = raised.value
+    assert (problem.code, problem.status, problem.retryable) == ("memory-not-found", 404, False)
+    assert "nobody's" in problem.message and problem.hint
+    assert len(flaky.requests) == 1
+
+
+@both_share
+async def test_something_else_that_answers_is_not_taken_for_a_sidecar(make: Make, flaky: Flaky) -> None:
+    flaky.troubles = ["200 OK"]
+    with pytest.raises(UnexpectedAnswer):
+        await got(make(flaky.url).memories())
+    flaky.troubles = ["302 Found\r\nLocation: http://127.0.0.1:9/"]
+    with pytest.raises(SidecarProblem, match="302"):
+        await got(make(flaky.url).memories())
+
+
+# Every other call
+
+
+@both_share
+@pytest.mark.parametrize("name", ["acme/agent-7", "a b?c#d;e&f=+/100%2F köln/🧠"])
+async def test_any_memory_id_reaches_the_service_as_it_is(name: str, client: Any, home: Path) -> None:
+    receipt = await got(client.export(name, sandbox=f"local:{home}"))
+    assert receipt.memory == name
+    assert name in [row.memory for row in await got(client.memories())]
+    assert (await got(client.snapshot(name, receipt.snapshot))).memory == name
+    assert (await got(client.delete(name))).memory == name
+    assert name not in [row.memory for row in await got(client.memories())]
+
+
+@both_share
+async def test_what_is_no_memory_id_is_never_sent(make: Make, flaky: Flaky) -> None:
+    client = make(flaky.url)
+    for name in ("", ".", "..", "../x", "a//b", "line\nbreak"):
+        with pytest.raises(BadMemoryId):
+            await got(client.delete(name))
+    with pytest.raises(UsageError):
+        await got(client.snapshot("m", ".."))
+    assert not flaky.requests
+
+
+@both_share
+async def test_snapshots_can_be_looked_at_compared_and_moved_between(client: Any, memory: str, tmp_path: Path) -> None:
+    home = claude_mem_home(tmp_path / "home", rows=20)
+    first = await got(client.export(memory, sandbox=f"local:{home}", label="one"))
+    observe(home, 5, "new")
+    second = await got(client.export(memory, sandbox=f"local:{home}", label="two"))
+    assert [(one.label, one.standing) for one in await got(client.snapshots(memory))] == [
+        ("two", "head"),
+        ("one", "earlier head"),
+    ]
+    shown = await got(client.snapshot(memory))
+    assert shown.snapshot == second.snapshot and any(entry.database for entry in shown.entries)
+    difference = await got(client.diff(memory))
+    assert (difference.from_, difference.to) == (first.snapshot, second.snapshot)
+    assert [change.path for change in difference.changed] == ["claude-mem/claude-mem.db"]
+    head = await got(client.rollback(memory, first.snapshot))
+    assert (head.head, head.previous) == (first.snapshot, second.snapshot)
+    forked = await got(client.fork(memory, f"{memory} forked", snapshot=second.snapshot))
+    assert (await got(client.memory(forked.memory))).head == forked.snapshot
+
+
+async def test_a_download_that_is_cut_arrives_whole_or_not_at_all(
+    make: Make, flaky: Flaky, memory: str, home: Path, tmp_path: Path
+) -> None:
+    client, target = make(flaky.url), tmp_path / "memory.tar.gz"
+    await got(client.export(memory, sandbox=f"local:{home}"))
+    flaky.troubles = ["half"] * QUICK.attempts
+    with pytest.raises(ServiceUnreachable):
+        await got(client.download(memory, "latest", target))
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+    flaky.troubles = ["half", "lost"]
+    assert await got(client.download(memory, "latest", target)) == target
+    with tarfile.open(target) as tar:
+        assert "MEMORY.md" in tar.getnames()
+    adopted = await got(client.adopt(f"{memory} adopted", target, label="by hand"))
+    assert (adopted.outcome, adopted.label, adopted.files) == ("committed", "by hand", 1)
+
+
+async def test_a_file_that_is_not_there_or_not_compressed_is_said_plainly(client: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        await got(client.adopt("m", tmp_path / "nothing.tar"))
+    with pytest.raises(UsageError, match="compressed"):
+        await got(client.download("m", "latest", tmp_path / "plain.tar"))
+
+
+async def test_events_go_on_after_the_connection_was_cut(make: Make, flaky: Flaky, memory: str, home: Path) -> None:
+    client = make(flaky.url)
+    events = client.events(after=0)
+    seen = []
+    for text in (b"first", b"second, which is longer"):
+        write(home / "MEMORY.md", text)
+        receipt = await got(client.export(memory, sandbox=f"local:{home}"))
+        while (event := await following(events)).memory != memory:
+            seen.append(event.number)
+        seen.append(event.number)
+        assert (event.type, event.details["snapshot"]) == ("export.committed", receipt.snapshot)
+        flaky.cut()
+    assert seen == sorted(set(seen)), "each event once"
+    operation = await got(client.operation(event.details["operation"]))
+    assert operation.state == "done" and operation.exported == receipt
+    await got((events.aclose if hasattr(events, "aclose") else events.close)())
+
+
+@both_share
+async def test_a_sandbox_can_be_attached_and_detached(client: Any, memory: str, home: Path, tmp_path: Path) -> None:
+    kept = await got(client.export(memory, sandbox=f"local:{home}"))
+    other = empty_home(tmp_path / "other")
+    attached = await got(client.attach(memory, sandbox=f"local:{other}", checkpoint_every=300))
+    assert attached.restored.snapshot == kept.snapshot
+    assert (await got(client.attachment(memory))).attachment.sandbox == f"local:{other}"
+    write(other / "MEMORY.md", b"something that was not there before")
+    detached = await got(client.detach(memory, export=True))
+    assert detached.exported.outcome == "committed"
+    with pytest.raises(SidecarProblem) as raised:
+        await got(client.attachment(memory))
+    assert raised.value.code == "not-attached"
+
+
+# What a client is
+
+
+async def test_the_token_is_never_seen(
+    make: Make, flaky: Flaky, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told: list[str] = []
+    for address, token in ((flaky.url, TOKEN), (flaky.url, f"{TOKEN}-wrong"), ("http://127.0.0.1:1", TOKEN)):
+        client = make(address, token=token, retries=Retries(attempts=1))
+        flaky.troubles = ["lost"] if token == TOKEN else []
+        with pytest.raises(public.SidecarError) as raised:
+            await got(client.memories())
+        told += [repr(client), str(vars(client)), repr(raised.value), "".join(traceback.format_exception(raised.value))]
+        assert raised.value.__cause__ is None
+    for address, token in (("http://x:y@host", TOKEN), ("http://host", f"{TOKEN}\n{TOKEN}"), ("host", TOKEN)):
+        with pytest.raises(BadConfig) as refused:
+            make(address, token=token)
+        told.append(str(refused.value.as_dict()))
+    assert not [text for text in [*told, caplog.text] if TOKEN in text]
+
+
+@both_share
+async def test_a_wrong_token_is_told_from_a_service_that_is_away(make: Make) -> None:
+    with pytest.raises(SidecarProblem) as raised:
+        await got(make(token="not-the-token-of-this-service").memories())
+    assert (raised.value.code, raised.value.status) == ("unauthorized", 401)
+
+
+@both_share
+async def test_address_and_token_come_from_the_environment(
+    make: Make, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_URL", f"{url}/")
+    monkeypatch.setenv("MEMORY_SIDECAR_TOKEN", f"{TOKEN},another-token-that-is-accepted")
+    client = make(None, token=None)
+    assert client.url == url
+    assert isinstance(await got(client.memories()), list)
+    monkeypatch.delenv("MEMORY_SIDECAR_URL")
+    with pytest.raises(BadConfig, match="address"):
+        make(None)
+
+
+async def test_a_service_on_this_machine_is_not_sought_through_a_proxy(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    await got(make().memories())
+
+
+def test_both_clients_offer_the_same() -> None:
+    def offered(kind: type) -> dict[str, Any]:
+        return {
+            name: list(inspect.signature(method).parameters.values())
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert offered(Client) == offered(AsyncClient)
+
+
+def test_the_client_is_light() -> None:
+    heavy = ("adapters", "sidecar.engine", "sidecar.service", "sidecar.snapshots", "fastapi", "pydantic", "uvicorn")
+    program = f"""
+import sys, sidecar.client
+found = [name for name in sys.modules if name.startswith({(*heavy, "boto", "e2b", "daytona", "structlog")!r})]
+sys.exit(str(found) if found else 0)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=True, timeout=30)
+
+
+def test_the_client_expects_what_the_service_says_it_answers(url: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    document = httpx.get(f"{url}/openapi.json", headers=headers, trust_env=False).json()
+    for name, kind in ANSWERS.items():
+        said = set(document["components"]["schemas"][name]["properties"])
+        assert _fields(kind) <= said, name
+
+
+ANSWERS = {
+    "MemoryRow": public.Memory,
+    "SnapshotRow": public.Snapshot,
+    "SnapshotAnswer": public.SnapshotContents,
+    "EntryRow": public.Entry,
+    "DiffAnswer": public.Difference,
+    "SizeRow": public.Size,
+    "ChangeRow": public.Change,
+    "ForkAnswer": public.Forked,
+    "HeadAnswer": public.Head,
+    "DeleteAnswer": public.Deleted,
+    "Attachment": public.Attachment,
+    "AttachmentAnswer": public.Attached,
+    "ExportReceipt": ExportReceipt,
+    "RestoreReceipt": RestoreReceipt,
+}
+
+
+def _fields(kind: Any) -> set[str]:
+    if issubclass(kind, msgspec.Struct):
+        return {field.encode_name for field in msgspec.structs.fields(kind)}
+    return set(kind.__dataclass_fields__)

@@ -1,0 +1,167 @@
+"""``run -- COMMAND…``: the command has a sidecar while it runs, gets our signals, and we exit as it did."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.parts.homes import PROJECT, empty_home, write
+
+OWN_TOKEN = "a-token-that-was-set-before-0123456789"
+
+
+def _command(store: Path, *child: str, more: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "sidecar", "run", f"--store=file:{store}", *more, "--", *child]
+
+
+def _python(program: str) -> tuple[str, ...]:
+    return sys.executable, "-c", textwrap.dedent(program)
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("MEMORY_SIDECAR_")}, **more}
+
+
+def _run(store: Path, *child: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(store, *child), cwd=PROJECT, env=_environment(**more), capture_output=True, text=True, timeout=60
+    )
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    """The next line that the command prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_command_has_a_sidecar_that_ends_with_it_and_what_it_exports_is_kept(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n")
+    program = f"""
+        import os
+        from sidecar.client import Client
+        with Client() as client, client.conversation("conductor", sandbox="local:{home}") as memory:
+            print(memory.restored.outcome, len(os.environ["MEMORY_SIDECAR_TOKEN"]))
+        print(memory.exported.outcome, client.url)
+    """
+    ran = _run(tmp_path / "store", *_python(program))
+    restored, length, exported, url = ran.stdout.split()
+    assert (ran.returncode, restored, length, exported) == (0, "empty", "64", "committed"), ran.stderr
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/healthz", trust_env=False)
+    assert list((tmp_path / "store/memories/conductor/snapshots").iterdir())
+
+
+def test_a_token_that_is_set_is_kept_and_the_exit_code_is_the_commands(tmp_path: Path) -> None:
+    program = "import os; raise SystemExit(7 if os.environ['MEMORY_SIDECAR_TOKEN'] == os.environ['WANTED'] else 8)"
+    tokens = f"{OWN_TOKEN},another-token-0123456789"
+    ran = _run(tmp_path / "store", *_python(program), MEMORY_SIDECAR_TOKEN=tokens, WANTED=OWN_TOKEN)
+    assert ran.returncode == 7
+    assert OWN_TOKEN not in ran.stderr
+
+
+def test_a_command_that_a_signal_killed_exits_with_128_and_its_number(tmp_path: Path) -> None:
+    ran = _run(tmp_path / "store", *_python("import os; os.kill(os.getpid(), 9)"))
+    assert ran.returncode == 128 + 9
+
+
+def test_a_command_that_cannot_be_started_exits_127_and_says_why(tmp_path: Path) -> None:
+    ran = _run(tmp_path / "store", str(tmp_path / "no-such-program"))
+    assert ran.returncode == 127
+    assert "no-such-program cannot be started: No such file or directory" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_command_is_not_started_when_the_service_cannot_be(tmp_path: Path) -> None:
+    child = _python(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    command = _command(tmp_path / "store", *child, more=("--bind", "127.0.0.1"))
+    ran = subprocess.run(command, cwd=PROJECT, env=_environment(), capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and "address" in ran.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_signals_reach_the_command_which_may_still_use_the_sidecar(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n")
+    program = f"""
+        import signal
+        from sidecar.client import Client
+        wanted = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        print("ready", flush=True)
+        for _ in wanted:
+            print(signal.sigwait(wanted).name, flush=True)
+        print(Client().export("m", sandbox="local:{home}").outcome)
+        raise SystemExit(5)
+    """
+    process = subprocess.Popen(
+        _command(tmp_path / "store", *_python(program)),
+        cwd=PROJECT,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # no terminal: nobody else passes a signal on
+    )
+    try:
+        assert _line(process) == "ready"
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+            assert _line(process) == number.name
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (said, process.returncode) == ("committed\n", 5)
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_command_once_each_time(tmp_path: Path) -> None:
+    program = """
+        import signal, time
+        seen = []
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        print("ready", flush=True)
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+        print("seen", len(seen), flush=True)
+    """
+    leader, follower = os.openpty()
+    pid = os.fork()
+    if not pid:  # a session of its own, with the pseudo-terminal as its terminal
+        _login(follower)
+        os.chdir(PROJECT)
+        os.execve(sys.executable, _command(tmp_path / "store", *_python(program)), _environment())
+    os.close(follower)
+    said = _until(leader, "ready")
+    for _ in range(3):
+        os.write(leader, b"\x03")
+        time.sleep(0.3)
+    said += _until(leader, "seen")
+    assert "seen 3" in said
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(leader)
+
+
+def _login(terminal: int) -> None:
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for number in (0, 1, 2):
+        os.dup2(terminal, number)
+
+
+def _until(terminal: int, word: str) -> str:
+    said, deadline = "", time.monotonic() + 30
+    while word not in said or not said.endswith("\n"):
+        assert time.monotonic() < deadline, said
+        said += os.read(terminal, 4096).decode(errors="replace")
+    return said
