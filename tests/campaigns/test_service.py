@@ -128,6 +128,7 @@ def test_without_its_store_it_says_so_and_comes_back_by_itself(tmp_path: Path) -
         assert service.http.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_many_conversations_that_end_at_once_are_all_exported(tmp_path: Path) -> None:
     homes = [claude_mem_home(empty_home(tmp_path / f"home{n}") / "agent", rows=2) for n in range(30)]
     with serving(tmp_path / "store", tmp_path / "log") as service:

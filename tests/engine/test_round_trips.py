@@ -131,7 +131,7 @@ def rows(path: Path) -> list[tuple[int, str]]:
         database.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 async def test_every_snapshot_comes_back_as_it_was(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "MOST_PACKS", 3)
     engine = Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
