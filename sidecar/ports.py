@@ -68,7 +68,10 @@ class Sandbox(Protocol):
         ...
 
     def download(self, path: str) -> AsyncGenerator[bytes]:
-        """Stream a file. The caller checks size and hash: a truncated transfer may look like a short file."""
+        """Stream a file; ``~/`` at the beginning of its path is the sandbox's home.
+
+        The caller checks size and hash: a truncated transfer may look like a short file.
+        """
         ...
 
     async def remove(self, path: str) -> None:

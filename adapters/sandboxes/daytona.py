@@ -117,6 +117,8 @@ class Daytona:
     def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
         from daytona import DaytonaError
 
+        if path.startswith("~/"):
+            path = f"{box.get_user_home_dir()}/{path[2:]}"
         try:
             yield from box.fs.download_file_stream(path)
         except DaytonaError as problem:

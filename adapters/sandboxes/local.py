@@ -93,7 +93,8 @@ class LocalSandbox:
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
         try:
-            with await asyncio.to_thread(open, path, "rb") as file:
+            place = self.home / path[2:] if path.startswith("~/") else Path(path)
+            with await asyncio.to_thread(open, place, "rb") as file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK):
                     yield chunk
         except OSError as problem:

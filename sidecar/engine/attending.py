@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-from sidecar.engine.asking import Answer, ask
+from sidecar.engine.asking import ANSWER_ALLOWANCE, Answer, ask, parse
 from sidecar.engine.direct import NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import (
-    BadAnswer,
     LimitExceeded,
     ProgramFailed,
     SandboxAsleep,
@@ -92,14 +93,30 @@ async def tidy(
         fallback = tidy_script(snapshot, uploads)
         answer, _ = await ask(sandbox, request, Answer, timeout=TIDY_SECONDS, fallback=fallback)
         return answer if answer.status == "complete" else None
-    except (ProgramFailed, BadAnswer):
-        return None
     except SidecarError:
-        # Commands do not get through: what was uploaded can still be deleted as a file.
+        # Commands do not get through, or their answers do not: files may, both to be deleted and to be read.
         for path in uploads:
             with contextlib.suppress(SidecarError):
                 await sandbox.remove(path)
+        with contextlib.suppress(SidecarError):
+            return await _written_answer(sandbox, request) if operation else None
         return None
+
+
+async def _written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> Answer | None:
+    """What a restore wrote down of itself when it had ended well, if it is this one."""
+    text = b""
+    async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{request['key']}/answer")) as chunks:
+        async for chunk in chunks:
+            text += chunk
+            if len(text) > ANSWER_ALLOWANCE:
+                return None
+    try:
+        operation, value = json.loads(text)
+        value.update(memory=request["memory"], snapshot=request["snapshot"])
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return parse(value, Answer, request) if operation == request["operation"] else None
 
 
 @asynccontextmanager

@@ -210,9 +210,6 @@ async def restored(scene: Scene) -> str:
         assert scene.memory() == new
         return said
     _may_be(case, said)
-    if case.step == "command" and scene.memory() == new:
-        # The command was not told to us to have succeeded, again and again; but it had.
-        return f"{said} (yet in place)"
     assert scene.memory() == old
     return said
 
