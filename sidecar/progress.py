@@ -6,6 +6,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
+    def about(self, snapshot: str) -> None:
+        """It is about this snapshot."""
+        ...
+
     def step(self, name: str, total: int | None = None) -> None:
         """A new step begins; ``total`` bytes are expected, if that is known."""
         ...
@@ -17,6 +21,9 @@ class Progress(Protocol):
 
 class Unwatched:
     """Nobody watches."""
+
+    def about(self, snapshot: str) -> None:
+        return None
 
     def step(self, name: str, total: int | None = None) -> None:
         return None

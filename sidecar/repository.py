@@ -116,6 +116,11 @@ class Repository:
                 folders.setdefault(folder, []).append(info.key)
         return sorted(filter(None, [await self._id_from(keys) for keys in folders.values()]))
 
+    async def heads(self) -> list[Head]:
+        """The head of every memory that has one which can be read."""
+        states = [await self.head(memory) for memory in await self.memories()]
+        return [state.head for state in states if state.head is not None]
+
     async def _id_from(self, keys: list[str]) -> str:
         for key in sorted(keys):  # head.json sorts before snapshots/
             stored = await self.store.get(key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+import logging
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
 from sidecar.errors import SandboxTimeout, SidecarError
 
@@ -12,11 +14,18 @@ def _worth_it(problem: BaseException) -> bool:
     return isinstance(problem, SidecarError) and problem.retryable and not isinstance(problem, SandboxTimeout)
 
 
+def _tell(state: RetryCallState) -> None:
+    problem = state.outcome.exception() if state.outcome else None
+    if isinstance(problem, SidecarError):
+        logging.getLogger("sidecar").warning("trying again: %s [%s]", problem.message, problem.code)
+
+
 def retrying(attempts: int = 3) -> AsyncRetrying:
     """For steps that change nothing, or can be done twice."""
     return AsyncRetrying(
         retry=retry_if_exception(_worth_it),
         stop=stop_after_attempt(attempts),
         wait=wait_exponential_jitter(multiplier=0.2, max=5),
+        before_sleep=_tell,
         reraise=True,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from emulators import E2BEmulator
 from tests.parts.homes import PROJECT, empty_home, write
 
 OWN_TOKEN = "a-token-that-was-set-before-0123456789"
@@ -122,6 +123,75 @@ def test_signals_reach_the_command_which_may_still_use_the_sidecar(tmp_path: Pat
     finally:
         process.kill()
     assert (said, process.returncode) == ("committed\n", 5)
+
+
+ATTACHES = """
+    from sidecar.client import Client
+    Client().attach("m", sandbox="{sandbox}", checkpoint_every=3600, restore=False)
+    print("attached", flush=True)
+"""
+
+
+def test_what_is_attached_is_saved_when_the_command_ends(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n")
+    ran = _run(tmp_path / "store", *_python(ATTACHES.format(sandbox=f"local:{home}")))
+    assert ran.returncode == 0, ran.stderr
+    assert len(list((tmp_path / "store/memories/m/snapshots").glob("2*.json"))) == 1
+
+
+def test_a_command_that_went_well_exits_1_when_something_could_not_be_saved(tmp_path: Path) -> None:
+    with E2BEmulator() as e2b:
+        box = e2b.create()
+        write(box.home / "MEMORY.md", b"# remembered\n")
+        program = ATTACHES.format(sandbox=f"e2b:{box.id}") + "    input()\n"
+        process = subprocess.Popen(
+            _command(tmp_path / "store", *_python(program)),
+            cwd=PROJECT,
+            env=_environment(**e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="3"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert _line(process) == "attached"
+            e2b.latency = 60
+            _, complaint = process.communicate("\n", timeout=30)
+            e2b.latency = 0
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "not saved" in complaint and "Traceback" not in complaint
+
+
+def test_a_signal_after_the_command_ended_ends_the_saving_at_once(tmp_path: Path) -> None:
+    with E2BEmulator() as e2b:
+        box = e2b.create()
+        write(box.home / "MEMORY.md", b"# remembered\n")
+        process = subprocess.Popen(
+            _command(tmp_path / "store", *_python(ATTACHES.format(sandbox=f"e2b:{box.id}") + "    input()\n")),
+            cwd=PROJECT,
+            env=_environment(**e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="300"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert _line(process) == "attached"
+            e2b.latency = 60
+            assert process.stdin is not None and process.stderr is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            while "stopping" not in (said := process.stderr.readline()):
+                assert said, "it ended without being told"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 130
+            e2b.latency = 0
+        finally:
+            process.kill()
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_command_once_each_time(tmp_path: Path) -> None:

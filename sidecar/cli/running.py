@@ -42,8 +42,8 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
     config = replace(config, service=replace(config.service, bind=args.bind or ANY_PORT))
     token = _token()
-    relay = _Relay()
     service = _Service(replace(engine, progress=Unwatched()), config)
+    relay = _Relay(service.hurried)
     async with service.running() as url:
         ended = await relay.run(command, {**os.environ, URL: _reachable(url), TOKEN: token})
     code = BY_SIGNAL - ended if ended < 0 else ended
@@ -59,17 +59,23 @@ class _Service:
     def __init__(self, engine: Engine, config: Config) -> None:
         self._engine = engine
         self._config = config
+        self._stopping = asyncio.Event()
+        self.hurried = asyncio.Event()
+        """Set it to end at once what is being saved."""
         self.left = 0
         """Its exit code: not 0 when something was left undone."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Its address. Raise whatever keeps it from starting."""
-        stopping = asyncio.Event()
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(
-                self._engine, self._config.service, self._config.webhooks, ready=address.set_result, stopping=stopping
+                self._engine,
+                self._config.service,
+                self._config.webhooks,
+                ready=address.set_result,
+                told=(self._stopping, self.hurried),
             )
         )
         try:
@@ -80,14 +86,15 @@ class _Service:
                 raise UsageError("The service ended before it could be used.")
             yield address.result()
         finally:
-            stopping.set()
+            self._stopping.set()
             self.left = await serving
 
 
 class _Relay:
-    """Runs one command and hands on to it the signals that are sent to us."""
+    """Runs one command and hands on to it the signals that are sent to us; once it has ended, they mean to hurry."""
 
-    def __init__(self) -> None:
+    def __init__(self, hurried: asyncio.Event) -> None:
+        self._hurried = hurried
         self._child: Process | None = None
         self._early: signal.Signals | None = None
         for number in PASSED_ON:
@@ -109,6 +116,8 @@ class _Relay:
     def _pass_on(self, number: signal.Signals) -> None:
         if self._child is None:
             self._early = number
+        elif self._child.returncode is not None:
+            self._hurried.set()
         elif not (number is signal.SIGINT and _typed()):
             with suppress(ProcessLookupError):
                 self._child.send_signal(number)

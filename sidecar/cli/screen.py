@@ -65,6 +65,9 @@ class ProgressBar:
         self._patience.join()
         self._bar.stop()
 
+    def about(self, snapshot: str) -> None:
+        return None
+
     def step(self, name: str, total: int | None = None) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)

@@ -69,7 +69,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
     contents = await show_snapshot(engine.repository, args.memory, args.snapshot)
     manifest = contents.manifest
     words: list[str | Table] = [
-        f"{manifest.memory} {manifest.snapshot} ({contents.standing})",
+        f"{manifest.memory} {manifest.snapshot} ({contents.row.standing})",
         f"Made {when(manifest.created)} UTC from {manifest.sandbox or manifest.origin}",
         f"{plural(manifest.files, 'file')}, {size(manifest.bytes)}",
         f"{plural(len(manifest.packs), 'pack')}, {size(manifest.packed_bytes)}",
@@ -88,7 +88,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
         ),
     ]
     entries = [asdict(row) for row in contents.entries]
-    return Result({**asdict(manifest), "standing": contents.standing, "entries": entries}, words)
+    return Result({**asdict(manifest), "standing": contents.row.standing, "entries": entries}, words)
 
 
 def _shown(row: EntryRow) -> str:

@@ -103,6 +103,7 @@ def restore(
     snapshot: str = "latest",
     mode: Literal["replace", "seed"] = "replace",
     projects: Sequence[str] | None = None,
+    conversation: str = "",
     force: bool = False,
     wake: bool = False,
     idempotency_key: str | None = None,
@@ -113,6 +114,7 @@ def restore(
         "snapshot": snapshot,
         "mode": mode,
         "projects": None if projects is None else list(projects),
+        "conversation": conversation,
         "force": force,
         "wake": wake,
     }
@@ -197,11 +199,11 @@ def attach(
     return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=_whole(Attached))
 
 
-def detach(memory: str, *, export: bool = False) -> Call[Attached]:
+def detach(memory: str, *, export: bool = False, idempotency_key: str | None = None) -> Call[Attached]:
     """Stop looking after a memory's sandbox; with ``export``, export it a last time first."""
     query = {"export": "true" if export else "false"}
-    path = path_of(memory, "attachment")
-    return Call(method="DELETE", path=path, query=query, read=_whole(Attached), repeatable=False)
+    path, headers = path_of(memory, "attachment"), _key(idempotency_key)
+    return Call(method="DELETE", path=path, query=query, headers=headers, read=_whole(Attached))
 
 
 def attachment(memory: str) -> Call[Attached]:
@@ -242,8 +244,11 @@ def _segment(text: str) -> str:
 
 def _once(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
     """A call that is done once however often it is sent: it has a key, which all its attempts share."""
-    headers = {"Idempotency-Key": key or str(uuid4())}
-    return Call(method="POST", path=path_of(memory, verb), body=body, headers=headers, read=_whole(kind))
+    return Call(method="POST", path=path_of(memory, verb), body=body, headers=_key(key), read=_whole(kind))
+
+
+def _key(given: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": given or str(uuid4())}
 
 
 def _whole(kind: type[T]) -> Callable[[bytes], T]:

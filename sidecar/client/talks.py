@@ -41,6 +41,7 @@ class Plan:
             snapshot=self.snapshot,
             mode=self.mode,
             projects=self.projects,
+            conversation=self.conversation,
             wake=self.wake,
         )
 

@@ -132,6 +132,7 @@ async def advance(
     await engine.repository.store.prepare()
     if engine.fence is not None:
         await engine.fence()
+    engine.progress.step("moving the head")
     try:
         return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
     except HeadMoved:

@@ -189,11 +189,13 @@ async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _R
     started = time.monotonic()
     check_memory_id(request.memory)
     counted = CountedSandbox(sandbox, engine.progress)
+    engine.progress.step("reaching the sandbox")
     presence, state, survey = await together(
         reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
     )
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
+    engine.progress.about(snapshot)
     return _Run(engine, counted, request, started, state, survey, known, snapshot, presence)
 
 

@@ -61,7 +61,7 @@ class Contents:
     """A snapshot and every entry in it."""
 
     manifest: Manifest
-    standing: str
+    row: SnapshotRow
     entries: list[EntryRow]
 
 
@@ -167,7 +167,7 @@ async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Con
     state = await repository.head(memory)
     return Contents(
         manifest=manifest,
-        standing=standing(manifest.snapshot, manifest, state),
+        row=_snapshot_row(manifest.snapshot, manifest, state),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
     )
 

@@ -85,6 +85,7 @@ async def _from_the_bucket(run: _Run) -> RestoreReceipt:
         reach(run.sandbox), choose_unread(engine.repository, request.memory, request.snapshot)
     )
     run.manifest = manifest
+    engine.progress.about(manifest.snapshot)
     engine.progress.step("putting it in place")
     async with kept_alive(engine, run.sandbox, presence, run.warnings):
         answer = await _settled(
@@ -104,6 +105,7 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
             return await _nothing(run)
         run.manifest, run.wanted = choice.fetched.manifest, choice.wanted
         run.warnings += choice.warnings
+        engine.progress.about(run.manifest.snapshot)
         uploads: list[str] = []
         placing = place(engine, run.sandbox, request, choice.fetched, scratch, uploads, run.operation)
         async with kept_alive(engine, run.sandbox, presence, run.warnings):

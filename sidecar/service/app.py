@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service import attaching, memories, system, verbs
+from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
 from sidecar.service.problems import Problem, answer, on_bad_request, on_http_error, on_sidecar_error
@@ -120,6 +121,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = TypeAdapter(Problem).json_schema()
+    add_examples(schemas)
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     app.openapi_schema = document

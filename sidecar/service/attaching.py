@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
@@ -17,7 +18,7 @@ from sidecar.service.bodies import Body, Name
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
-from sidecar.service.verbs import sidecar_of
+from sidecar.service.verbs import IdempotencyKey, sidecar_of
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
 TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
@@ -90,10 +91,21 @@ async def detach(
     request: Request,
     memory: MemoryId,
     export: Annotated[bool, Query(description="Export it a last time first.")] = False,
+    key: IdempotencyKey = "",
 ) -> AttachmentAnswer:
     """Stop looking after it."""
-    keeper = keeper_of(request)
-    await keeper.find(check_memory_id(memory))
+    keeper, repeated = keeper_of(request), sidecar_of(request).repeated
+    check_memory_id(memory)
+    call = await repeated.begin(key, memory, "detach", {"export": export}) if key else None
+    if call is not None and call.receipt is not None:
+        before = msgspec.convert(call.receipt, AttachmentAnswer)
+        await keeper.detach(before.attachment)
+        return before
+    await keeper.find(memory)
     exported = await keeper.save(memory, "detached") if export else None
     assert exported is None or isinstance(exported, ExportReceipt)
-    return AttachmentAnswer(attachment=await keeper.detach(memory), exported=exported)
+    answer = AttachmentAnswer(attachment=await keeper.find(memory), exported=exported)
+    if call is not None:
+        await repeated.end(call, asdict(answer))
+    await keeper.detach(answer.attachment)
+    return answer

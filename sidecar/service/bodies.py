@@ -38,6 +38,7 @@ class RestoreBody(Body):
     snapshot: Name = Field(default="latest", examples=["latest", "@2026-11-16T10:00Z"])
     mode: Literal["replace", "seed"] = "replace"
     projects: list[Name] | None = Field(default=None, max_length=100)
+    conversation: Text = Field(default="", description="The conversation it is for: told in the log and in events.")
     force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
 

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from sidecar.engine import ExportRequest, export
 from sidecar.errors import HeadMoved, SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
+from sidecar.service.jobs import Jobs
 from sidecar.service.leases import Lease, LeaseLost
 from sidecar.service.operations import Operation, Receipt
 from sidecar.service.sidecar import Sidecar
@@ -36,26 +35,24 @@ class _Kept:
 
 
 class Keeper:
-    def __init__(self, sidecar: Sidecar) -> None:
+    def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
+        self._jobs = jobs
         store = sidecar.engine.repository.store
         self.lease = Lease(store, sidecar.settings.lease)
         self._attachments = Attachments(store)
         self._kept: dict[str, _Kept] = {}
-        self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._turn = asyncio.Lock()
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
 
     async def start(self) -> None:
         """Say that we live, take what nobody looks after, and go on doing both."""
         await self.tick()
-        self._scheduler.start()
-        every = self.lease.renew_every
-        self._scheduler.add_job(self._job, "interval", seconds=every, args=[self.tick], coalesce=True, max_instances=1)
+        self._jobs.every("look around", self.lease.renew_every, self.tick)
 
     @property
     def alive(self) -> bool:
-        return bool(self._scheduler.running) and self.lease.held
+        return self._jobs.running and self.lease.held
 
     @property
     def attachments(self) -> list[Attachment]:
@@ -87,24 +84,15 @@ class Keeper:
         self._sidecar.events.publish("attachment.attached", memory=wanted.memory, sandbox=wanted.sandbox)
         return held.attachment
 
-    async def detach(self, memory: str) -> Attachment:
-        """Stop looking after it. Raise ``NotAttached``."""
-        attachment = await self.find(memory)
-        await self._attachments.remove(memory)
-        self._drop(memory)
-        self._sidecar.events.publish("attachment.detached", memory=memory, sandbox=attachment.sandbox)
-        return attachment
-
-    async def _job(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """What the scheduler calls. What goes wrong is told, never raised: there will be a next time."""
-        try:
-            await work(*args)
-        except asyncio.CancelledError:  # the scheduler is shut down
+    async def detach(self, attachment: Attachment) -> None:
+        """Stop looking after it, unless another has taken its place."""
+        held = await self._attachments.find(attachment.memory)
+        if held is None or held.attachment.attached != attachment.attached:
             return
-        except SidecarError as problem:
-            self._log.error("could not look after attachments", **problem.as_dict())
-        except Exception:
-            self._log.exception("a mistake of ours while looking after attachments")
+        await self._attachments.remove(attachment.memory)
+        self._drop(attachment.memory)
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
+        self._sidecar.events.publish("attachment.detached", **about)
 
     async def tick(self) -> None:
         """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
@@ -143,49 +131,19 @@ class Keeper:
             generation=attachment.generation,
         )
         # Nobody knows how long it was not looked after.
-        self._soon(attachment.memory, random.uniform(0, 1))
+        self._jobs.once(f"end {attachment.memory}", random.uniform(0, 1), self._checkpoint, attachment.memory)
 
     def _keep(self, held: Held) -> None:
         memory, every = held.attachment.memory, held.attachment.checkpoint_every
         self._kept[memory] = _Kept(held)
         if held.attachment.state == "lost":
             return
-        self._scheduler.add_job(
-            self._job,
-            "interval",
-            seconds=every,
-            jitter=every * JITTER,
-            args=[self._checkpoint, memory],
-            id=f"checkpoint {memory}",
-            replace_existing=True,
-            coalesce=True,
-            max_instances=1,
-        )
-        self._scheduler.add_job(
-            self._job,
-            args=[self._watch_end, memory],
-            id=f"watch {memory}",
-            replace_existing=True,
-            misfire_grace_time=None,
-        )
+        self._jobs.every(f"checkpoint {memory}", every, self._checkpoint, memory, jitter=every * JITTER)
+        self._jobs.once(f"watch {memory}", 0, self._watch_end, memory)
 
     def _drop(self, memory: str) -> None:
         self._kept.pop(memory, None)
-        for name in ("checkpoint", "watch", "end"):
-            if self._scheduler.get_job(f"{name} {memory}"):
-                self._scheduler.remove_job(f"{name} {memory}")
-
-    def _soon(self, memory: str, seconds: float) -> None:
-        when = datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))
-        self._scheduler.add_job(
-            self._job,
-            "date",
-            run_date=when,
-            args=[self._checkpoint, memory],
-            id=f"end {memory}",
-            replace_existing=True,
-            misfire_grace_time=None,
-        )
+        self._jobs.cancel(f"checkpoint {memory}", f"watch {memory}", f"end {memory}")
 
     async def _watch_end(self, memory: str) -> None:
         """Find out when its provider will end a sandbox, and plan an export before that."""
@@ -202,7 +160,8 @@ class Keeper:
             self._log.warning("cannot see when it ends", memory=memory, **problem.as_dict())
             return
         if kept.ends_at is not None:
-            self._soon(memory, kept.ends_at - time.time() - self._sidecar.settings.lead)
+            left = kept.ends_at - time.time() - self._sidecar.settings.lead
+            self._jobs.once(f"end {memory}", left, self._checkpoint, memory)
 
     async def _checkpoint(self, memory: str) -> None:
         """Export, if there is anything new, and look again when it ends."""
@@ -285,15 +244,11 @@ class Keeper:
             error=problem.as_dict(),
         )
         await self._note(memory, state="lost", problem=f"{problem.code}: {problem.message}")
-        for name in ("checkpoint", "end"):
-            if self._scheduler.get_job(f"{name} {memory}"):
-                self._scheduler.remove_job(f"{name} {memory}")
+        self._jobs.cancel(f"checkpoint {memory}", f"end {memory}")
 
     async def stop(self, seconds: float) -> list[Attachment]:
         """Export all that is attached, what was not saved for longest first, and let go of it. Return what is not saved."""
-        if self._scheduler.running:
-            self._scheduler.remove_all_jobs()
-            self._scheduler.shutdown(wait=False)
+        self._jobs.stop()
         deadline = time.monotonic() + seconds
         waiting = sorted((one for one in self.attachments if one.state != "lost"), key=lambda one: -_since(one.saved))
         saving = [asyncio.create_task(self._last(one.memory)) for one in waiting]

@@ -74,23 +74,7 @@ async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
     """A snapshot and every file in it."""
     found = await show_snapshot(sidecar_of(request).engine.repository, memory, snapshot)
-    manifest = found.manifest
-    return SnapshotAnswer(
-        memory=memory,
-        snapshot=manifest.snapshot,
-        standing=found.standing,
-        created=manifest.created,
-        parent=manifest.parent,
-        label=manifest.label,
-        conversation=manifest.conversation,
-        sandbox=manifest.sandbox,
-        origin=manifest.origin,
-        rejected=manifest.rejected,
-        files=manifest.files,
-        bytes=manifest.bytes,
-        packs=len(manifest.packs),
-        entries=found.entries,
-    )
+    return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -147,6 +131,7 @@ async def get_diff(
 
 @router.post(
     "/memories/{memory}/archives",
+    response_model=ExportReceipt,
     responses=CHANGING,
     openapi_extra={
         "requestBody": {
@@ -163,10 +148,7 @@ async def post_archive(request: Request, memory: MemoryId, label: Annotated[str,
         with os.fdopen(handle, "wb") as file:
             async for chunk in request.stream():
                 await asyncio.to_thread(file.write, chunk)
-        receipt: ExportReceipt = await adopt(
-            sidecar_of(request).engine, Path(name), ExportRequest(memory=memory, label=label)
-        )
-        return asdict(receipt)
+        return await adopt(sidecar_of(request).engine, Path(name), ExportRequest(memory=memory, label=label))
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

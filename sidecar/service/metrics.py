@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,7 +34,13 @@ class Metrics:
         )
         self._newest = Gauge(
             "memory_sidecar_newest_snapshot_age_seconds",
-            "Since a memory was last exported or found unchanged by this process",
+            "Since a memory's head was made, whoever made it; what other services do is seen within ten minutes",
+            ["memory"],
+            registry=self.registry,
+        )
+        self._saved = Gauge(
+            "memory_sidecar_saved_age_seconds",
+            "Since this service last exported a memory or found nothing new in its sandbox",
             ["memory"],
             registry=self.registry,
         )
@@ -47,7 +55,8 @@ class Metrics:
         self._lost = Counter(
             "memory_sidecar_sandboxes_lost", "Sandboxes that ended before they were saved", registry=self.registry
         )
-        self._saved: dict[str, float] = {}
+        self._made: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
 
     def count(self, event: Event) -> None:
         if event.type == "sandbox.lost":
@@ -58,18 +67,30 @@ class Metrics:
         self._operations.labels(kind, outcome).inc()
         self._seconds.labels(kind).observe(float(event.details.get("seconds", 0)))
         self._stored.inc(int(event.details.get("packed_bytes", 0)))
+        at = datetime.fromisoformat(event.at).timestamp()
         if kind == "export" and outcome in ("committed", "unchanged"):
-            self._saved[event.memory] = datetime.fromisoformat(event.at).timestamp()
+            self._seen[event.memory] = at
+        if kind == "export" and outcome == "committed":
+            self._made[event.memory] = at
+
+    def newest(self, made: Mapping[str, datetime]) -> None:
+        """When each memory's head was made, as the store has it. What it does not have is gone."""
+        for memory in self._made.keys() - made.keys():
+            self.forget(memory)
+        self._made = {memory: moment.timestamp() for memory, moment in made.items()}
 
     def forget(self, memory: str) -> None:
-        if self._saved.pop(memory, None) is not None:
-            self._newest.remove(memory)
+        for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
+            if known.pop(memory, None) is not None:
+                with suppress(KeyError):  # not shown yet
+                    shown.remove(memory)
 
     def text(self, *, running: int, waiting: int, attached: int, at_risk: int) -> bytes:
         self._attached.set(attached)
         self._at_risk.set(at_risk)
         self._running.set(running)
         self._waiting.set(waiting)
-        for memory, saved in self._saved.items():
-            self._newest.labels(memory).set(max(0.0, time.time() - saved))
+        for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
+            for memory, moment in known.items():
+                shown.labels(memory).set(max(0.0, time.time() - moment))
         return generate_latest(self.registry)

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
@@ -40,6 +39,9 @@ class Operation:
     kind: str
     memory: str
     sandbox: str
+    conversation: str = ""
+    snapshot: str = ""
+    """The one it makes or restores, once that is known."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     state: str = "queued"
     """"queued", "running", "done" or "failed"."""
@@ -52,11 +54,27 @@ class Operation:
     problem: SidecarError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def about(self, snapshot: str) -> None:
+        self.snapshot = snapshot
+
     def step(self, name: str, total: int | None = None) -> None:
         self.doing, self.done_bytes, self.total_bytes = name, 0, total
+        structlog.get_logger("sidecar").info(name, **self.bound())
 
     def advance(self, count: int) -> None:
         self.done_bytes += count
+
+    def bound(self) -> dict[str, str]:
+        """What every line of the log about it says."""
+        about = {
+            "operation": self.id,
+            "kind": self.kind,
+            "memory": self.memory,
+            "sandbox": self.sandbox,
+            "conversation": self.conversation,
+            "snapshot": self.snapshot,
+        }
+        return {name: value for name, value in about.items() if value}
 
     async def result(self) -> Receipt:
         """Wait for it. Raise what it failed with."""
@@ -157,13 +175,12 @@ class Operations:
         return list(self._open.values())
 
     async def _run(self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]]) -> None:
-        log = self._log.bind(
-            operation=operation.id, kind=operation.kind, memory=operation.memory, sandbox=operation.sandbox
-        )
+        # Whatever is logged on the way, by a library too, says whose it is.
+        structlog.contextvars.bind_contextvars(**operation.bound())
         try:
             async with self._memories.held(operation.memory), self._turns:
                 operation.state = "running"
-                log.info(f"{operation.kind} begins")
+                self._log.info(f"{operation.kind} begins")
                 operation.receipt = await work(operation)
                 operation.state = "done"
         except SidecarError as problem:
@@ -171,23 +188,25 @@ class Operations:
         except asyncio.CancelledError:
             operation.problem, operation.state = Stopping("The service ended before this was done."), "failed"
         except Exception as problem:  # a mistake of ours: the caller hears of it, and so does the log
-            log.exception(f"{operation.kind} broke")
+            self._log.exception(f"{operation.kind} broke")
             operation.problem, operation.state = SidecarError(f"An unexpected {type(problem).__name__}."), "failed"
         finally:
             operation.finished = time.time()
-            self._tell(operation, log)
+            self._tell(operation)
             operation.ended.set()
 
-    def _tell(self, operation: Operation, log: Any) -> None:
+    def _tell(self, operation: Operation) -> None:
         took = round((operation.finished or 0) - operation.created, 3)
         if operation.receipt is not None:
             said, outcome = operation.receipt, operation.receipt.outcome.value
-            log.info(f"{operation.kind} {outcome}", snapshot=said.snapshot, bytes=said.bytes, seconds=took)
+            operation.about(said.snapshot or "")
+            self._log.info(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **operation.bound())
             self._events.publish(
                 f"{operation.kind}.{outcome}",
                 memory=operation.memory,
                 sandbox=operation.sandbox,
                 operation=operation.id,
+                conversation=operation.conversation,
                 snapshot=said.snapshot,
                 files=said.files,
                 bytes=said.bytes,
@@ -197,12 +216,13 @@ class Operations:
             )
         elif operation.problem is not None:
             about = operation.problem.as_dict()
-            log.error(f"{operation.kind} failed", seconds=took, **about)
+            self._log.error(f"{operation.kind} failed", seconds=took, **{**about, **operation.bound()})
             self._events.publish(
                 f"{operation.kind}.failed",
                 memory=operation.memory,
                 sandbox=operation.sandbox,
                 operation=operation.id,
+                conversation=operation.conversation,
                 seconds=took,
                 error=about,
             )

@@ -42,6 +42,7 @@ class Call:
     """A digest of what was asked for."""
     snapshot: str
     receipt: dict[str, Any] | None = None
+    """What was answered."""
 
 
 class Repeated:
@@ -100,9 +101,9 @@ class Repeated:
             outcome, state = await advance(self._engine, manifest, state, moves=True)
         return _receipt_of(manifest, outcome, state.snapshot, sandbox)
 
-    async def end(self, call: Call, receipt: ExportReceipt | RestoreReceipt) -> None:
+    async def end(self, call: Call, answer: dict[str, Any]) -> None:
         """Remember the answer."""
-        ended = Call(call.key, call.memory, call.kind, call.body, call.snapshot, receipt.as_dict())
+        ended = Call(call.key, call.memory, call.kind, call.body, call.snapshot, answer)
         await self._engine.repository.store.put(Keys.of(call.memory).call(call.key), _encoded(ended))
 
 

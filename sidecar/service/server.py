@@ -19,6 +19,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
+from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
@@ -28,6 +29,8 @@ from sidecar.service.tokens import check_bind, load_tokens
 from sidecar.service.webhooks import Deliveries
 
 DELIVERY_SECONDS = 3.0
+HEADS_SECONDS = 600.0
+"""How often it is looked up what other services have stored."""
 UNSAVED = 1
 HURRIED = 130
 
@@ -38,9 +41,9 @@ async def serve(
     webhooks: Sequence[Webhook] = (),
     *,
     ready: Callable[[str], None] = lambda url: None,
-    stopping: asyncio.Event | None = None,
+    told: tuple[asyncio.Event, asyncio.Event] | None = None,
 ) -> int:
-    """Serve until told to stop, by a signal or by ``stopping`` (then signals are somebody else's matter).
+    """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
 
     Return the exit code: 0, or 1 when something could not be finished or saved in time.
     """
@@ -52,8 +55,12 @@ async def serve(
     await engine.repository.store.prepare()
     sidecar = Sidecar(engine, settings)
     deliveries = _deliveries(sidecar, webhooks)
-    keeper = Keeper(sidecar)
+    jobs = Jobs()
+    keeper = Keeper(sidecar, jobs)
     await keeper.start()
+    jobs.once("first look", 0, sidecar.look_at_heads)
+    jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads)
+    jobs.start()
     listener = _listen(host, port)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     server = _Server(
@@ -61,9 +68,7 @@ async def serve(
             make_app(sidecar, keeper, tokens), log_config=None, access_log=False, lifespan="on", server_header=False
         )
     )
-    hurried = asyncio.Event()
-    if stopping is None:
-        stopping, hurried = _signals()
+    stopping, hurried = told or _signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
@@ -26,7 +27,7 @@ class Sidecar:
         self.events.tell(self.metrics.count)
         self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes()
-        self._repeated = Repeated(engine)
+        self.repeated = Repeated(engine)
         self._by_key: dict[tuple[str, str], Operation] = {}
 
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
@@ -36,16 +37,18 @@ class Sidecar:
         async def work(operation: Operation, call: Call | None) -> Receipt:
             ours = request
             if call is not None:
-                if (stored := await self._repeated.settled(call, sandbox)) is not None:
+                if (stored := await self.repeated.settled(call, sandbox)) is not None:
                     return stored
                 ours = replace(request, snapshot=call.snapshot)
             async with self.sandboxes.use(sandbox, wake=wake) as box:
                 return await export(replace(self.engine, progress=operation), box, ours)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
-        return await self._accept(Operation("export", request.memory, sandbox), work, key, body)
+        return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
 
-    async def restore(self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
+    async def restore(
+        self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "", conversation: str = ""
+    ) -> Operation:
         """Accept a restore. Under a ``key`` that was used before, it is that one."""
         check_memory_id(request.memory)
 
@@ -54,7 +57,7 @@ class Sidecar:
                 return await restore(replace(self.engine, progress=operation), box, request)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
-        return await self._accept(Operation("restore", request.memory, sandbox), work, key, body)
+        return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     async def _accept(
         self,
@@ -66,10 +69,10 @@ class Sidecar:
         if not key:
             return self.operations.start(operation, lambda started: work(started, None))
         running = self._by_key.get((operation.memory, key))
-        call = await self._repeated.begin(key, operation.memory, operation.kind, body)
+        call = await self.repeated.begin(key, operation.memory, operation.kind, body)
         if running is not None and not running.ended.is_set():
             return running
-        if (answered := self._repeated.answered(call)) is not None:
+        if (answered := self.repeated.answered(call)) is not None:
             return self.operations.repeat(operation, answered)
         # From here to the start nothing else runs: two repetitions cannot both start.
         running = self._by_key.get((operation.memory, key))
@@ -80,7 +83,7 @@ class Sidecar:
             try:
                 # One that fails is not forgotten: what it may have stored already is settled by its repetition.
                 receipt = await work(started, call)
-                await self._repeated.end(call, receipt)
+                await self.repeated.end(call, receipt.as_dict())
                 return receipt
             finally:
                 self._by_key.pop((operation.memory, key), None)
@@ -91,6 +94,11 @@ class Sidecar:
         except SidecarError:
             self._by_key.pop((operation.memory, key), None)
             raise
+
+    async def look_at_heads(self) -> None:
+        """Learn how old the newest snapshot of each memory is, whoever made it."""
+        heads = await self.engine.repository.heads()
+        self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
     async def close(self) -> None:
         await self.sandboxes.close()

@@ -40,7 +40,12 @@ async def healthz() -> Health:
     return Health(status="ok", version=__version__, checks={})
 
 
-@router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}}, openapi_extra={"security": []})
+@router.get(
+    "/readyz",
+    response_model=Health,
+    responses={503: {"model": Health, "description": "Not ready"}},
+    openapi_extra={"security": []},
+)
 async def readyz(request: Request) -> Any:
     """It can do its work: the store can be written, and attachments are looked after."""
     sidecar = sidecar_of(request)

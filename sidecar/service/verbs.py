@@ -64,7 +64,9 @@ async def restore_memory(
         projects=None if body.projects is None else tuple(body.projects),
         force=body.force,
     )
-    operation = await sidecar_of(request).restore(wanted, body.sandbox, wake=body.wake, key=key)
+    operation = await sidecar_of(request).restore(
+        wanted, body.sandbox, wake=body.wake, key=key, conversation=body.conversation
+    )
     return await operation.result() if wait else _accepted(operation)
 
 

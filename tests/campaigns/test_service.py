@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,21 @@ import httpx
 import pytest
 
 from tests.parts.homes import claude_mem_home, empty_home, observe, titles
-from tests.parts.services import TOKEN, Service, path, serving
+from tests.parts.s3_servers import S3Server
+from tests.parts.services import TOKEN, Service, path, serving, until
+from tests.parts.wire import wire_to
 
-ROUNDS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.slow)]
+ROUNDS = [
+    pytest.param(3, "file", id="3-file"),
+    pytest.param(50, "file", id="50-file", marks=pytest.mark.slow),
+    pytest.param(50, "s3", id="50-s3", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture
+def bucket(weed: S3Server, credentials_of: Callable[[S3Server], None]) -> str:
+    credentials_of(weed)
+    return weed.make_bucket(f"service-{time.time_ns()}")
 
 
 class Caller(threading.Thread):
@@ -55,13 +68,17 @@ class Caller(threading.Thread):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("kills", ROUNDS)
+@pytest.mark.parametrize(("kills", "kind"), ROUNDS)
 def test_killed_at_any_moment_it_loses_nothing_it_acknowledged(
-    kills: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kills: int, kind: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance, stop = random.Random(kills), threading.Event()
     watched = claude_mem_home(empty_home(tmp_path / "watched") / "agent", rows=3)
-    with serving(tmp_path / "store", tmp_path / "log", lease=2) as service:
+    store = f"file:{tmp_path / 'store'}"
+    if kind == "s3":
+        weed = request.getfixturevalue("weed")
+        store = f"s3://{request.getfixturevalue('bucket')}/x?endpoint={weed.endpoint}"
+    with serving(store, tmp_path / "log", lease=2) as service:
         attached = service.http.put(
             path("attached", "attachment"), json={"sandbox": f"local:{watched}", "checkpoint_every": 1}
         )
@@ -81,14 +98,10 @@ def test_killed_at_any_moment_it_loses_nothing_it_acknowledged(
         for caller in callers:
             _nothing_lost(service, caller, tmp_path)
         observe(watched, 1, "the last word")
-        deadline = time.monotonic() + 20
-        other = tmp_path / "other"
-        while "the last word 0" not in _restored(service, "attached", other):
-            assert time.monotonic() < deadline, "the attachment was not taken up again"
-            time.sleep(0.5)
+        until(lambda: "the last word 0" in _restored(service, "attached", tmp_path / "other"))
         with capsys.disabled():
             total = sum(len(caller.acknowledged) for caller in callers)
-            print(f"\n{kills} kills, {total} exports acknowledged, none lost, none twice")
+            print(f"\n{kills} kills, {total} exports acknowledged on {kind}:, none lost, none twice")
 
 
 def _nothing_lost(service: Service, caller: Caller, tmp_path: Path) -> None:
@@ -126,6 +139,43 @@ def test_without_its_store_it_says_so_and_comes_back_by_itself(tmp_path: Path) -
         away.rename(store)
         assert service.export("me", f"local:{home}", key="k").json()["outcome"] == "committed"
         assert service.http.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_cut_off_from_its_bucket_it_acknowledges_nothing_and_goes_on_by_itself(
+    seconds: float, tmp_path: Path, weed: S3Server, bucket: str
+) -> None:
+    watched = claude_mem_home(empty_home(tmp_path / "watched") / "agent", rows=3)
+    homes = [claude_mem_home(empty_home(tmp_path / f"home{n}") / "agent", rows=3) for n in range(2)]
+    stop = threading.Event()
+    with (
+        wire_to(weed.endpoint) as wire,
+        serving(f"s3://{bucket}/x?endpoint={wire.endpoint}", tmp_path / "log") as service,
+    ):
+        attached = {"sandbox": f"local:{watched}", "checkpoint_every": 1}
+        assert service.http.put(path("attached", "attachment"), json=attached).status_code == 200
+        callers = [Caller(service, f"m{n}", home, stop) for n, home in enumerate(homes)]
+        for caller in callers:
+            caller.start()
+        until(lambda: all(len(caller.acknowledged) > 1 for caller in callers))
+        wire.cut_request = lambda sent: True
+        time.sleep(1)  # what was answered before is on its way
+        before = [len(caller.acknowledged) for caller in callers]
+        cut = time.monotonic()
+        refused = service.http.get("/readyz")
+        assert refused.status_code == 503 and "No answer" in refused.json()["checks"]["store"], refused.text
+        assert service.http.get("/healthz").status_code == 200
+        time.sleep(max(0.0, seconds - (time.monotonic() - cut)))
+        assert [len(caller.acknowledged) for caller in callers] == before, "acknowledged without a store"
+        observe(watched, 1, "meanwhile")
+        wire.cut_request = lambda sent: False
+        until(lambda: all(len(caller.acknowledged) > count for caller, count in zip(callers, before, strict=True)))
+        until(lambda: "meanwhile 0" in _restored(service, "attached", tmp_path / "other"))
+        assert service.http.get("/readyz").status_code == 200
+        stop.set()
+        for caller in callers:
+            caller.join(60)
+            _nothing_lost(service, caller, tmp_path)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class S3Server:
 
     endpoint: str
     access_key: str
-    secret_key: str
+    secret_key: str = field(repr=False)
 
     @cached_property
     def client(self) -> Any:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,14 @@ class Service:
 
 def path(memory: str, *rest: str) -> str:
     return "/".join(["/v1/memories", memory.replace("/", "%2F"), *rest])
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for something to come true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -240,3 +240,20 @@ def test_beyond_the_queue_callers_are_told_to_wait(tmp_path: Path, home: Path) -
         refused = [answer for answer in answers if answer.status_code == 429]
         assert refused and {answer.status_code for answer in answers} == {202, 429}
         assert refused[0].json()["code"] == "too-busy" and int(refused[0].headers["retry-after"]) > 0
+
+
+def test_every_step_is_logged_with_what_it_is_about(service: Service, tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "logged") / "agent")
+    fresh = empty_home(tmp_path / "fresh")
+    exported = service.export("me", f"local:{home}", conversation="talk 7").json()
+    service.restore("me", f"local:{fresh}", conversation="talk 8")
+    lines = service.lines()
+    for kind, sandbox, conversation in (("export", home, "talk 7"), ("restore", fresh, "talk 8")):
+        mine = [line for line in lines if line.get("conversation") == conversation]
+        steps = [line["event"] for line in mine]
+        assert steps[0] == f"{kind} begins" and steps[-1] in ("export committed", "restore complete")
+        assert len(steps) >= 5, steps
+        assert {line["memory"] for line in mine} == {"me"}
+        assert {line["sandbox"] for line in mine} == {f"local:{sandbox}"}
+        assert len({line["operation"] for line in mine}) == 1
+        assert {line["snapshot"] for line in mine[3:]} == {exported["snapshot"]}

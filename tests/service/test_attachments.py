@@ -13,7 +13,7 @@ import pytest
 from emulators import E2BEmulator
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
 from tests.parts.s3_servers import S3Server
-from tests.parts.services import Service, path, serving
+from tests.parts.services import Service, path, serving, until
 from tests.parts.wire import wire_to
 
 
@@ -29,13 +29,6 @@ def attach(service: Service, memory: str, sandbox: str, **more: Any) -> dict[str
     answer = service.http.put(path(memory, "attachment"), json={"sandbox": sandbox, **more})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
-
-
-def until(true: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def snapshots(service: Service, memory: str = "me") -> int:
@@ -78,6 +71,19 @@ def test_attaching_restores_first_when_asked_and_exports_last_when_asked(tmp_pat
         assert ended["exported"]["outcome"] == "committed"
 
 
+def test_letting_go_may_be_sent_again_under_its_key(tmp_path: Path) -> None:
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        attach(service, "me", f"local:{home}", checkpoint_every=3600)
+        once = {"params": {"export": "true"}, "headers": {"Idempotency-Key": "k"}}
+        first = service.http.delete(path("me", "attachment"), **once)
+        again = service.http.delete(path("me", "attachment"), **once)
+        assert (first.status_code, first.json()) == (200, again.json())
+        attach(service, "me", f"local:{home}", checkpoint_every=3600)
+        service.http.delete(path("me", "attachment"), **once)
+        assert service.http.get(path("me", "attachment")).status_code == 200, "a later attachment is not meant"
+
+
 def test_a_restarted_service_takes_its_attachments_up_again(tmp_path: Path) -> None:
     home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
     with serving(tmp_path / "store", tmp_path / "log", lease=3) as service:
@@ -113,10 +119,10 @@ def test_what_cannot_be_saved_in_time_is_told(tmp_path: Path, e2b: E2BEmulator) 
 
 
 def test_a_sandbox_is_exported_before_its_provider_ends_it(tmp_path: Path, e2b: E2BEmulator) -> None:
-    box = e2b.create(timeout=6)
-    claude_mem_home(box.home)
-    ends_at = box.ends_at
-    with serving(tmp_path / "store", tmp_path / "log", lead=4) as service:
+    with serving(tmp_path / "store", tmp_path / "log", lead=57) as service:
+        box = e2b.create(timeout=60)
+        claude_mem_home(box.home)
+        ends_at = box.ends_at
         attach(service, "me", f"e2b:{box.id}", checkpoint_every=3600)
         until(lambda: snapshots(service) == 1)
         assert ends_at is not None and time.time() < ends_at

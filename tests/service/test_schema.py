@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.parts.homes import claude_mem_home, empty_home
@@ -39,3 +40,21 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(tmp_path: Path
         )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     assert "No issues found" in ran.stdout or "passed" in ran.stdout
+
+
+def test_everything_that_is_sent_or_answered_has_an_example_that_fits(tmp_path: Path) -> None:
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        document = service.http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    used = {
+        content["schema"]["$ref"].rpartition("/")[2]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for part in [operation.get("requestBody", {}), *operation["responses"].values()]
+        for kind, content in part.get("content", {}).items()
+        if kind.endswith("json")
+    }
+    assert len(used) > 15
+    for name in used:
+        (example,) = schemas[name]["examples"]
+        jsonschema.validate(example, {**schemas[name], "components": document["components"]})

@@ -1,0 +1,78 @@
+"""What is done now and then: each job under a name, one run of it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from sidecar.errors import SidecarError
+
+Work = Callable[..., Awaitable[None]]
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self._scheduler = AsyncIOScheduler(timezone=UTC)
+        self._log = structlog.get_logger("sidecar")
+
+    def start(self) -> None:
+        self._scheduler.start()
+
+    @property
+    def running(self) -> bool:
+        return bool(self._scheduler.running)
+
+    def every(self, name: str, seconds: float, work: Work, *args: Any, jitter: float = 0.0) -> None:
+        """Do it again and again, in place of any job of that name. A run that is still under way is not joined by another."""
+        self._scheduler.add_job(
+            self._run,
+            "interval",
+            seconds=seconds,
+            jitter=jitter or None,
+            args=[name, work, *args],
+            id=name,
+            replace_existing=True,
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=None,
+        )
+
+    def once(self, name: str, seconds: float, work: Work, *args: Any) -> None:
+        """Do it in so many seconds, in place of any job of that name."""
+        when = datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))
+        self._scheduler.add_job(
+            self._run,
+            "date",
+            run_date=when,
+            args=[name, work, *args],
+            id=name,
+            replace_existing=True,
+            misfire_grace_time=None,
+        )
+
+    def cancel(self, *names: str) -> None:
+        for name in names:
+            if self._scheduler.get_job(name):
+                self._scheduler.remove_job(name)
+
+    def stop(self) -> None:
+        """No more jobs begin."""
+        if self._scheduler.running:
+            self._scheduler.remove_all_jobs()
+            self._scheduler.shutdown(wait=False)
+
+    async def _run(self, name: str, work: Work, *args: Any) -> None:
+        """What goes wrong is told, never raised: there will be a next time."""
+        try:
+            await work(*args)
+        except asyncio.CancelledError:  # the scheduler is shut down
+            return
+        except SidecarError as problem:
+            self._log.error("a job failed", job=name, **problem.as_dict())
+        except Exception:
+            self._log.exception("a mistake of ours in a job", job=name)
