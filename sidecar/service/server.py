@@ -85,6 +85,8 @@ async def serve(
 
 
 def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
+    if not webhooks:
+        return []
     client = httpx.AsyncClient(timeout=10, follow_redirects=False)
     store = sidecar.engine.repository.store
     deliveries = [Deliveries(hook, os.environ.get(hook.secret_env, ""), client, store) for hook in webhooks]
