@@ -72,6 +72,7 @@ class AsyncClient:
     delete = _method(calls.delete)
     attach = _method(calls.attach)
     attachment = _method(calls.attachment)
+    attachments = _method(calls.attachments)
     detach = _method(calls.detach)
     operation = _method(calls.operation)
     conversation = _conversation(Plan)

@@ -18,6 +18,7 @@ import msgspec
 
 from sidecar.client.answers import (
     Attached,
+    Attachment,
     Deleted,
     Difference,
     Forked,
@@ -209,6 +210,11 @@ def detach(memory: str, *, export: bool = False, idempotency_key: str | None = N
 def attachment(memory: str) -> Call[Attached]:
     """How the attached sandbox stands."""
     return Call(method="GET", path=path_of(memory, "attachment"), read=_whole(Attached))
+
+
+def attachments() -> Call[list[Attachment]]:
+    """Every sandbox that is looked after."""
+    return Call(method="GET", path="/v1/attachments", read=_part("attachments", list[Attachment]))
 
 
 def operation(id: str) -> Call[Operation]:

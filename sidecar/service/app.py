@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service import attaching, memories, system, verbs
+from sidecar.service import attaching, memories, pages, system, verbs
 from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
@@ -25,8 +25,8 @@ from sidecar.service.problems import Problem, answer, on_bad_request, on_http_er
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import Tokens
 
-OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz"})
-"""What may be seen without a token: probes have none."""
+OPEN_TO_ALL = frozenset({*pages.FILES, "/healthz", "/readyz"})
+"""What may be seen without a token: probes have none, and the page asks for one."""
 ARCHIVES = "/archives"
 
 
@@ -51,14 +51,17 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
         version=__version__,
         summary="Makes an agent's memory outlive its sandbox.",
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper
     app.include_router(verbs.router)
     app.include_router(attaching.router)
+    app.include_router(attaching.all_of_them)
     app.include_router(memories.router)
     app.include_router(system.router)
+    app.include_router(pages.router)
     app.add_exception_handler(SidecarError, on_sidecar_error)
     app.add_exception_handler(RequestValidationError, on_bad_request)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -21,6 +21,7 @@ from sidecar.service.problems import documented
 from sidecar.service.verbs import IdempotencyKey, sidecar_of
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
+all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
 TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 
 
@@ -45,6 +46,11 @@ class AttachmentAnswer:
     attachment: Attachment
     restored: RestoreReceipt | None = None
     exported: ExportReceipt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachmentsAnswer:
+    attachments: list[Attachment]
 
 
 def keeper_of(request: Request) -> Keeper:
@@ -84,6 +90,12 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
 async def look(request: Request, memory: MemoryId) -> AttachmentAnswer:
     """How the attached sandbox stands."""
     return AttachmentAnswer(attachment=await keeper_of(request).find(check_memory_id(memory)))
+
+
+@all_of_them.get("/attachments", responses=documented(409, 503))
+async def look_at_all(request: Request) -> AttachmentsAnswer:
+    """Every sandbox that is looked after, by this service or another on the same store."""
+    return AttachmentsAnswer(attachments=await keeper_of(request).find_all())
 
 
 @router.delete("", responses=TROUBLE)

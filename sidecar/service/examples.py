@@ -11,7 +11,7 @@ from sidecar import __version__
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
 from sidecar.receipts import DatabaseReport, ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt, Skip
 from sidecar.service import bodies
-from sidecar.service.attaching import AttachmentAnswer, AttachmentBody
+from sidecar.service.attaching import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
 from sidecar.service.attachments import Attachment
 from sidecar.service.problems import Problem
 
@@ -111,6 +111,7 @@ EXAMPLES: dict[str, Any] = {
         RESTORED,
         OPERATION,
         AttachmentAnswer(attachment=ATTACHMENT, restored=RESTORED),
+        AttachmentsAnswer(attachments=[ATTACHMENT]),
         bodies.MemoriesAnswer(
             store="s3://memories",
             memories=[

@@ -70,6 +70,9 @@ class Keeper:
             raise NotAttached(f"No sandbox of {memory} is attached.")
         return held.attachment
 
+    async def find_all(self) -> list[Attachment]:
+        return [held.attachment for held in await self._attachments.all()]
+
     async def attach(self, wanted: Attachment) -> Attachment:
         """Look after a sandbox from now on, in place of any other of that memory."""
         while True:

@@ -88,7 +88,7 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
     told = "; ".join(
         f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
     )
-    hint = "See /docs for what may be sent."
+    hint = "See /openapi.json for what may be sent."
     return answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))
 
 

@@ -1,4 +1,4 @@
-"""Is it well, what happens, how much: for machines that watch, and a page for people."""
+"""Is it well, what happens, how much: for machines that watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
@@ -20,18 +20,6 @@ from sidecar.service.verbs import sidecar_of
 
 router = APIRouter(tags=["system"])
 BREATH_SECONDS = 15.0
-
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>memory-sidecar</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:3rem auto;padding:0 1rem}}</style>
-<h1>memory-sidecar {version}</h1>
-<p>It restores an agent's memory into a fresh sandbox before a conversation, and exports it after.</p>
-<ul><li><a href="docs">The API</a>, and its <a href="openapi.json">OpenAPI document</a></li>
-<li><a href="readyz">Is it ready?</a></li><li><a href="metrics">Metrics</a></li></ul></html>"""
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def page() -> str:
-    return PAGE.format(version=__version__)
 
 
 @router.get("/healthz", openapi_extra={"security": []})

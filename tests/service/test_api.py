@@ -121,7 +121,7 @@ def test_without_a_token_only_probes_are_answered(shared: Service) -> None:
     bare = httpx.Client(base_url=shared.url)
     for place in ("/healthz", "/readyz", "/"):
         assert bare.get(place).status_code == 200
-    for place in ("/v1/memories", "/metrics", "/docs", "/openapi.json", "/v1/events"):
+    for place in ("/v1/memories", "/metrics", "/v1/attachments", "/openapi.json", "/v1/events"):
         refused = bare.get(place, headers={"Authorization": "Bearer wrong"})
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         assert refused.headers["www-authenticate"] == "Bearer"

@@ -31,7 +31,7 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(tmp_path: Path
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {TOKEN}", "--exclude-path", "/v1/events", "--checks", CHECKS),
                 *("--phases", phases, "--max-examples", str(examples), "--suppress-health-check", "all"),
-                *("--no-color", "--workers", "2", "--generation-database", "none"),
+                *("--no-color", "--request-timeout", "60", "--workers", "2", "--generation-database", "none"),
             ],
             cwd=tmp_path,
             capture_output=True,

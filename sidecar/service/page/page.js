@@ -1,0 +1,165 @@
+"use strict";
+const EVERY = 5000;
+const PAUSE = 1000;
+const MOST_EVENTS = 50;
+const one = (name) => document.getElementById(name);
+let token = sessionStorage.getItem("token") || "";
+let shown = "";
+let last = 0;
+
+class Refused extends Error {}
+
+async function ask(path, more = {}) {
+  const headers = token ? { authorization: `Bearer ${token}`, ...more } : more;
+  const answer = await fetch(path, { headers });
+  if (answer.status === 401) throw new Refused();
+  return answer;
+}
+
+const json = async (path) => (await ask(path)).json();
+
+function ago(moment) {
+  const seconds = Math.max(0, (Date.now() - new Date(moment)) / 1000);
+  const [count, unit] = seconds < 90 ? [seconds, "s"] : seconds < 5400 ? [seconds / 60, "min"]
+    : seconds < 129600 ? [seconds / 3600, "h"] : [seconds / 86400, "days"];
+  return `${Math.round(count)} ${unit} ago`;
+}
+
+function size(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (bytes >= 1000 && unit < units.length - 1) { bytes /= 1000; unit += 1; }
+  return `${unit && bytes < 10 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
+}
+
+// Names come from sandboxes: they are only ever set as text.
+function row(...cells) {
+  const line = document.createElement("tr");
+  for (const [content, style = ""] of cells) {
+    const cell = line.insertCell();
+    cell.className = style;
+    cell.append(content ?? "");
+  }
+  return line;
+}
+
+function fill(section, rows) {
+  const place = one(section);
+  place.querySelector("tbody").replaceChildren(...rows);
+  const none = place.querySelector(".none");
+  if (none) none.hidden = rows.length > 0;
+  place.hidden = rows.length === 0 && !none;
+}
+
+function link(text, act) {
+  const button = document.createElement("button");
+  button.className = "link";
+  button.textContent = text;
+  button.onclick = act;
+  return button;
+}
+
+async function health() {
+  const answer = await fetch("readyz");
+  const { status, version, checks } = await answer.json();
+  const wrong = Object.entries(checks).filter(([, said]) => said !== "ok").map(([name, said]) => `${name}: ${said}`);
+  one("health").textContent = [version, answer.ok ? "ready" : `not ready: ${wrong.join("; ")}`].join(" · ");
+  one("health").className = answer.ok ? "good" : "bad";
+}
+
+async function look() {
+  await health();
+  const { store, memories } = await json("v1/memories");
+  const { attachments } = await json("v1/attachments");
+  one("store").textContent = store;
+  fill("memories", memories.map((memory) => row(
+    [link(memory.memory, () => { shown = memory.memory; refresh(); })],
+    memory.problem ? [memory.problem, "bad"] : [memory.created ? ago(memory.created) : "none became the head"],
+    [String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
+  )));
+  fill("attached", attachments.map((attached) => row(
+    [attached.memory], [attached.sandbox], [attached.snapshot ? ago(attached.saved) : "not yet"],
+    attached.state === "lost" || attached.problem ? [`${attached.state}: ${attached.problem}`, "bad"] : [attached.state, "good"],
+  )));
+  await snapshots();
+}
+
+async function snapshots() {
+  if (!shown) return;
+  const answer = await ask(`v1/memories/${encodeURIComponent(shown)}/snapshots`);
+  const rows = answer.ok ? (await answer.json()).snapshots : [];
+  one("of").textContent = shown;
+  fill("snapshots", rows.map((snapshot) => row(
+    [snapshot.snapshot], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad" }[snapshot.standing]],
+    [snapshot.created ? ago(snapshot.created) : snapshot.problem], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
+    [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
+  )));
+}
+
+function happened(event) {
+  const bad = /failed|lost|rejected|incomplete|unsaved|unfinished/.test(event.type);
+  const said = event.details.error ? event.details.error.message : event.details.snapshot || "";
+  const line = row([new Date(event.at).toLocaleTimeString("en-GB")], [event.type, bad ? "bad" : ""], [event.memory], [event.sandbox], [said, "faint"]);
+  const body = one("events").querySelector("tbody");
+  body.prepend(line);
+  one("events").querySelector(".none").hidden = true;
+  while (body.rows.length > MOST_EVENTS) body.deleteRow(-1);
+}
+
+// Not EventSource: it cannot send a token.
+async function listen() {
+  let rest = "";
+  const reader = (await ask("v1/events", { "last-event-id": String(last) })).body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.split("\n").find((text) => text.startsWith("data: "));
+      if (!data) continue;
+      const event = JSON.parse(data.slice(6));
+      last = event.number;
+      happened(event);
+      refresh();
+    }
+  }
+}
+
+let busy = false;
+async function refresh() {
+  if (busy) return;
+  busy = true;
+  try {
+    await look();
+    one("login").hidden = true;
+    one("events").hidden = false;
+  } catch (problem) {
+    if (problem instanceof Refused) {
+      one("refused").hidden = !token;
+      one("login").hidden = false;
+    } else {
+      one("health").textContent = "no answer";
+      one("health").className = "bad";
+    }
+  } finally {
+    busy = false;
+  }
+}
+
+async function follow() {
+  for (;;) {
+    try { await listen(); } catch { /* it is asked again below */ }
+    await new Promise((wake) => setTimeout(wake, PAUSE));
+  }
+}
+
+one("login").onsubmit = (event) => {
+  event.preventDefault();
+  token = one("token").value;
+  sessionStorage.setItem("token", token);
+  refresh();
+};
+refresh();
+follow();
+setInterval(refresh, EVERY);

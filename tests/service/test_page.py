@@ -1,0 +1,73 @@
+"""The page, in a real browser: what is kept and looked after, what happens, and nothing that a sandbox could run there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.parts.homes import claude_mem_home, empty_home, observe
+from tests.parts.services import TOKEN, path, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
+EVIL = "<img src=x onerror=document.title='run'>"
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        page.set_default_timeout(30_000)
+        yield page
+        browser.close()
+
+
+def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path) -> None:
+    expect.set_options(timeout=30_000)
+    home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        service.export("acme/agent-7", f"local:{home}", label=EVIL)
+        complaints: list[str] = []
+        page.on("console", lambda said: complaints.append(said.text) if "Security Policy" in said.text else None)
+        page.goto(service.url)
+        page.fill("#token", "not the token")
+        page.click("#login button")
+        expect(page.locator("#refused")).to_be_visible()
+        page.fill("#token", TOKEN)
+        page.click("#login button")
+        expect(page.locator("#login")).to_be_hidden()
+        expect(page.locator("#health")).to_contain_text("ready")
+        page.click("text=acme/agent-7")
+        expect(page.locator("#snapshots tbody tr")).to_have_count(1)
+        expect(page.locator("#snapshots tbody")).to_contain_text(EVIL)
+        attached = {"sandbox": f"local:{home}", "checkpoint_every": 3600}
+        assert service.http.put(path("acme/agent-7", "attachment"), json=attached).status_code == 200
+        observe(home, 2, "later")
+        service.export("acme/agent-7", f"local:{home}")
+        expect(page.locator("#events tbody")).to_contain_text("export.committed")
+        expect(page.locator("#attached tbody")).to_contain_text(f"local:{home}")
+        expect(page.locator("#snapshots tbody tr")).to_have_count(2)
+        assert page.title() == "memory-sidecar" and complaints == []
+
+
+def test_the_page_asks_nobody_else(tmp_path: Path) -> None:
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        for name in ("/", "/page.css", "/page.js"):
+            answer = service.http.get(name, headers={"Authorization": ""})
+            assert answer.status_code == 200
+            assert not re.search(r"https?://|//[a-z]+\.", answer.text), "something would come from elsewhere"
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
