@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -31,6 +33,9 @@ from sidecar.spool import Spool, spool
 
 MOST_KNOWN = 100
 COLLECT_EVERY = 20
+MOST_AHEAD = 8 << 20
+"""So many bytes of indexes are read before it is known whether they are needed."""
+Snapshot = tuple[Manifest, dict[str, Entry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
             async with (
                 kept_alive(engine, run.sandbox, run.presence, run.warnings),
                 tidied(engine, run.sandbox, request.memory, run.snapshot),
+                _reading_ahead(run, scratch),
             ):
                 answer, grown = await _collect(run, scratch)
         except LimitExceeded as limit:
@@ -125,6 +131,8 @@ class _Run:
     snapshot: str
     presence: Presence
     warnings: list[str] = field(default_factory=list)
+    ahead: asyncio.Task[Snapshot] | None = None
+    """The head, being read while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
     """Keys of objects that are in the store already, and that no snapshot names."""
 
@@ -258,6 +266,30 @@ def _question(run: _Run) -> dict[str, Any]:
     }
 
 
+@asynccontextmanager
+async def _reading_ahead(run: _Run, scratch: Spool) -> AsyncIterator[None]:
+    """Read the head while the sandbox works: as a rule, that is what it builds on."""
+    head = run.state.snapshot
+    sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
+    if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
+        run.ahead = asyncio.create_task(_read(run, head, scratch))
+    try:
+        yield
+    finally:
+        if run.ahead is not None:
+            run.ahead.cancel()
+            # What went wrong with it matters only to who needed it.
+            await asyncio.gather(run.ahead, return_exceptions=True)
+
+
+async def _read(run: _Run, snapshot: str, scratch: Spool) -> Snapshot:
+    """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
+    manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
+    check_sizes(manifest, run.survey.sizes)
+    entries, _, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
+    return manifest, entries
+
+
 async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
     """The snapshot the sandbox compared itself with, and its entries if they are needed; nothing for a full export.
 
@@ -267,12 +299,13 @@ async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manife
         return None, {}
     if answer.base not in run.known:
         raise BadAnswer(f"The sandbox builds on a snapshot it was not asked about: {answer.base[:80]!r}.")
-    manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
-    check_sizes(manifest, run.survey.sizes)
+    if run.ahead is not None and answer.base == run.state.snapshot:
+        return await run.ahead
     if answer.status == "unchanged":
+        manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
+        check_sizes(manifest, run.survey.sizes)
         return manifest, {}
-    entries, _, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
-    return manifest, entries
+    return await _read(run, answer.base, scratch)
 
 
 async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportReceipt:

@@ -118,7 +118,7 @@ def check(
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
     _check_roots(engine, answer)
-    check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits)
+    check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits, base)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress)

@@ -13,8 +13,9 @@ import posixpath
 import re
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import zstandard
@@ -42,6 +43,7 @@ LONGEST_HEADER = 16 * 1024
 LARGEST_BLOCK = 1 << 20
 FARTHEST_TIME = 1 << 62
 LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
+NOTHING: Mapping[str, Entry] = MappingProxyType({})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -74,31 +76,47 @@ def check_link(path: str, target: str) -> None:
         raise UnsafeLink(f"The link {path!r} leads out of the memory.")
 
 
-def check_entries(entries: dict[str, Entry], roots: Collection[str], limits: Limits) -> None:
-    """Check a whole snapshot as claimed: every path, link, size and digest, and that no path runs through a link or file."""
+def check_entries(
+    entries: dict[str, Entry], roots: Collection[str], limits: Limits, base: Mapping[str, Entry] = NOTHING
+) -> None:
+    """Check a whole snapshot as claimed: every path, link, size and digest, and that no path runs through a link or file.
+
+    Those that are in ``base``, a snapshot of ours, were checked when that was made.
+    """
     if len(entries) > limits.files:
         raise LimitExceeded(f"There are {len(entries)} files; {limits.files} are allowed.", code="limit-files")
-    total = 0
+    total = sum(entry.size for entry in entries.values() if entry.type == FILE)
     for path, entry in entries.items():
-        check_path(path, roots, limits.depth)
-        parent = path.rpartition("/")[0]
-        while parent:
-            if parent in entries and entries[parent].type != DIR:
-                raise UnsafePath(f"{path!r} lies below {parent!r}, which is not a folder.")
-            parent = parent.rpartition("/")[0]
-        if entry.mode > 0o777 or abs(entry.mtime) > FARTHEST_TIME:
-            raise BadAnswer(f"{path!r} has an impossible mode or time.")
-        if entry.type == FILE:
-            total += entry.size
-            _check_file(entry, limits)
-            continue
-        if entry[3:8] != (0, 0, "", 0, b"") or entry.database:
-            raise BadAnswer(f"{path!r} is a {entry.type} with the properties of a file.")
+        if base.get(path) is not entry or entry.size > limits.file_bytes or path.count("/") > limits.depth:
+            _check_entry(entry, roots, limits)
         if entry.type == LINK:
-            check_link(path, entry.target)
             _check_way(path, entry.target, entries)
+    _check_folders(entries)
     if total > limits.bytes:
         raise LimitExceeded(f"There are {total} bytes; {limits.bytes} are allowed.", code="limit-bytes")
+
+
+def _check_entry(entry: Entry, roots: Collection[str], limits: Limits) -> None:
+    path = entry.path
+    check_path(path, roots, limits.depth)
+    if entry.mode > 0o777 or abs(entry.mtime) > FARTHEST_TIME:
+        raise BadAnswer(f"{path!r} has an impossible mode or time.")
+    if entry.type == FILE:
+        _check_file(entry, limits)
+    elif entry[3:8] != (0, 0, "", 0, b"") or entry.database:
+        raise BadAnswer(f"{path!r} is a {entry.type} with the properties of a file.")
+    elif entry.type == LINK:
+        check_link(path, entry.target)
+
+
+def _check_folders(entries: dict[str, Entry]) -> None:
+    """Raise ``UnsafePath`` when something lies below what is not a folder."""
+    folders = {path.rpartition("/")[0] for path in entries}
+    while folders:
+        for folder in folders:
+            if folder in entries and entries[folder].type != DIR:
+                raise UnsafePath(f"Something lies below {folder!r}, which is not a folder.")
+        folders = {folder.rpartition("/")[0] for folder in folders} - {""}
 
 
 def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
