@@ -97,6 +97,7 @@ async def _run(args: argparse.Namespace) -> Result:
         limits=config.limits,
         guards=config.guards,
         timing=config.timing,
+        retention=config.retention,
         direct=config.direct,
     )
     # A command that is told to end gives its scratch files back first.
