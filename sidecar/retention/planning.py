@@ -62,7 +62,7 @@ def plan(snapshots: Sequence[Snapshot], policy: Policy, now: datetime) -> Plan:
         if fixed := _fixed(snapshot, instead) or labelled.get(snapshot.id, ""):
             decisions.append(Decision(snapshot, True, fixed, fixed=True))
         elif not policy.rules:
-            decisions.append(Decision(snapshot, True, "no rule says otherwise"))
+            decisions.append(Decision(snapshot, True, "default (no rules)"))
         elif snapshot.id in by_rule:
             decisions.append(Decision(snapshot, True, by_rule[snapshot.id]))
         else:
@@ -102,8 +102,8 @@ def _fixed(snapshot: Snapshot, instead: str) -> str:
     if snapshot.pinned:
         return "pinned"
     if snapshot.problem:
-        return "cannot be read"
-    return "a restore falls back to it" if snapshot.id == instead else ""
+        return "unreadable manifest"
+    return "fallback for the head" if snapshot.id == instead else ""
 
 
 def _instead_of_head(snapshots: Sequence[Snapshot]) -> str:

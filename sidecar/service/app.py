@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service import attaching, memories, system, verbs
+from sidecar.service import attaching, keeping, memories, system, verbs
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
 from sidecar.service.problems import Problem, answer, on_bad_request, on_http_error, on_sidecar_error
@@ -57,6 +57,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
     app.include_router(verbs.router)
     app.include_router(attaching.router)
     app.include_router(memories.router)
+    app.include_router(keeping.router)
     app.include_router(system.router)
     app.add_exception_handler(SidecarError, on_sidecar_error)
     app.add_exception_handler(RequestValidationError, on_bad_request)

@@ -89,6 +89,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         files=manifest.files,
         bytes=manifest.bytes,
         packs=len(manifest.packs),
+        pinned=found.pinned,
         entries=found.entries,
     )
 

@@ -19,6 +19,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
+from sidecar.service.housekeeping import Housekeeping
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
@@ -54,6 +55,8 @@ async def serve(
     deliveries = _deliveries(sidecar, webhooks)
     keeper = Keeper(sidecar)
     await keeper.start()
+    housekeeping = Housekeeping(sidecar)
+    housekeeping.start()
     listener = _listen(host, port)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     server = _Server(
@@ -71,6 +74,7 @@ async def serve(
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
     await _first(serving, stopping.wait())
+    housekeeping.stop()
     left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
     await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in deliveries))
     server.should_exit = True

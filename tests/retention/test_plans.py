@@ -62,7 +62,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 def test_no_rules_keep_everything() -> None:
     made = plan(line(50, DAY), Rules(keep_labelled=["x"]).policy(), NOW)
     assert len(made.kept) == 50
-    assert {decision.reason for decision in made.decisions} == {"head", "no rule says otherwise"}
+    assert {decision.reason for decision in made.decisions} == {"head", "default (no rules)"}
 
 
 def test_rules_add_up_and_say_which_of_them_keeps() -> None:
