@@ -16,6 +16,8 @@ from sidecar.engine.parts import Timing
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout, built_in, custom
 from sidecar.limits import Guards, Limits
+from sidecar.retention.settings import Retention, Rules
+from sidecar.retention.settings import check as check_retention
 from sidecar.service.settings import Service, Webhook
 
 T = TypeVar("T")
@@ -31,6 +33,7 @@ class Config:
     limits: Limits = Limits()
     guards: Guards = Guards()
     timing: Timing = Timing()
+    retention: Retention = Retention()
     service: Service = Service()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
@@ -41,7 +44,13 @@ def default_store() -> str:
     return f"file:{data}/memory-sidecar"
 
 
-SECTIONS: dict[str, type[Any]] = {"limits": Limits, "guards": Guards, "timing": Timing, "service": Service}
+SECTIONS: dict[str, type[Any]] = {
+    "limits": Limits,
+    "guards": Guards,
+    "timing": Timing,
+    "retention": Retention,
+    "service": Service,
+}
 PREFIX = "MEMORY_SIDECAR_"
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT"}
 """What else may follow the prefix, beside SECTION_KEY."""
@@ -62,12 +71,14 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
     direct = _from_text("MEMORY_SIDECAR_DIRECT", bool, table.get("direct", False))
     if not isinstance(direct, bool):
         raise BadConfig(f"{file}: direct must be true or false.")
+    timing = _section(table, "timing", Timing, file)
     return Config(
         store=wanted,
         direct=direct,
         limits=_section(table, "limits", Limits, file),
         guards=_section(table, "guards", Guards, file),
-        timing=_section(table, "timing", Timing, file),
+        timing=timing,
+        retention=_retention(table, timing, file),
         service=_section(table, "service", Service, file),
         webhooks=_webhooks(table.get("webhooks", []), file),
         layouts={**built_in(), **custom(table.get("layouts", {}))},
@@ -81,10 +92,15 @@ def variable(section: str, key: str) -> str:
 
 def unknown_variables() -> dict[str, str]:
     """Variables that look like ours and are not, each with the nearest that is."""
-    known = {variable(section, entry.name) for section, kind in SECTIONS.items() for entry in fields(kind)}
+    known = {variable(section, name) for section, kind in SECTIONS.items() for name in _in_environment(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+
+
+def _in_environment(kind: type[Any]) -> list[str]:
+    """The options of a section that a variable can hold: all but tables."""
+    return [entry.name for entry in fields(kind) if not str(entry.type).startswith("dict[")]
 
 
 def _from_text(name: str, kind: object, otherwise: Any) -> Any:
@@ -97,6 +113,8 @@ def _from_text(name: str, kind: object, otherwise: Any) -> Any:
         if word not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
             raise BadConfig(f"{name} must be true or false.")
         return word in ("true", "1", "yes", "on")
+    if str(kind).startswith("list["):
+        return [part.strip() for part in text.split(",") if part.strip()]
     try:
         return {"int": int, "float": float}.get(str(kind), str)(text)
     except ValueError:
@@ -137,17 +155,43 @@ def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
             raise BadConfig(f"{where} has an unknown key {key!r}.", hint=f"Did you mean {near[0]!r}?" if near else "")
 
 
+def _retention(table: Mapping[str, Any], timing: Timing, file: str) -> Retention:
+    section = table.get("retention", {})
+    special = section.get("memories", {}) if isinstance(section, dict) else {}
+    if not isinstance(special, dict) or not all(isinstance(rules, dict) for rules in special.values()):
+        raise BadConfig(f'{file}: [retention] memories must be written as [retention.memories."PATTERN"].')
+    for pattern, rules in special.items():
+        where = f'{file}: [retention.memories."{pattern}"]'
+        _known(rules, set(Rules.__dataclass_fields__), where)
+        _not_negative(rules, where)
+    retention = _section(table, "retention", Retention, file)
+    given = {"": set(section) | {name for name in _in_environment(Retention) if _is_set("retention", name)}}
+    given |= {pattern: set(rules) for pattern, rules in special.items()}
+    check_retention(retention, given, timing.command, f"{file}: " if file else "")
+    return retention
+
+
+def _is_set(section: str, key: str) -> bool:
+    return bool(os.environ.get(variable(section, key)))
+
+
+def _not_negative(section: Mapping[str, Any], where: str) -> None:
+    for key, value in section.items():
+        if isinstance(value, int | float) and value < 0:
+            raise BadConfig(f"{where} {key} must not be negative.")
+
+
 def _section(table: Mapping[str, Any], name: str, kind: type[T], file: str) -> T:
     section = table.get(name, {})
     if not isinstance(section, dict):
         raise BadConfig(f"{file}: [{name}] must be a table.")
     _known(section, set(kind.__dataclass_fields__), f"{file}: [{name}]")  # type: ignore[attr-defined]
     for entry in fields(kind):  # type: ignore[arg-type]
+        if entry.name not in _in_environment(kind):
+            continue
         value = _from_text(variable(name, entry.name), entry.type, section.get(entry.name))
         section = section if value is None else {**section, entry.name: value}
-    for key, value in section.items():
-        if isinstance(value, int | float) and value < 0:
-            raise BadConfig(f"{file}: [{name}] {key} must not be negative.")
+    _not_negative(section, f"{file}: [{name}]")
     try:
         return msgspec.convert(section, kind, strict=True)
     except msgspec.ValidationError as problem:

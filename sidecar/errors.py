@@ -9,7 +9,8 @@
     │   ├── ObjectMissing          an object the store should hold is not there
     │   └── HeadMoved              compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
-    │   └── MemoryNotFound · SnapshotNotFound · SnapshotDamaged
+    │   ├── MemoryNotFound · SnapshotNotFound · SnapshotDamaged
+    │   └── BaseCollected          a pack that an export builds on went meanwhile (a retry can help)
     ├── SandboxError               exit 1
     │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
@@ -124,6 +125,12 @@ class SnapshotNotFound(SnapshotError):
 class SnapshotDamaged(SnapshotError):
     code = "snapshot-damaged"
     default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
+
+
+class BaseCollected(SnapshotError):
+    code = "base-collected"
+    retryable = True
+    default_hint = "Run the same command again: it starts from what is in the store now. The head did not move."
 
 
 class SandboxError(SidecarError):

@@ -69,12 +69,32 @@ class Keys:
         return f"{self.prefix}damaged/"
 
     @property
+    def marks(self) -> str:
+        return f"{self.prefix}marks/"
+
+    @property
+    def pins(self) -> str:
+        return f"{self.prefix}pins/"
+
+    @property
+    def clock(self) -> str:
+        """Written to read the store's clock off it."""
+        return f"{self.prefix}clock"
+
+    @property
     def calls(self) -> str:
         return f"{self.prefix}calls/"
 
     def call(self, key: str) -> str:
         """Where a call that its caller may repeat is remembered, by the caller's own key for it."""
         return f"{self.calls}{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def mark(self, pack: str) -> str:
+        """Where it is written down that no snapshot needs a pack any more."""
+        return f"{self.marks}{pack}"
+
+    def pin(self, snapshot: str) -> str:
+        return f"{self.pins}{snapshot}"
 
     def damage(self, snapshot: str) -> str:
         return f"{self.damaged}{snapshot}"
@@ -87,6 +107,10 @@ class Keys:
 
     def index(self, pack: str) -> str:
         return f"{self.packs}{pack}.index.gz"
+
+    def pack_of(self, key: str) -> str:
+        """The pack that a key below ``packs`` belongs to, be it the pack's own or its index's."""
+        return key[len(self.packs) :].partition(".")[0]
 
 
 def attachment_key(memory: str) -> str:

@@ -43,6 +43,7 @@ class Survey:
     sizes: dict[str, int]
     damaged: set[str]
     """Snapshots that somebody found damaged."""
+    pinned: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,13 @@ class Repository:
         sizes = {info.key: info.size async for info in self.store.list(keys.prefix)}
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
-        return Survey(sorted(filter(SNAPSHOT_ID.match, names), reverse=True), sizes, damaged)
+        pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
+        return Survey(sorted(filter(SNAPSHOT_ID.match, names), reverse=True), sizes, damaged, pinned)
+
+    async def pinned(self, memory: str) -> set[str]:
+        """The snapshots of a memory that no rule may take."""
+        keys = Keys.of(memory)
+        return {info.key[len(keys.pins) :] async for info in self.store.list(keys.pins)}
 
     async def mark_damaged(self, memory: str, snapshot: str, why: str) -> None:
         """Remember that a snapshot was found damaged, so that nothing is built on it and it does not hold up others."""
@@ -185,7 +192,19 @@ class Repository:
             # An answer that got lost and was retried looks like a defeat; the store knows better.
             if (await self.head(manifest.memory)).snapshot != manifest.snapshot:
                 raise
+        await self.keep(manifest)
         return head
+
+    async def keep(self, manifest: Manifest) -> None:
+        """See that a snapshot just made the head, or pinned, is still there.
+
+        Whoever forgets snapshots looks at the head and the pins again after removing a manifest, and puts it back if need
+        be. Who moves the head or pins does so first and calls this after. Whichever of the two is later sees the other.
+        """
+        key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
+        if await self.store.get(key) is None:
+            with contextlib.suppress(HeadMoved):  # somebody else put it back
+                await self.store.swap(key, manifest.encode(), expected=None)
 
     async def fence(self, memory: str) -> None:
         """Write the head anew as it is: whoever read it before can no longer move it."""

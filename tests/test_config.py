@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.config import load_config
 from sidecar.errors import BadConfig
+from sidecar.retention.rules import KeepLast, KeepPeriods
 
 
 def config(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
@@ -36,6 +37,60 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(BadConfig) as refused:
         config(tmp_path, text)
     assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("keep_lats = 3", "[retention] has an unknown key 'keep_lats'. Did you mean 'keep_last'?"),
+        ("keep_last = -1", "[retention] keep_last must not be negative"),
+        ("keep_last = 'three'", "[retention] is not valid"),
+        ("keep_last = true", "[retention] is not valid"),
+        ("keep_last = 0", "keep_last = 0 and nothing else keeps no snapshot but the head. Write keep_last = 1 or more"),
+        ("daily = 0\nyearly = 0", "daily = 0 and nothing else"),
+        (
+            "keep_within = '30 days'",
+            "keep_within = '30 days' is no duration. Write a number and one of s, m, h, d, w, y",
+        ),
+        ("keep_within = ''", "keep_within = '' is no duration"),
+        ("keep_within = '99999y'", "thousand years"),
+        ("grace = 'soon'", "grace = 'soon' is no duration"),
+        ("grace = '10m'", 'shorter than what an export may take. Write grace = "3600s" or more'),
+        ("every = '0s'", "every must be at least a second"),
+        ("keep_calls = 'x'", "keep_calls = 'x' is no duration"),
+        ("memory_bytes = 10\nstore_bytes = 9", "memory_bytes = 10 is more than store_bytes = 9"),
+        ("keep_labelled = ['']", "empty pattern"),
+        ("keep_labelled = 'x'", "[retention] is not valid"),
+        ("memories = 3", '[retention.memories."PATTERN"]'),
+        ("[retention.memories.'a/*']\nkeeplast = 1", """[retention.memories."a/*"] has an unknown key 'keeplast'"""),
+        ("[retention.memories.'a/*']\nkeep_last = -1", '[retention.memories."a/*"] keep_last must not be negative'),
+        ("[retention.memories.'a/*']\nkeep_last = 0", '[retention.memories."a/*"] keep_last = 0 and nothing else'),
+        ("[retention.memories.'a/*']\nkeep_within = '1q'", """[retention.memories."a/*"] keep_within = '1q'"""),
+        ("[retention.memories.'a/*']\ngrace = '1d'", "unknown key 'grace'"),
+        ("store_bytes = 5\n[retention.memories.'a']\nmemory_bytes = 6", '[retention.memories."a"] memory_bytes = 6'),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused_at_start(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        config(tmp_path, f"[retention]\n{text}\n")
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_the_first_pattern_that_matches_a_memory_says_what_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LAST", "5")
+    monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LABELLED", "release-*, final")
+    text = "[retention]\ndaily = 7\n[retention.memories.'acme/*']\nkeep_last = 50\n[retention.memories.'*/agent']\n"
+    retention = config(tmp_path, text).retention
+    assert retention.policy_for("other").rules == (KeepLast(5), KeepPeriods("daily", 7))
+    assert retention.policy_for("other").labelled.patterns == ("release-*", "final")
+    assert retention.policy_for("acme/agent").rules == (KeepLast(50),)
+    assert retention.policy_for("some/agent").rules == ()
+    assert config(tmp_path, "").retention.policy_for("any").rules == (KeepLast(5),)
+    monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LAST", "0")
+    with pytest.raises(BadConfig, match="keep_last = 0"):
+        config(tmp_path, "")
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

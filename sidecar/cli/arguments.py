@@ -100,10 +100,28 @@ def _changing(command: Any) -> None:
     rollback = command("rollback", "Make another snapshot the head.")
     rollback.add_argument("memory", metavar="MEMORY")
     rollback.add_argument("snapshot", metavar="SNAPSHOT")
-    forget = command("forget", "Collect what crashed exports left behind.")
-    forget.add_argument("memory", nargs="?", metavar="MEMORY")
-    forget.add_argument("--dry-run", action="store_true", help="only say what would go")
-    forget.add_argument("--grace", type=float, metavar="SECONDS", help="leave younger leftovers alone (default: a day)")
+    _keeping(command)
     delete = command("delete", "Remove every byte of a memory.")
     delete.add_argument("memory", metavar="MEMORY")
     delete.add_argument("--yes", action="store_true", help="really")
+
+
+def _keeping(command: Any) -> None:
+    for name, summary in (
+        ("pin", "Keep a snapshot whatever the rules say."),
+        ("unpin", "Leave a snapshot to the rules again."),
+    ):
+        pin = command(name, summary)
+        pin.add_argument("memory", metavar="MEMORY")
+        pin.add_argument("snapshot", metavar="SNAPSHOT")
+    forget = command("forget", "Let go the snapshots that no rule keeps, and collect what nothing needs any more.")
+    forget.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and the limit of the store")
+    forget.add_argument("--dry-run", action="store_true", help="only show each snapshot, and why it stays or goes")
+    forget.add_argument("--grace", metavar="DURATION", help="how long packs that nothing needs wait (default: 24h)")
+    rules = forget.add_argument_group("rules, instead of those in the config's [retention]")
+    rules.add_argument("--keep-last", type=int, metavar="N")
+    rules.add_argument("--keep-within", metavar="DURATION", help="12h, 30d, 1y")
+    for name in ("hourly", "daily", "weekly", "monthly", "yearly"):
+        rules.add_argument(f"--{name}", type=int, metavar="N")
+    rules.add_argument("--keep-labelled", action="append", metavar="PATTERN")
+    rules.add_argument("--memory-bytes", type=int, metavar="N")

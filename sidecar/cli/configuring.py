@@ -54,7 +54,7 @@ def options_page() -> str:
     for section, kind in SECTIONS.items():
         lines += ["", f"## [{section}]", "", "| option | variable | default | |", "|---|---|---|---|"]
         lines += [
-            f"| `{name}` | `{variable(section, name)}` | `{_shown(default)}` | {about} |"
+            f"| `{name}` | {_named(section, name, default)} | `{_shown(default)}` | {about} |"
             for name, default, about in _options(kind)
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
@@ -63,18 +63,28 @@ def options_page() -> str:
     return "\n".join(lines)
 
 
+def _named(section: str, name: str, default: Any) -> str:
+    """The variable that sets an option; tables have none."""
+    return "" if isinstance(default, dict) else f"`{variable(section, name)}`"
+
+
 def _options(kind: type[Any]) -> list[tuple[str, Any, str]]:
     """Name, default and description of each field; the description is the text below it in the source."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
     about: dict[str, str] = {}
     last = ""
-    for node in body.body:
+    for node in [node for one in reversed(kind.__mro__[:-1]) for node in _body(one)[1:]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = node.target.id
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
             about[last] = " ".join(str(node.value.value).split())
     return [(entry.name, _default(entry), about.get(entry.name, "")) for entry in fields(kind)]
+
+
+def _body(kind: type[Any]) -> list[ast.stmt]:
+    """The statements of a class, its description first (an empty one, where it has none)."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]
 
 
 def _default(entry: Any) -> Any:

@@ -33,7 +33,9 @@ COMMANDS = {
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "verify": "stores.run_verify",
-    "forget": "stores.run_forget",
+    "forget": "forgetting.run_forget",
+    "pin": "forgetting.run_pin",
+    "unpin": "forgetting.run_unpin",
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
     "serve": "service.run_serve",
@@ -97,6 +99,7 @@ async def _run(args: argparse.Namespace) -> Result:
         limits=config.limits,
         guards=config.guards,
         timing=config.timing,
+        retention=config.retention,
         direct=config.direct,
     )
     # A command that is told to end gives its scratch files back first.

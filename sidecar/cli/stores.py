@@ -19,7 +19,6 @@ from sidecar.engine.looking import (
 )
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
-from sidecar.snapshots.collect import GRACE_SECONDS, collect
 from sidecar.snapshots.verify import verify
 
 
@@ -51,7 +50,7 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
             (
                 row.snapshot,
                 when(row.created) if row.created else "",
-                row.standing,
+                f"{row.standing}, pinned" if row.pinned else row.standing,
                 f"{row.files:,}",
                 size(row.bytes),
                 str(row.packs),
@@ -69,7 +68,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
     contents = await show_snapshot(engine.repository, args.memory, args.snapshot)
     manifest = contents.manifest
     words: list[str | Table] = [
-        f"{manifest.memory} {manifest.snapshot} ({contents.row.standing})",
+        f"{manifest.memory} {manifest.snapshot} ({contents.row.standing}{', pinned' if contents.row.pinned else ''})",
         f"Made {when(manifest.created)} UTC from {manifest.sandbox or manifest.origin}",
         f"{plural(manifest.files, 'file')}, {size(manifest.bytes)}",
         f"{plural(len(manifest.packs), 'pack')}, {size(manifest.packed_bytes)}",
@@ -88,7 +87,8 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
         ),
     ]
     entries = [asdict(row) for row in contents.entries]
-    return Result({**asdict(manifest), "standing": contents.row.standing, "entries": entries}, words)
+    standing = {"standing": contents.row.standing, "pinned": contents.row.pinned}
+    return Result({**asdict(manifest), **standing, "entries": entries}, words)
 
 
 def _shown(row: EntryRow) -> str:
@@ -146,22 +146,6 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
         words += [f"  {row.snapshot}: {row.problem}" for row in bad]
     document = {"ok": ok, "memories": [asdict(report) for report in reports]}
     return Result(document, words or [f"There are no memories in {engine.repository.store.url}."], 0 if ok else 1)
-
-
-async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
-    if args.memory:
-        await existing_snapshots(engine.repository, args.memory)
-    memories = [args.memory] if args.memory else await engine.repository.memories()
-    grace = GRACE_SECONDS if args.grace is None else args.grace
-    rows = []
-    for memory in memories:
-        collected = await collect(engine.repository, memory, grace=grace, dry_run=args.dry_run)
-        rows.append({"memory": memory, **asdict(collected)})
-    verb = "would go" if args.dry_run else "removed"
-    words: list[str | Table] = [
-        f"{row['memory']}: {plural(row['objects'], 'leftover')} {verb}, {size(row['bytes'])}." for row in rows
-    ]
-    return Result({"dry_run": args.dry_run, "memories": rows}, words)
 
 
 async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:

@@ -37,6 +37,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    pinned: bool = False
+    """No retention rule may take it."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -99,6 +101,36 @@ class Head(Struct, frozen=True, kw_only=True):
 class Deleted(Struct, frozen=True, kw_only=True):
     memory: str
     removed: int
+
+
+class Pinned(Struct, frozen=True, kw_only=True):
+    memory: str
+    snapshot: str
+    pinned: bool
+
+
+class Fate(Struct, frozen=True, kw_only=True):
+    """What becomes of a snapshot under the retention rules, and why."""
+
+    snapshot: str
+    keep: bool
+    reason: str
+    created: str = ""
+    label: str = ""
+    pinned: bool = False
+    bytes: int = 0
+    """That no other snapshot needs."""
+
+
+class Forgotten(Struct, frozen=True, kw_only=True):
+    """What retention did to a memory; in a dry run, what it would do."""
+
+    memory: str
+    dry_run: bool
+    kept: int
+    forgotten: int
+    snapshots: list[Fate] = []
+    problem: str = ""
 
 
 class Attachment(Struct, frozen=True, kw_only=True):

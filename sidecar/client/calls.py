@@ -21,10 +21,12 @@ from sidecar.client.answers import (
     Attachment,
     Deleted,
     Difference,
+    Forgotten,
     Forked,
     Head,
     Memory,
     Operation,
+    Pinned,
     Snapshot,
     SnapshotContents,
 )
@@ -171,6 +173,21 @@ def rollback(memory: str, snapshot: str) -> Call[Head]:
     body = {"snapshot": snapshot}
     # Not repeatable: between the two, somebody's export may have become the head.
     return Call(method="PUT", path=path_of(memory, "head"), body=body, read=_whole(Head), repeatable=False)
+
+
+def pin(memory: str, snapshot: str) -> Call[Pinned]:
+    """Keep a snapshot whatever the retention rules say."""
+    return Call(method="PUT", path=path_of(memory, "snapshots", snapshot, "pin"), read=_whole(Pinned))
+
+
+def unpin(memory: str, snapshot: str) -> Call[Pinned]:
+    """Leave a snapshot to the retention rules again."""
+    return Call(method="DELETE", path=path_of(memory, "snapshots", snapshot, "pin"), read=_whole(Pinned))
+
+
+def forget(memory: str, *, dry_run: bool = False) -> Call[Forgotten]:
+    """Apply the service's retention rules to a memory; with ``dry_run``, only say what stays and what would go."""
+    return Call(method="POST", path=path_of(memory, "forget"), body={"dry_run": dry_run}, read=_whole(Forgotten))
 
 
 def delete(memory: str) -> Call[Deleted]:

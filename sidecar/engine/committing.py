@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,13 +12,16 @@ from sidecar.engine.guards import judge
 from sidecar.engine.parts import Engine
 from sidecar.engine.receiving import Arrived
 from sidecar.engine.storing import store_packs
-from sidecar.errors import BadAnswer, HeadMoved, SnapshotDamaged, SnapshotNotFound
+from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, SnapshotDamaged, SnapshotNotFound
+from sidecar.ids import Keys
 from sidecar.inside.index import Entry
 from sidecar.inside.layers import count_files
 from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
+from sidecar.retention.settings import SAFE_PART, Retention
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Database, Manifest, Root, tree_digest
+from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ class Grown:
     base: Manifest | None
     base_entries: dict[str, Entry]
     arrived: Arrived | None = None
+    read: float = 0.0
+    """When the base was read, by ``time.monotonic``."""
 
     @property
     def brought(self) -> Arrived:
@@ -114,13 +120,33 @@ async def judged(
 async def commit(
     engine: Engine, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
 ) -> tuple[Manifest, int]:
-    """Store the packs, then the manifest that makes them a snapshot; return it and how many bytes the store gained."""
+    """Store the packs, then the manifest that makes them a snapshot; return it and how many bytes the store gained.
+
+    Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
+    """
     await engine.repository.store.prepare()
     packs, added = await store_packs(engine, manifest.memory, grown.base, grown.brought.pack, scratch)
     rejected = f"{reason.code}: {reason.message}" if reason else ""
     manifest = replace(manifest, packs=packs, rejected=rejected)
+    if len(packs) > 1:
+        _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
+    try:
+        await hold(engine.repository.store, manifest)
+    except BaseCollected:
+        await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
+        raise
     return manifest, added + len(manifest.encode())
+
+
+def _check_age(grown: Grown, retention: Retention) -> None:
+    """Raise ``BaseCollected`` when the base was read so long ago that packs of it may have begun to go."""
+    took = time.monotonic() - grown.read
+    if took > retention.grace_seconds * SAFE_PART:
+        raise BaseCollected(
+            f"The export took {took:.0f} s, more than half of the grace period ({retention.grace}) after which packs may go.",
+            hint="Raise [retention] grace, or find out what took so long; the head did not move.",
+        )
 
 
 async def advance(

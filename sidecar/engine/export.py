@@ -16,8 +16,9 @@ from sidecar.engine.committing import Grown, advance, commit, head_of, judged, m
 from sidecar.engine.direct import cleared
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.receiving import check, receive
+from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import BadAnswer, LimitExceeded, SnapshotDamaged, StoreError
+from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
@@ -26,13 +27,12 @@ from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.retries import retrying
 from sidecar.shell import export_script
-from sidecar.snapshots.collect import collect
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool, spool
 
 MOST_KNOWN = 100
-COLLECT_EVERY = 20
 MOST_AHEAD = 8 << 20
 """So many bytes of indexes are read before it is known whether they are needed."""
 Snapshot = tuple[Manifest, dict[str, Entry]]
@@ -58,7 +58,17 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
 
     The head moves only for a sandbox that started from it, and only to a snapshot no guard objects to.
     """
-    run = await _begin(engine, sandbox, request)
+    counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
+    try:
+        return await _export(await _begin(engine, counted, request, started, []))
+    except BaseCollected as problem:
+        # From what is in the store now; a second time it is better to say that something is wrong.
+        warnings = [f"It was begun anew: {problem.message}"]
+        return await _export(await _begin(engine, counted, request, started, warnings))
+
+
+async def _export(run: _Run) -> ExportReceipt:
+    engine, request = run.engine, run.request
     async with spool() as scratch, cleared(engine.repository.store) as run.unclaimed:
         try:
             async with (
@@ -77,13 +87,13 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
             return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
         reason = None if request.force else await judged(engine, manifest, grown, head, scratch)
         manifest, added = await _commit(run, manifest, grown, reason, scratch)
-    if reason is not None:
-        return run.receipt(ExportOutcome.REJECTED, run.state, answer, manifest, reason, added)
-    outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
+    outcome, state = ExportOutcome.REJECTED, run.state
+    if reason is None:
+        outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)
-    return replace(receipt, warnings=[*receipt.warnings, *await _tidy(engine, state, outcome)])
+    return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state)])
 
 
 async def _commit(
@@ -94,21 +104,14 @@ async def _commit(
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
     run.unclaimed.discard(key)
-    manifest, added = await commit(run.engine, manifest, grown, reason, scratch)
+    try:
+        manifest, added = await commit(run.engine, manifest, grown, reason, scratch)
+    except BaseCollected:
+        run.unclaimed |= {key} if pack.stored else set()
+        raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
         run.unclaimed.add(key)
     return manifest, added
-
-
-async def _tidy(engine: Engine, state: HeadState, outcome: ExportOutcome) -> list[str]:
-    """Now and then, collect what crashed exports left. What is stored is stored: trouble here is only a warning."""
-    if state.head is None or outcome is not ExportOutcome.COMMITTED or state.head.generation % COLLECT_EVERY:
-        return []
-    try:
-        await collect(engine.repository, state.head.memory)
-    except StoreError as problem:
-        return [f"Left-overs of earlier exports could not be collected: {problem.message}"]
-    return []
 
 
 class BaseDamaged(SnapshotDamaged):
@@ -193,10 +196,10 @@ class _Run:
         )
 
 
-async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _Run:
-    started = time.monotonic()
+async def _begin(
+    engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
+) -> _Run:
     check_memory_id(request.memory)
-    counted = CountedSandbox(sandbox, engine.progress)
     engine.progress.step("reaching the sandbox")
     presence, state, survey = await together(
         reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
@@ -204,13 +207,13 @@ async def _begin(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> _R
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
     engine.progress.about(snapshot)
-    return _Run(engine, counted, request, started, state, survey, known, snapshot, presence)
+    return _Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
 
 
 async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
     """Ask the sandbox, fetch what it has and check it all; again from the start when a transfer was cut short.
 
-    A delta over a snapshot that turns out to be damaged would be lost with it: then a full export is asked for.
+    A delta over a snapshot that is damaged or was forgotten would be lost with it: then a full export is asked for.
     """
     engine, question = run.engine, _question(run)
     shell = export_script(question, choose(run.request.layouts, engine.layouts))
@@ -221,10 +224,12 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
             answer, inline = await ask(
                 run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, fallback=shell
             )
+            read = time.monotonic()
             try:
                 base, entries = await _base(run, answer, scratch)
-            except SnapshotDamaged as damage:
-                await engine.repository.mark_damaged(run.request.memory, answer.base, damage.message)
+            except (SnapshotDamaged, SnapshotNotFound) as damage:
+                if isinstance(damage, SnapshotDamaged):
+                    await engine.repository.mark_damaged(run.request.memory, answer.base, damage.message)
                 run.survey.damaged.add(answer.base)
                 question["unusable"] = sorted(run.survey.damaged)
                 raise BaseDamaged(damage.message) from None
@@ -239,7 +244,7 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 )
             roots = [root.name for root in base.roots] if base else []
             arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
-            return answer, Grown(base, entries, arrived)
+            return answer, Grown(base, entries, arrived, read)
     raise AssertionError("unreachable")
 
 
@@ -293,7 +298,7 @@ async def _read(run: _Run, snapshot: str, scratch: Spool) -> Snapshot:
 async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
     """The snapshot the sandbox compared itself with, and its entries if they are needed; nothing for a full export.
 
-    Raise ``SnapshotDamaged`` when it is not all in the store any more.
+    Raise ``SnapshotDamaged`` when it is not all in the store any more, ``SnapshotNotFound`` when it was forgotten.
     """
     if not answer.base:
         return None, {}
@@ -315,6 +320,7 @@ async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportR
     if base.snapshot == state.snapshot:
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
     if run.request.force or (not base.rejected and await run.continues(answer)):
+        await hold(run.engine.repository.store, base)
         outcome, state = await advance(run.engine, base, state, moves=True)
         return run.receipt(outcome, state, answer, base)
     if state.head and state.head.was(base.snapshot):

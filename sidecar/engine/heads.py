@@ -11,6 +11,7 @@ from sidecar.ids import Keys, check_memory_id, new_snapshot_id
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
+from sidecar.snapshots.marks import hold
 
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
@@ -47,5 +48,6 @@ async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[He
     manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
     check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
+    await hold(repository.store, manifest)
     state = await repository.head(memory)
     return await repository.move_head(state, manifest), state.snapshot

@@ -41,6 +41,8 @@ class SnapshotRow:
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    pinned: bool = False
+    """No rule may take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +129,14 @@ async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState
     """The head and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
     ids = await existing_snapshots(repository, memory)
     state = await repository.head(memory)
-    manifests = await repository.manifests(memory, ids)
-    return state, [_snapshot_row(name, manifests[name], state) for name in ids if name in manifests]
+    manifests, pinned = await repository.manifests(memory, ids), await repository.pinned(memory)
+    return state, [_snapshot_row(name, manifests[name], state, name in pinned) for name in ids if name in manifests]
 
 
-def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: HeadState) -> SnapshotRow:
+def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: HeadState, pinned: bool) -> SnapshotRow:
     place = standing(snapshot, manifest, state)
     if isinstance(manifest, SnapshotDamaged):
-        return SnapshotRow(snapshot=snapshot, standing=place, problem=manifest.message)
+        return SnapshotRow(snapshot=snapshot, standing=place, problem=manifest.message, pinned=pinned)
     return SnapshotRow(
         snapshot=snapshot,
         standing=place,
@@ -148,6 +150,7 @@ def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: He
         files=manifest.files,
         bytes=manifest.bytes,
         packs=len(manifest.packs),
+        pinned=pinned,
     )
 
 
@@ -167,7 +170,7 @@ async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Con
     state = await repository.head(memory)
     return Contents(
         manifest=manifest,
-        row=_snapshot_row(manifest.snapshot, manifest, state),
+        row=_snapshot_row(manifest.snapshot, manifest, state, manifest.snapshot in await repository.pinned(memory)),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
     )
 

@@ -16,6 +16,7 @@ from sidecar.limits import Guards, Limits
 from sidecar.ports import Finished, Presence, Sandbox
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
+from sidecar.retention.settings import Retention
 from sidecar.wiring import open_home
 
 A = TypeVar("A")
@@ -46,6 +47,7 @@ class Engine:
     limits: Limits = Limits()
     guards: Guards = Guards()
     timing: Timing = Timing()
+    retention: Retention = Retention()
     inline_bytes: int = 1 << 20
     """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
     direct: bool = False
@@ -53,6 +55,8 @@ class Engine:
     progress: Progress = field(default_factory=Unwatched)
     fence: Callable[[], Awaitable[None]] | None = None
     """Called before a head is moved; raises when whoever asked for that has lost the right to."""
+    forgot: Callable[[str, int], None] | None = None
+    """Called with a memory and how many of its snapshots the rules have let go after an export."""
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 

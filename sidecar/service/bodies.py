@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
 from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.retention.forgetting import Forgot
 from sidecar.service.problems import Problem
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -50,6 +51,24 @@ class ForkBody(Body):
 
 class HeadBody(Body):
     snapshot: Name = Field(description="The snapshot to make the head.")
+
+
+class ForgetBody(Body):
+    """Apply the configured rules to a memory."""
+
+    dry_run: bool = Field(default=False, description="Only say what stays and what would go.", examples=[True])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetAnswer(Forgot):
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinAnswer:
+    memory: str
+    snapshot: str
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from sidecar import __version__
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
 from sidecar.receipts import DatabaseReport, ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt, Skip
+from sidecar.retention.forgetting import Fate
 from sidecar.service import bodies
 from sidecar.service.attaching import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
 from sidecar.service.attachments import Attachment
@@ -91,6 +92,10 @@ ENTRY = EntryRow(
     target="",
     database=True,
 )
+FATES = [
+    Fate(snapshot=NEW, keep=True, reason="head", created=MADE, label="", pinned=False, bytes=391_204),
+    Fate(snapshot=OLD, keep=False, reason="no rule keeps it", created=MADE, label="", pinned=False, bytes=0),
+]
 PROBLEM = Problem(
     status=410,
     title="Sandbox gone",
@@ -131,6 +136,9 @@ EXAMPLES: dict[str, Any] = {
         ),
         bodies.ForkAnswer(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
         bodies.HeadAnswer(memory=MEMORY, head=OLD, previous=NEW),
+        bodies.PinAnswer(memory=MEMORY, snapshot=OLD, pinned=True),
+        bodies.ForgetBody(dry_run=True),
+        bodies.ForgetAnswer(memory=MEMORY, kept=1, forgotten=1, snapshots=FATES, dry_run=True),
         bodies.DeleteAnswer(memory=MEMORY, removed=9),
         bodies.Health(status="ok", version=__version__, checks={"store": "ok", "scheduler": "ok", "intake": "ok"}),
         PROBLEM,

@@ -27,8 +27,13 @@ class Jobs:
     def running(self) -> bool:
         return bool(self._scheduler.running)
 
-    def every(self, name: str, seconds: float, work: Work, *args: Any, jitter: float = 0.0) -> None:
-        """Do it again and again, in place of any job of that name. A run that is still under way is not joined by another."""
+    def every(
+        self, name: str, seconds: float, work: Work, *args: Any, jitter: float = 0.0, first: float | None = None
+    ) -> None:
+        """Do it again and again, in place of any job of that name; the ``first`` time after so many seconds.
+
+        A run that is still under way is not joined by another.
+        """
         self._scheduler.add_job(
             self._run,
             "interval",
@@ -36,6 +41,7 @@ class Jobs:
             jitter=jitter or None,
             args=[name, work, *args],
             id=name,
+            next_run_time=_in(seconds if first is None else first),
             replace_existing=True,
             coalesce=True,
             max_instances=1,
@@ -44,11 +50,10 @@ class Jobs:
 
     def once(self, name: str, seconds: float, work: Work, *args: Any) -> None:
         """Do it in so many seconds, in place of any job of that name."""
-        when = datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))
         self._scheduler.add_job(
             self._run,
             "date",
-            run_date=when,
+            run_date=_in(seconds),
             args=[name, work, *args],
             id=name,
             replace_existing=True,
@@ -76,3 +81,7 @@ class Jobs:
             self._log.error("a job failed", job=name, **problem.as_dict())
         except Exception:
             self._log.exception("a mistake of ours in a job", job=name)
+
+
+def _in(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))

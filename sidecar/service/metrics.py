@@ -55,12 +55,17 @@ class Metrics:
         self._lost = Counter(
             "memory_sidecar_sandboxes_lost", "Sandboxes that ended before they were saved", registry=self.registry
         )
+        self._forgotten = Counter(
+            "memory_sidecar_snapshots_forgotten", "Snapshots that retention rules let go", registry=self.registry
+        )
         self._made: dict[str, float] = {}
         self._seen: dict[str, float] = {}
 
     def count(self, event: Event) -> None:
         if event.type == "sandbox.lost":
             self._lost.inc()
+        if event.type == "retention.forgot":
+            self._forgotten.inc(int(event.details.get("snapshots", 0)))
         kind, _, outcome = event.type.partition(".")
         if kind not in ("export", "restore"):
             return

@@ -16,10 +16,11 @@ import msgspec
 
 from sidecar.engine import Engine
 from sidecar.engine.committing import advance
-from sidecar.errors import HeadMoved, SnapshotNotFound, UsageError
+from sidecar.errors import BaseCollected, HeadMoved, SnapshotNotFound, UsageError
 from sidecar.ids import Keys, new_snapshot_id
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.marks import hold
 from sidecar.snapshots.sealed import seal, unseal
 
 LONGEST_KEY = 255
@@ -98,6 +99,11 @@ class Repeated:
         if state.head is not None and (state.snapshot == call.snapshot or state.head.was(call.snapshot)):
             outcome = ExportOutcome.COMMITTED
         elif not manifest.rejected and manifest.parent == state.snapshot:
+            try:
+                await hold(repository.store, manifest)
+            except BaseCollected:  # it died before it could see that a pack of its base was going: made anew
+                await repository.store.delete([Keys.of(call.memory).snapshot(call.snapshot)])
+                return None
             outcome, state = await advance(self._engine, manifest, state, moves=True)
         return _receipt_of(manifest, outcome, state.snapshot, sandbox)
 

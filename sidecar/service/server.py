@@ -19,6 +19,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
+from sidecar.service.housekeeping import Housekeeping
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
@@ -58,8 +59,8 @@ async def serve(
     jobs = Jobs()
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
-    jobs.once("first look", 0, sidecar.look_at_heads)
-    jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads)
+    Housekeeping(sidecar, jobs).start()
+    jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads, first=0)
     jobs.start()
     listener = _listen(host, port)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"

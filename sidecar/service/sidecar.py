@@ -10,6 +10,7 @@ from typing import Any
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SidecarError
 from sidecar.ids import check_memory_id
+from sidecar.retention.forgetting import Forgot
 from sidecar.service.events import Events
 from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
@@ -20,7 +21,7 @@ from sidecar.service.settings import Service
 
 class Sidecar:
     def __init__(self, engine: Engine, settings: Service) -> None:
-        self.engine = engine
+        self.engine = replace(engine, forgot=self._tell_count)
         self.settings = settings
         self.events = Events()
         self.metrics = Metrics()
@@ -99,6 +100,14 @@ class Sidecar:
         """Learn how old the newest snapshot of each memory is, whoever made it."""
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
+
+    def tell_forgot(self, done: Forgot) -> None:
+        """Publish what the retention rules did to a memory, if anything."""
+        if done.forgotten or done.collected.objects:
+            self._tell_count(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
+
+    def _tell_count(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
+        self.events.publish("retention.forgot", memory=memory, snapshots=forgotten, objects=objects, bytes=size)
 
     async def close(self) -> None:
         await self.sandboxes.close()

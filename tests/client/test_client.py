@@ -477,6 +477,13 @@ async def test_snapshots_can_be_looked_at_compared_and_moved_between(client: Any
     difference = await got(client.diff(memory))
     assert (difference.from_, difference.to) == (first.snapshot, second.snapshot)
     assert [change.path for change in difference.changed] == ["claude-mem/claude-mem.db"]
+    assert (await got(client.pin(memory, first.snapshot))).pinned
+    plan = await got(client.forget(memory, dry_run=True))
+    assert [(one.snapshot, one.keep, one.reason) for one in plan.snapshots] == [
+        (second.snapshot, True, "head"),
+        (first.snapshot, True, "pinned"),
+    ]
+    assert not (await got(client.unpin(memory, first.snapshot))).pinned
     head = await got(client.rollback(memory, first.snapshot))
     assert (head.head, head.previous) == (first.snapshot, second.snapshot)
     forked = await got(client.fork(memory, f"{memory} forked", snapshot=second.snapshot))

@@ -1,0 +1,111 @@
+"""``forget``, ``pin`` and ``unpin``: what stays and what goes."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sidecar.cli.result import Result, Table, plural, size
+from sidecar.engine import Engine
+from sidecar.engine.looking import existing_snapshots
+from sidecar.errors import UsageError
+from sidecar.retention.forgetting import Forgot, forget, forget_all
+from sidecar.retention.pins import pin, unpin
+from sidecar.retention.settings import Retention, Rules, check, duration
+
+
+async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
+    retention = wanted_retention(engine.retention, args)
+    over = 0
+    if args.memory:
+        await existing_snapshots(engine.repository, args.memory)
+        rows = [await forget(engine.repository, args.memory, retention, dry_run=args.dry_run)]
+    else:
+        rows, over = await forget_all(engine.repository, retention, dry_run=args.dry_run)
+    words: list[str | Table] = []
+    for row in rows:
+        words += _told(row, args.dry_run)
+    if over:
+        words.append(f"What has to stay is {size(over)} more than store_bytes allows.")
+    document = {"dry_run": args.dry_run, "memories": [_document(row) for row in rows], "store_over_bytes": over}
+    return Result(document, words or [f"There are no memories in {engine.repository.store.url}."])
+
+
+def wanted_retention(configured: Retention, args: argparse.Namespace) -> Retention:
+    """The rules given on the command line, instead of all that are configured; else the configured ones.
+
+    Raise ``UsageError`` or ``BadConfig`` for what cannot be meant.
+    """
+    given = {
+        rule.name: getattr(args, rule.name) for rule in fields(Rules) if getattr(args, rule.name, None) is not None
+    }
+    retention = configured
+    if given:
+        apart = {name: getattr(configured, name) for name in ("store_bytes", "grace", "every", "keep_calls")}
+        retention = Retention(**given, **apart)
+        if any(isinstance(value, int) and value < 0 for value in given.values()):
+            raise UsageError("A rule must not be negative.")
+        check(retention, {"": set(given)}, 0.0, "command line: ")
+    return retention if args.grace is None else replace(retention, grace=_grace(args.grace))
+
+
+def _grace(text: str) -> str:
+    """Seconds, or a duration."""
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else duration(text).total_seconds()
+    except ValueError as problem:
+        raise UsageError(f"--grace {text} is no duration.", hint=f"{str(problem).capitalize()}.") from None
+    return f"{seconds:.3f}s"
+
+
+def _document(row: Forgot) -> dict[str, Any]:
+    document = asdict(row)
+    return {**document, **document.pop("collected"), "problem": row.problem or row.collected.problem}
+
+
+def _told(row: Forgot, dry_run: bool) -> list[str | Table]:
+    now = datetime.now(UTC)
+    table = Table(
+        ("SNAPSHOT", "AGE", "SIZE", "LABEL", "DECISION"),
+        [
+            (
+                fate.snapshot,
+                _age((now - datetime.fromisoformat(fate.created)).total_seconds()),
+                size(fate.bytes),
+                fate.label,
+                f"KEEP by {fate.reason}" if fate.keep else f"GO because {fate.reason}",
+            )
+            for fate in row.snapshots
+        ],
+    )
+    gone, left = "would go" if dry_run else "removed", row.collected
+    told = f"{row.memory}: {plural(row.forgotten, 'snapshot')} {gone}, {row.kept:,} kept"
+    told += f"; {plural(left.objects, 'leftover')} {gone}, {size(left.bytes)}"
+    told += (
+        f"; {plural(left.waiting, 'pack')} of {size(left.waiting_bytes)} in the grace period." if left.waiting else "."
+    )
+    words: list[str | Table] = [told, *([table] if dry_run or row.forgotten else [])]
+    if row.over_bytes:
+        words.append(f"{row.memory}: what has to stay is {size(row.over_bytes)} more than memory_bytes allows.")
+    return words + ([f"{row.memory}: {row.problem}"] if row.problem else [])
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+async def run_pin(engine: Engine, args: argparse.Namespace) -> Result:
+    snapshot = await pin(engine.repository, args.memory, args.snapshot)
+    words = f"{args.memory}: {snapshot} is pinned. It stays until `memory-sidecar unpin {args.memory} {snapshot}`."
+    return Result({"memory": args.memory, "snapshot": snapshot, "pinned": True}, [words])
+
+
+async def run_unpin(engine: Engine, args: argparse.Namespace) -> Result:
+    snapshot = await unpin(engine.repository, args.memory, args.snapshot)
+    words = f"{args.memory}: {snapshot} is not pinned; the rules decide how long it stays."
+    return Result({"memory": args.memory, "snapshot": snapshot, "pinned": False}, [words])

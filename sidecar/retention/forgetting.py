@@ -1,0 +1,214 @@
+"""Forget: apply the rules to a memory or a whole store, then collect what is not needed any more.
+
+A snapshot is forgotten by removing its manifest. The head and the pins are read again right before and right after: what
+became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs go later, see
+``sidecar.snapshots.collect``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sidecar.errors import SnapshotDamaged, StoreError
+from sidecar.ids import Keys, snapshot_time
+from sidecar.repository import HeadState, Repository, Survey
+from sidecar.retention.planning import Plan, Policy, only_needed_by, plan, plan_store
+from sidecar.retention.rules import Snapshot
+from sidecar.retention.settings import Retention
+from sidecar.snapshots.collect import Collected, collect
+from sidecar.snapshots.manifest import LONGEST_HISTORY, Manifest
+
+Manifests = Mapping[str, Manifest | SnapshotDamaged]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of one snapshot, and why."""
+
+    snapshot: str
+    keep: bool
+    reason: str
+    created: str
+    label: str
+    pinned: bool
+    bytes: int
+    """That no other snapshot needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgot:
+    """What was done to a memory; in a dry run, what would be."""
+
+    memory: str
+    kept: int
+    forgotten: int
+    snapshots: list[Fate] = field(default_factory=list)
+    """Newest first."""
+    collected: Collected = Collected()
+    over_bytes: int = 0
+    """By how much what has to stay is more than the memory's byte limit."""
+    problem: str = ""
+    """Why nothing was forgotten, or no pack collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A memory as it was read, and what the rules say of it."""
+
+    manifests: Manifests
+    plan: Plan
+    problem: str = ""
+    bytes: int = 0
+    """Of all its packs, leftovers included."""
+
+
+async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
+    """Apply the rules to one memory, and collect."""
+    read = await _read(repository, memory, retention.policy_for(memory))
+    return await _do(repository, memory, read, read.plan, retention, dry_run)
+
+
+async def forget_all(
+    repository: Repository, retention: Retention, *, dry_run: bool = False
+) -> tuple[list[Forgot], int]:
+    """Apply the rules to every memory and the byte limit to all of them together, and collect.
+
+    Return what was done to each, and by how much what has to stay is more than the limit.
+    """
+    reads = {
+        memory: await _read(repository, memory, retention.policy_for(memory)) for memory in await repository.memories()
+    }
+    # Where something cannot be read, nobody knows which packs it needs: there the limit takes nothing, and all of it counts.
+    loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
+    plans, over = plan_store(loose, retention.store_bytes, sum(read.bytes for read in reads.values() if read.problem))
+    done = [
+        await _do(repository, memory, read, plans.get(memory, read.plan), retention, dry_run)
+        for memory, read in reads.items()
+    ]
+    return done, over
+
+
+async def forget_lightly(repository: Repository, memory: str, policy: Policy) -> int:
+    """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing. Return how many went."""
+    state, survey = await repository.head(memory), await repository.survey(memory)
+    if state.head is None:
+        return 0
+    keys, now = Keys.of(memory), datetime.now(UTC)
+    wanted = survey.snapshots
+    if not policy.most_bytes or _stored(survey, keys) <= policy.most_bytes:
+        # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
+        first = plan(_rows(survey, state, {}, keys), Policy(policy.rules), now)
+        gone = {row.id for row in first.forgotten}
+        wanted = [snapshot for snapshot in survey.snapshots if snapshot in gone or _beyond(snapshot, state)]
+    manifests = await repository.manifests(memory, wanted)
+    rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
+    limit = policy if wanted is survey.snapshots else Policy(policy.rules, policy.labelled)
+    return await _remove(repository, memory, [row.id for row in plan(rows, limit, now).forgotten], manifests)
+
+
+async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:
+    keys, state = Keys.of(memory), await repository.head(memory)
+    survey = await repository.survey(memory)
+    manifests = await repository.manifests(memory, survey.snapshots)
+    rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests]
+    problem = "A manifest cannot be read, so no pack is collected." if any(row.problem for row in rows) else ""
+    if state.problem:
+        policy, problem = Policy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
+    return _Read(manifests, plan(rows, policy, datetime.now(UTC)), problem, _stored(survey, keys))
+
+
+def _stored(survey: Survey, keys: Keys) -> int:
+    return sum(size for key, size in survey.sizes.items() if key.startswith((keys.packs, keys.snapshots)))
+
+
+def _rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Keys) -> list[Snapshot]:
+    """What the rules look at; of a manifest that was not read, only what the listing and the head say."""
+    rows = []
+    for snapshot in survey.snapshots:
+        manifest = manifests.get(snapshot)
+        whole = manifest if isinstance(manifest, Manifest) else None
+        ordinary = (state.head is not None and state.head.was(snapshot)) or (
+            _beyond(snapshot, state) and not (whole and whole.rejected)
+        )
+        rows.append(
+            Snapshot(
+                id=snapshot,
+                time=snapshot_time(snapshot),
+                label=whole.label if whole else "",
+                pinned=snapshot in survey.pinned,
+                is_head=snapshot == state.snapshot,
+                beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
+                problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
+                bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
+                packs={pack.id: pack.bytes + pack.index_bytes for pack in whole.packs} if whole else {},
+            )
+        )
+    return rows
+
+
+def _beyond(snapshot: str, state: HeadState) -> bool:
+    """Whether it is older than all that the head remembers to have been the head."""
+    return (
+        state.head is not None and len(state.head.history) >= LONGEST_HISTORY and snapshot < state.head.history[-1][0]
+    )
+
+
+async def _do(
+    repository: Repository, memory: str, read: _Read, decided: Plan, retention: Retention, dry_run: bool
+) -> Forgot:
+    going = [row.id for row in decided.forgotten]
+    if not dry_run:
+        await _remove(repository, memory, going, read.manifests)
+    collected = await collect(
+        repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds, dry_run=dry_run
+    )
+    sizes = only_needed_by(decision.snapshot for decision in decided.decisions)
+    return Forgot(
+        memory=memory,
+        kept=len(decided.kept),
+        forgotten=len(going),
+        snapshots=[
+            Fate(
+                snapshot=decision.snapshot.id,
+                keep=decision.keep,
+                reason=decision.reason,
+                created=decision.snapshot.time.isoformat(timespec="milliseconds"),
+                label=decision.snapshot.label,
+                pinned=decision.snapshot.pinned,
+                bytes=sizes[decision.snapshot.id],
+            )
+            for decision in decided.decisions
+        ],
+        collected=collected,
+        over_bytes=decided.over_bytes,
+        problem=read.problem,
+    )
+
+
+async def _remove(repository: Repository, memory: str, going: Iterable[str], manifests: Manifests) -> int:
+    """Remove the manifests of snapshots, but for the head and what is pinned, as of now. Return how many went."""
+    keys = Keys.of(memory)
+    ids = [snapshot for snapshot in going if isinstance(manifests.get(snapshot), Manifest)]
+    if not ids:
+        return 0
+    await repository.store.prepare()
+    safe = await _untouchable(repository, memory)
+    ids = [snapshot for snapshot in ids if snapshot not in safe]
+    await repository.store.delete(keys.snapshot(snapshot) for snapshot in ids)
+    back = set(ids) & await _untouchable(repository, memory)
+    for snapshot in back:
+        manifest = manifests[snapshot]
+        if isinstance(manifest, Manifest):
+            await repository.keep(manifest)
+    await repository.store.delete(keys.damage(snapshot) for snapshot in ids if snapshot not in back)
+    return len(ids) - len(back)
+
+
+async def _untouchable(repository: Repository, memory: str) -> set[str]:
+    """The head and the pins. Raise ``StoreError`` when the head cannot be told."""
+    state = await repository.head(memory)
+    if state.problem:
+        raise StoreError(f"Nothing is forgotten while the head of {memory} cannot be read: {state.problem}")
+    return {state.snapshot} | await repository.pinned(memory)

@@ -1,0 +1,136 @@
+"""What a user can say about retention, and the policies made of it.
+
+Nothing said: every snapshot is kept, and only leftovers are collected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from sidecar.errors import BadConfig
+from sidecar.retention.planning import Policy
+from sidecar.retention.rules import PERIODS, KeepLabelled, KeepLast, KeepPeriods, KeepWithin, Rule
+
+SAFE_PART = 0.5
+"""Of the grace period: an export that read its base longer ago than this does not commit."""
+COUNTS = ("keep_last", *PERIODS)
+LONGEST = timedelta(days=365 * 1000)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
+
+def duration(text: str) -> timedelta:
+    """How long ``30d``, ``12h`` or ``1d12h`` is. Raise ``ValueError`` saying how to write it."""
+    compact = text.strip()
+    if not compact or _DURATION.sub("", compact).strip():
+        raise ValueError('write a number and one of s, m, h, d, w, y, such as "12h" or "30d"')
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(compact))
+    if seconds > LONGEST.total_seconds():
+        raise ValueError("nothing is kept for more than a thousand years")
+    return timedelta(seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Which snapshots of a memory to keep: those that any of these rules keeps."""
+
+    keep_last: int = 0
+    """The last so many snapshots. Without this or any of the next six, every snapshot is kept."""
+    keep_within: str = ""
+    """Those no older than this: "12h", "30d", "1y"."""
+    hourly: int = 0
+    """The newest of each of the last so many hours (UTC) that have any."""
+    daily: int = 0
+    """The same by day."""
+    weekly: int = 0
+    """The same by week, from Monday."""
+    monthly: int = 0
+    """The same by month."""
+    yearly: int = 0
+    """The same by year."""
+    keep_labelled: list[str] = field(default_factory=list)
+    """Those whose label matches one of these patterns stay for good, as if they were pinned."""
+    memory_bytes: int = 0
+    """The most bytes a memory's snapshots may need together; the oldest go first. 0: no limit."""
+
+    def policy(self) -> Policy:
+        rules: list[Rule] = [KeepLast(self.keep_last)] if self.keep_last else []
+        if self.keep_within:
+            rules.append(KeepWithin(duration(self.keep_within), self.keep_within))
+        counts = {name: int(getattr(self, name)) for name in PERIODS}
+        rules += [KeepPeriods(name, count) for name, count in counts.items() if count]
+        return Policy(tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention(Rules):
+    """The rules for all memories, and what concerns the whole store."""
+
+    store_bytes: int = 0
+    """The most bytes all snapshots of the store may need together; the oldest of all go first. 0: no limit."""
+    grace: str = "24h"
+    """How long a pack that no snapshot needs any more waits before it goes, by the store's clock."""
+    every: str = "1h"
+    """How often a service applies the rules to the whole store."""
+    keep_calls: str = "7d"
+    """How long the answers to calls with an Idempotency-Key are remembered."""
+    memories: dict[str, Rules] = field(default_factory=dict)
+    """Other rules for memories whose id matches a pattern: the first that matches, instead of those above."""
+
+    def policy_for(self, memory: str) -> Policy:
+        matching = (rules for pattern, rules in self.memories.items() if fnmatchcase(memory, pattern))
+        return next(matching, self).policy()
+
+    @property
+    def grace_seconds(self) -> float:
+        return duration(self.grace).total_seconds()
+
+    @property
+    def calls_seconds(self) -> float:
+        return duration(self.keep_calls).total_seconds()
+
+
+def check(retention: Retention, given: dict[str, set[str]], command_seconds: float, where: str) -> None:
+    """Raise ``BadConfig`` for what cannot be meant, naming the key and what to write.
+
+    ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
+    """
+    for pattern, rules in [("", retention), *retention.memories.items()]:
+        section = f'{where}[retention.memories."{pattern}"]' if pattern else f"{where}[retention]"
+        for message, hint in _problems(rules, given.get(pattern, set()), retention.store_bytes):
+            raise BadConfig(f"{section} {message}", hint=hint)
+    least = command_seconds / SAFE_PART
+    if retention.grace_seconds < least:
+        raise BadConfig(
+            f"{where}[retention] grace = {retention.grace!r} is shorter than what an export may take.",
+            hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
+        )
+    if duration(retention.every) < timedelta(seconds=1):
+        raise BadConfig(f"{where}[retention] every must be at least a second.", hint='Write every = "1h".')
+
+
+def _problems(rules: Rules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str]]:
+    for key in ("keep_within", "grace", "every", "keep_calls"):
+        text = getattr(rules, key, "")
+        if text or key in given:
+            try:
+                duration(text)
+            except ValueError as problem:
+                yield f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
+    if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:
+        key = zeros[0]
+        yield (
+            f"{key} = 0 and nothing else keeps no snapshot but the head.",
+            f"Write {key} = 1 or more; or leave it out, and all are kept.",
+        )
+    if store_bytes and rules.memory_bytes > store_bytes:
+        yield (
+            f"memory_bytes = {rules.memory_bytes} is more than store_bytes = {store_bytes}: it could never be reached.",
+            "Lower memory_bytes, or raise store_bytes in [retention].",
+        )
+    if any(not pattern for pattern in rules.keep_labelled):
+        yield "keep_labelled has an empty pattern, which no label matches.", 'Write keep_labelled = ["release-*"].'

@@ -1,0 +1,70 @@
+"""A store in a dictionary, with a clock that a test can turn: for thousands of small states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from sidecar.errors import HeadMoved, ObjectMissing
+from sidecar.ports import Link, ObjectInfo, Stored
+
+
+class MemoryStore:
+    url = "memory:"
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self.objects: dict[str, tuple[bytes, float, str]] = {}
+        """Each key with its bytes, when they were written, and their version."""
+        self._versions = map(str, itertools.count())
+
+    async def prepare(self) -> None: ...
+
+    async def get(self, key: str) -> Stored | None:
+        found = self.objects.get(key)
+        return Stored(found[0], found[2]) if found else None
+
+    async def put(self, key: str, source: bytes | Path) -> None:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        self.objects[key] = data, self.now, next(self._versions)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        found = self.objects.get(key)
+        if (found[2] if found else None) != expected:
+            raise HeadMoved(f"{key} was changed by someone else.")
+        await self.put(key, data)
+        return self.objects[key][2]
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        if key not in self.objects:
+            raise ObjectMissing(f"There is no {key}.")
+        yield self.objects[key][0]
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return None
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return None
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        for key in sorted(key for key in self.objects if key.startswith(prefix)):
+            data, modified, _ = self.objects[key]
+            yield ObjectInfo(key, len(data), modified)
+
+    async def copy(self, source: str, target: str) -> None:
+        await self.put(target, self.objects[source][0])
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.objects.pop(key, None)
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return 0
+
+    async def purge(self, prefix: str) -> int:
+        gone = [key for key in self.objects if key.startswith(prefix)]
+        await self.delete(gone)
+        return len(gone)
+
+    async def close(self) -> None: ...

@@ -1,0 +1,79 @@
+"""Memories written straight into a store: a head, manifests and packs, without any sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from sidecar.ids import Keys
+from sidecar.ports import Store
+from sidecar.snapshots.manifest import Head, Manifest, Pack
+
+CONTENTS = b"p" * 100
+
+
+def packs_of(names: Iterable[str]) -> list[Pack]:
+    return [
+        Pack(
+            id=name,
+            kind="full" if not number else "delta",
+            codec="gz",
+            bytes=len(CONTENTS),
+            sha256="0" * 64,
+            index_bytes=len(CONTENTS),
+            index_sha256="0" * 64,
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def manifest_of(memory: str, snapshot: str, packs: Iterable[str], label: str = "", rejected: str = "") -> Manifest:
+    return Manifest(
+        memory=memory,
+        snapshot=snapshot,
+        created=datetime.now(UTC).isoformat(),
+        packs=packs_of(packs),
+        roots=[],
+        files=1,
+        bytes=1,
+        tree="0" * 64,
+        label=label,
+        rejected=rejected,
+    )
+
+
+async def put_packs(store: Store, memory: str, names: Iterable[str]) -> None:
+    keys = Keys.of(memory)
+    for name in names:
+        await store.put(keys.pack(name, "gz"), CONTENTS)
+        await store.put(keys.index(name), CONTENTS)
+
+
+async def put_snapshots(store: Store, manifests: Iterable[Manifest]) -> None:
+    for manifest in manifests:
+        await store.put(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode())
+
+
+async def put_head(store: Store, memory: str, history: Sequence[str], generation: int = 1) -> None:
+    """The first of the history is the head."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    head = Head(
+        memory=memory,
+        snapshot=history[0],
+        generation=generation,
+        created=now,
+        files=1,
+        bytes=1,
+        history=[(snapshot, now) for snapshot in history],
+    )
+    await store.put(Keys.of(memory).head, head.encode())
+
+
+async def packs_in(store: Store, memory: str) -> set[str]:
+    keys = Keys.of(memory)
+    return {keys.pack_of(info.key) async for info in store.list(keys.packs)}
+
+
+async def marks_in(store: Store, memory: str) -> set[str]:
+    keys = Keys.of(memory)
+    return {info.key[len(keys.marks) :] async for info in store.list(keys.marks)}

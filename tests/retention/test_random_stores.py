@@ -1,0 +1,135 @@
+"""Ten thousand random stores: after the rules were applied, all that had to stay is there with every pack it needs, and in
+the end nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from sidecar.ids import Keys
+from sidecar.repository import Repository
+from sidecar.retention import forgetting
+from sidecar.retention.rules import Snapshot
+from sidecar.retention.settings import Retention, Rules
+from sidecar.snapshots.marks import State
+from tests.parts.memory_store import MemoryStore
+from tests.retention import model
+from tests.retention.states import NOW, random_rules, random_snapshots
+from tests.retention.stores import CONTENTS, manifest_of, packs_in, put_head, put_packs, put_snapshots
+
+STATES, AT_ONCE, MEMORY, HOUR = 10_000, 1_000, "m", 3600.0
+QUICK = 500
+"""So many of them in the default run, the rest in the campaign."""
+
+
+class Frozen(forgetting.datetime):  # type: ignore[misc,name-defined]
+    """The time that the rules compare with."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> object:
+        return NOW
+
+
+class World:
+    """One random store: a memory with a head, diverged, rejected, pinned and damaged snapshots, and leftovers."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.rules = random_rules(self.chance)
+        self.store = MemoryStore(time.time() - 100 * HOUR)
+        self.repository = Repository(self.store)
+        self.keys = Keys.of(MEMORY)
+        self.rows: list[Snapshot] = []
+        self.unreadable = False
+
+    async def write(self) -> None:
+        store, keys, chance = self.store, self.keys, self.chance
+        rows = random_snapshots(chance)
+        head = next((row.id for row in rows if row.is_head), "")
+        damaged = {row.id for row in rows if (row.is_head and row.beside) or chance.random() < 0.05}
+        past = [row.id for row in rows if not row.beside and not row.is_head] if head else []
+        for row in rows:
+            await put_packs(store, MEMORY, row.packs)
+            manifest = manifest_of(MEMORY, row.id, row.packs, row.label, "empty: x" if row.beside else "")
+            await put_snapshots(store, [manifest])
+            size = len(manifest.encode())
+            if row.problem:
+                await store.put(keys.snapshot(row.id), b"not a manifest")
+                size = len(b"not a manifest")
+            if row.pinned:
+                await store.put(keys.pin(row.id), b"")
+            if row.id in damaged:
+                await store.put(keys.damage(row.id), b"")
+            beside = row.id not in (head, *past) or row.id in damaged or bool(row.problem)
+            packs = {} if row.problem else dict.fromkeys(row.packs, 2 * len(CONTENTS))
+            self.rows.append(replace(row, beside=beside, bytes=size, packs=packs))
+        if head:
+            await put_head(store, MEMORY, [head, *past])
+        await put_packs(store, MEMORY, [f"left{number}" for number in range(chance.randrange(3))])
+        for pack in await packs_in(store, MEMORY):
+            if chance.random() < 0.2:
+                await store.put(keys.mark(pack), f"{chance.choice([*State])} 0".encode())
+        self.unreadable = any(row.problem for row in self.rows)
+
+    async def check(self, grace: float) -> None:
+        """Forget, look; wait, forget again, look again."""
+        before = await packs_in(self.store, MEMORY)
+        expected = model.kept(self.rows, self.rules, NOW)
+        retention = Retention(**{name: getattr(self.rules, name) for name in Rules.__slots__}, grace=f"{grace}s")
+        for wait in (30 * HOUR, 0.0, 30 * HOUR, 30 * HOUR):
+            self.store.now += wait
+            await forgetting.forget(self.repository, MEMORY, retention)
+            there = set(await self.repository.snapshot_ids(MEMORY))
+            assert there == expected
+            needed = {pack for row in self.rows if row.id in there for pack in row.packs}
+            assert needed <= await packs_in(self.store, MEMORY)
+            if self.unreadable:
+                assert await packs_in(self.store, MEMORY) == before
+        if not self.unreadable:
+            assert await packs_in(self.store, MEMORY) == needed
+        pins = {row.id for row in self.rows if row.pinned}
+        assert await self.repository.pinned(MEMORY) == pins <= there
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(0, QUICK), *(pytest.param(n, AT_ONCE, marks=pytest.mark.slow) for n in range(QUICK, STATES, AT_ONCE))],
+)
+def test_nothing_that_is_needed_goes_and_nothing_else_stays(
+    first: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "datetime", Frozen)
+
+    async def all_of_them() -> None:
+        for seed in range(first, first + count):
+            world = World(seed)
+            await world.write()
+            try:
+                await world.check(world.chance.choice((0, HOUR, 24 * HOUR)))
+            except AssertionError as problem:
+                raise AssertionError(f"seed {seed}: {problem}") from problem
+
+    asyncio.run(all_of_them())
+
+
+def test_the_light_way_after_an_export_forgets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "datetime", Frozen)
+
+    async def all_of_them() -> None:
+        for seed in range(1_000):
+            world = World(seed)
+            await world.write()
+            if not any(row.is_head for row in world.rows):
+                continue
+            expected = model.kept(world.rows, world.rules, NOW)
+            await forgetting.forget_lightly(world.repository, MEMORY, world.rules.policy())
+            there = set(await world.repository.snapshot_ids(MEMORY))
+            # It does not look at what it keeps, and so cannot know which of those cannot be read.
+            assert there == expected or world.unreadable, seed
+            assert {row.id for row in world.rows if row.is_head or row.pinned or row.problem} <= there, seed
+
+    asyncio.run(all_of_them())
