@@ -22,6 +22,7 @@ COMMON = (
     "digests",
     "index",
     "rules",
+    "keys",
     "roots",
     "walk",
     "filters",

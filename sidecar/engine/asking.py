@@ -84,6 +84,8 @@ class Answer:
 class ExportAnswer(Answer):
     statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "tarball", "error"})
 
+    projects: list[str] = field(default_factory=list)
+    keyed: dict[str, str] = field(default_factory=dict)
     base: str = ""
     lineage: list[str] = field(default_factory=list)
     kind: str = ""

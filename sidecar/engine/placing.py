@@ -142,6 +142,8 @@ def _question(
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),
+        "project_hints": manifest.projects,
+        "keyed": manifest.keyed,
         "mode": request.mode,
         "force": request.force,
         "turn_wait": engine.timing.turn_wait,

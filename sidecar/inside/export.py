@@ -8,10 +8,10 @@ import stat
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, filters, index, reading
+from . import cache, databases, filters, index, keys, reading
 from .packing import Packer
 from .refusal import Refusal
-from .roots import Root, find_roots
+from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
 from .walk import Found, Limits, Skipped, link_target, walk
 
@@ -25,7 +25,11 @@ class Export:
         self.request = request
         self.scratch = scratch
         self.limits = Limits(**request["limits"])
-        self.roots: list[Root] = find_roots(request["layouts"], request["projects"], home)
+        self.home = home
+        self.roots: list[Root] = [
+            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
+            for root in find_roots(request["layouts"], request["projects"], home)
+        ]
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
@@ -251,13 +255,20 @@ class Export:
         )
 
     def _answer(self, status: str) -> dict[str, Any]:
+        held = {path.split("/")[0] for path in self.entries}
         return {
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
             "files": sum(known.entry.type == index.FILE for known in self.entries.values()),
             "bytes": self.total,
-            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self.roots],
+            "roots": [
+                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
+                for root in self.roots
+                if root.name in held
+            ],
+            "projects": projects_here(self.request["projects"], self.home),
+            "keyed": keyed_here(self.roots, self.request["projects"], self.home, self.entries),
             "databases": self.databases,
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,

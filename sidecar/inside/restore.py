@@ -7,10 +7,10 @@ import os
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, direct, filters, index, worker
+from . import cache, databases, direct, filters, index, keys, worker
 from .layers import folders_of, layered
 from .refusal import Refusal
-from .roots import Root, place_roots
+from .roots import Root, folders_named, path_here, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
@@ -26,6 +26,7 @@ class Restore:
     def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
         self.request = request
         self.scratch = scratch
+        self.home = home
         self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home)
         self.by_name = {root.name: root for root in self.roots}
         self.seed = request["mode"] == "seed"
@@ -39,6 +40,7 @@ class Restore:
         try:
             swap.begin()
             entries, staged = self._unpack()
+            self._name_folders(entries)
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
@@ -64,7 +66,32 @@ class Restore:
 
     def _place(self, path: str) -> str:
         name, _, relative = path.partition("/")
-        return os.path.join(self.by_name[name].folder, relative)
+        root = self.by_name[name]
+        return os.path.join(root.folder, root.keys.local(relative))
+
+    def _name_folders(self, entries: dict[str, index.Entry]) -> None:
+        """Folders named after a project's path get the names that belong to the paths projects have here."""
+        named, hints = self.request["projects"], self.request.get("keyed", {})
+        projects = self.request.get("project_hints") or []
+        if named and not projects and len(set(hints.values())) == 1:
+            projects = list(set(hints.values()))  # the only one there is must be the one that is named now
+        paths = {path: path_here(hint, projects, named, self.home) for path, hint in hints.items()}
+        given = folders_named(named, self.home) if named is not None else []
+        for number, root in enumerate(self.roots):
+            keyed = root.layout.get("keyed")
+            if not keyed:
+                continue
+            top = "/".join([root.name, keyed["folder"], ""])
+            names = sorted({path[len(top) :].split("/")[0] for path in entries if path.startswith(top)})
+            mine = {path[len(top) :]: place for path, place in paths.items() if path.startswith(top)}
+            ordered = dict(sorted(mine.items(), key=lambda pair: (pair[1] not in given, pair)))
+            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, ordered))
+            self.by_name[root.name] = root
+            self.warnings += [
+                "%s%s is kept as %s: another project's folder has its name here." % (top, name, key.local)
+                for name, key in root.keys.known.items()
+                if key.local.endswith("~")
+            ]
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
         with open(self._bundle(), "rb") as bundle:
@@ -223,6 +250,7 @@ class Restore:
                     status = os.stat(self._place(path))
                     signature = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
             known[path] = cache.Known(entry, signature, first_page)
+        keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
         cache.begin(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known))
 
 

@@ -82,7 +82,7 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Itera
     siblings = {entry.name for entry in names}
     for entry in names:
         relative = prefix + entry.name
-        path = root.name + "/" + relative
+        path = root.path(relative)
         if rules.never(relative):
             _say(root, skipped, path, entry, "never exported")
         elif rules.secret(relative):
