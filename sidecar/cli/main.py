@@ -36,6 +36,7 @@ COMMANDS = {
     "forget": "stores.run_forget",
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
+    "layouts": "layouts.run_layouts",
     "serve": "service.run_serve",
     "run": "running.run_run",
 }

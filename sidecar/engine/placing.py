@@ -144,6 +144,7 @@ def _question(
         "projects": None if request.projects is None else list(request.projects),
         "project_hints": manifest.projects,
         "keyed": manifest.keyed,
+        "versions": manifest.versions,
         "mode": request.mode,
         "force": request.force,
         "turn_wait": engine.timing.turn_wait,

@@ -16,7 +16,7 @@ from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatc
 from sidecar.inside.index import DIR, Entry, Index
 from sidecar.inside.layers import apply_index
 from sidecar.inside.rules import Rules
-from sidecar.snapshots.arrival import LONGEST_PATH, check_entries, check_pack, check_path, read_index
+from sidecar.snapshots.arrival import LONGEST_NAME, LONGEST_PATH, check_entries, check_pack, check_path, read_index
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
 
@@ -152,6 +152,8 @@ def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
         check_path(path)
         if path.rpartition("/")[0] not in tops:
             raise BadAnswer(f"The sandbox names a project for {path[:200]!r}, which is no project's folder.")
+    if any(len(root) > LONGEST_NAME or len(version) > LONGEST_NAME for root, version in answer.versions.items()):
+        raise BadAnswer("The sandbox names a version that is none.")
     for hint in (*answer.projects, *answer.keyed.values()):
         if not hint.startswith(("~", "/")) or ".." in hint.split("/") or "\0" in hint or len(hint) > LONGEST_PATH:
             raise UnsafePath(f"A project is said to be at {hint[:200]!r}.")

@@ -9,10 +9,12 @@ import time
 from typing import Any, BinaryIO
 
 from . import cache, databases, filters, index, keys, reading
+from .drain import drained
 from .packing import Packer
 from .refusal import Refusal
 from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
+from .versions import version_here
 from .walk import Found, Limits, Skipped, link_target, walk
 
 PERMISSIONS = 0o777
@@ -47,6 +49,7 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         for root in self.roots:
+            self.warnings += drained(root, self.request["worker_wait"])
             for found in walk(root, self.skipped, self.limits):
                 self._take(found)
         gone = sorted(self._gone())
@@ -268,6 +271,7 @@ class Export:
                 if root.name in held
             ],
             "projects": projects_here(self.request["projects"], self.home),
+            "versions": {root.name: version_here(root.layout, self.home) for root in self.roots if root.name in held},
             "keyed": keyed_here(self.roots, self.request["projects"], self.home, self.entries),
             "databases": self.databases,
             "skipped": self.skipped.rows,

@@ -8,12 +8,14 @@ import time
 from typing import Any, BinaryIO
 
 from . import cache, databases, direct, filters, index, keys, worker
+from .holders import Holder, find_holders
 from .layers import folders_of, layered
 from .refusal import Refusal
 from .roots import Root, folders_named, path_here, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
+from .versions import rank, version_here
 from .walk import SQLITE_TAILS, Limits, Skipped, walk
 
 ENDLESS = Limits(1 << 62, 1 << 62, 1 << 40, 1 << 20)
@@ -36,6 +38,7 @@ class Restore:
         self.old_folders: list[str] = []
 
     def run(self) -> dict[str, Any]:
+        self._check_versions()
         swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner)
         try:
             swap.begin()
@@ -63,6 +66,16 @@ class Restore:
             "warnings": self.warnings,
             "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots],
         }
+
+    def _check_versions(self) -> None:
+        """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
+        for root in self.roots:
+            theirs, ours = self.request.get("versions", {}).get(root.name, ""), version_here(root.layout, self.home)
+            if theirs and ours and rank(ours) < rank(theirs) and not self.request["force"]:
+                raise Refusal(
+                    "plugin-older",
+                    "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
+                )
 
     def _place(self, path: str) -> str:
         name, _, relative = path.partition("/")
@@ -205,12 +218,12 @@ class Restore:
         self.scratch.give(place)
         return place
 
-    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[worker.Holder]:
+    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
         """Stop whoever has a database open that is about to be replaced. Raise Refusal when that does not work."""
-        stopped: list[worker.Holder] = []
+        stopped: list[Holder] = []
         for root in self.roots:
             mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
-            holders = worker.find_holders(mine) if mine and not self.seed else []
+            holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
             shutdown = root.layout.get("worker")

@@ -73,6 +73,8 @@ class Manifest:
     """Where the projects of the export were."""
     keyed: dict[str, str] = field(default_factory=dict)
     """Folders named after a project's path, and where that was."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the program that each root's memory is of, where it was to be seen."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
