@@ -120,7 +120,7 @@ def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> lis
         LEFT_OUT.format(path=f"{root.name}/{name}")
         for root in local.roots
         if root.layout in engine.layouts
-        for name in engine.layouts[root.layout].filters
+        for name in (*engine.layouts[root.layout].filters, *engine.layouts[root.layout].emptied)
     ]
     return copied + filtered
 

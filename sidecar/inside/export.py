@@ -115,7 +115,7 @@ class Export:
         drop = found.root.rules.filters.get(found.relative)
         if drop is not None:
             self._take_filtered(found, known, drop)
-        elif found.root.rules.database(found.relative) or _has_magic(found.place):
+        elif found.root.rules.database(found.relative) or databases.has_magic(found.place):
             self._take_database(found, known)
         else:
             self._count(found.path, found.status.st_size)
@@ -139,7 +139,12 @@ class Export:
             self._count(found.path, found.status.st_size)
         signature = databases.signature(found.place)
         target = os.path.join(self.scratch.work, "database")
-        copied = databases.copy_database(found.place, target, self.request["database_wait"])
+        emptied = found.root.rules.emptied(found.relative)
+        copied = databases.copy_database(found.place, target, self.request["database_wait"], emptied)
+        if emptied and copied.check != "ok":
+            self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
+            os.unlink(target)
+            return
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":
@@ -289,11 +294,3 @@ def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) 
     if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
         return known.entry.mtime
     return found.status.st_mtime_ns
-
-
-def _has_magic(place: str) -> bool:
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        return os.read(descriptor, len(databases.MAGIC)) == databases.MAGIC
-    finally:
-        os.close(descriptor)

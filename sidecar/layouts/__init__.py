@@ -126,6 +126,8 @@ class Layout:
     secrets: Patterns = ()
     careful: Patterns = ()
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tables with secrets, by database: a copy leaves without their rows."""
     schemas: dict[str, str] = field(default_factory=dict)
     tiers: Tiers = Tiers()
     coupled: tuple[Coupled, ...] = ()

@@ -114,7 +114,7 @@ def _common(request: dict[str, Any]) -> list[str]:
 def _databases(layout: Layout) -> list[str]:
     """A layout's databases as shell patterns; one with a blank or an any-depth pattern is taken as a file."""
     names = [full for name in layout.databases for full in alternatives(name)]
-    return [name for name in names if " " not in name and "**" not in name]
+    return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
 
 
 def _select(number: int, layout: Layout, *, exporting: bool) -> str:
@@ -122,7 +122,7 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     apart = _databases(layout) if exporting else []
     wanted = [pattern for name in [*layout.keep, *layout.databases] for pattern in alternatives(name)]
     wanted = [pattern for pattern in wanted if pattern not in apart]
-    unsent = [*layout.never, *layout.secrets, *(layout.filters if exporting else ())]
+    unsent = [*layout.never, *layout.secrets, *([*layout.filters, *layout.emptied] if exporting else ())]
     left = [pattern for name in unsent for pattern in alternatives(name)]
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
     keep = " -o ".join(_test(pattern, anchored=True) for pattern in wanted)
