@@ -11,7 +11,7 @@ from . import cache, databases, direct, filters, index, keys, worker
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
 from .refusal import Refusal
-from .roots import Root, folders_named, path_here, place_roots
+from .roots import Root, path_here, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
@@ -89,16 +89,16 @@ class Restore:
         if named and not projects and len(set(hints.values())) == 1:
             projects = list(set(hints.values()))  # the only one there is must be the one that is named now
         paths = {path: path_here(hint, projects, named, self.home) for path, hint in hints.items()}
-        given = folders_named(named, self.home) if named is not None else []
+        moved = {path for path, hint in hints.items() if paths[path] != path_here(hint, [], named, self.home)}
         for number, root in enumerate(self.roots):
             keyed = root.layout.get("keyed")
             if not keyed:
                 continue
             top = "/".join([root.name, keyed["folder"], ""])
             names = sorted({path[len(top) :].split("/")[0] for path in entries if path.startswith(top)})
-            mine = {path[len(top) :]: place for path, place in paths.items() if path.startswith(top)}
-            ordered = dict(sorted(mine.items(), key=lambda pair: (pair[1] not in given, pair)))
-            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, ordered))
+            ordered = sorted((path not in moved, path) for path in paths if path.startswith(top))
+            mine = {path[len(top) :]: paths[path] for _, path in ordered}
+            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, mine))
             self.by_name[root.name] = root
             self.warnings += [
                 "%s%s is kept as %s: another project's folder has its name here." % (top, name, key.local)
