@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -44,9 +44,23 @@ def _new(name: str, table: Mapping[str, Any]) -> Layout:
         if key not in known:
             raise _unknown(f"[layouts.{name}] has an unknown key", key, known)
     try:
-        return _sound(msgspec.convert({**table, "name": name}, Layout, strict=True))
+        layout = msgspec.convert({**table, "name": name}, Layout, strict=True)
     except msgspec.ValidationError as problem:
         raise BadConfig(f"[layouts.{name}] is not a layout: {problem}.") from None
+    _check_keys(f"layouts.{name}", table, asdict(layout))
+    return _sound(layout)
+
+
+def _check_keys(where: str, written: Any, read: Any) -> None:
+    """Raise ``BadConfig`` for a key that was written, at any depth, and that nothing reads."""
+    if isinstance(written, Mapping):
+        for key, value in written.items():
+            if key not in read:
+                raise _unknown(f"[{where}] has an unknown key", key, read)
+            _check_keys(f"{where}.{key}", value, read[key])
+    elif isinstance(written, list):
+        for value, each in zip(written, read, strict=True):
+            _check_keys(where, value, each)
 
 
 def _unknown(what: str, name: str, known: Any) -> BadConfig:
