@@ -19,7 +19,10 @@ def drained(root: Root, wait: float) -> list[str]:
     worker = root.layout.get("worker") or {}
     if not worker.get("busy_path"):
         return []
-    databases = [name for name in os.listdir(root.folder) if root.rules.database(name)]
+    try:
+        databases = [name for name in os.listdir(root.folder) if root.rules.database(name)]
+    except OSError:
+        return []  # the walk will say so
     settings = dict(worker, settings=os.path.join(root.folder, worker["settings"]))
     deadline = time.monotonic() + wait
     warnings = []

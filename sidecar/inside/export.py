@@ -254,6 +254,9 @@ class Export:
         self.scratch.give(self.pack_path)
         return dict(
             self._answer("changed"),
+            projects=projects_here(self.request["projects"], self.home),
+            keyed=keyed_here(self.roots, self.request["projects"], self.home, self.entries),
+            versions={root.name: version_here(root.layout, self.home) for root in self.roots},
             kind=kind,
             codec=codec,
             pack_bytes=pack_size,
@@ -275,9 +278,6 @@ class Export:
                 for root in self.roots
                 if root.name in held
             ],
-            "projects": projects_here(self.request["projects"], self.home),
-            "versions": {root.name: version_here(root.layout, self.home) for root in self.roots if root.name in held},
-            "keyed": keyed_here(self.roots, self.request["projects"], self.home, self.entries),
             "databases": self.databases,
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
