@@ -49,7 +49,7 @@ def own_places(spec: dict[str, Any], home: str, projects: list[str] | None = Non
             moved.append(os.path.join(home, os.path.expanduser(os.environ[name]), below))
     for path in spec["paths"]:
         if path.startswith("./"):
-            usual += [os.path.join(project, path[2:]) for project in folders_named(projects, home)]
+            usual += [os.path.join(project, path[2:]) for project in folders_named(projects, home) or [home]]
         else:
             usual.append(os.path.join(home, at_hint(path, home)))
     return moved, usual
