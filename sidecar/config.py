@@ -14,7 +14,8 @@ import msgspec
 
 from sidecar.engine.parts import Timing
 from sidecar.errors import BadConfig
-from sidecar.layouts import Layout, built_in, custom
+from sidecar.layouts import Layout, built_in
+from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
 from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention

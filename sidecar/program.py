@@ -22,6 +22,7 @@ COMMON = (
     "digests",
     "index",
     "rules",
+    "keys",
     "roots",
     "walk",
     "filters",
@@ -31,12 +32,16 @@ COMMON = (
     "packing",
     "swap",
 )
-EXPORT = (*COMMON, "reading", "export", "reaper", "main")
+EXPORT = (*COMMON, "holders", "drain", "versions", "reading", "export", "reaper", "main")
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
-RESTORE = (*COMMON, "layers", "compression", "unpacking", "worker", "direct", "restore", "main")
+RESTORE = (*COMMON, "layers", "compression", "unpacking", "holders", "worker", "versions", "direct", "restore", "main")
+LOOK = (
+    *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),
+    *("look", "main"),
+)
 
-MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND}
+MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "look": LOOK}
 
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""

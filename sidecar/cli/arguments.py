@@ -41,7 +41,9 @@ def _verbs(command: Any) -> None:
     export = command("export", "Export a sandbox's memory as a new snapshot.")
     export.add_argument("memory", metavar="MEMORY")
     export.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
-    export.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    export.add_argument(
+        "--layout", action="append", default=[], metavar="NAME", help="default: auto, whatever is there"
+    )
     export.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
     export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
@@ -82,8 +84,14 @@ def _reading(command: Any) -> None:
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
-    doctor = command("doctor", "Check the store and, if named, a sandbox.")
+    layouts = command("layouts", "List the layouts; of those named, everything.")
+    layouts.add_argument("names", nargs="*", metavar="NAME")
+    doctor = command(
+        "doctor", "Check the store and, if named, a sandbox: what an export of it would bring, and what not."
+    )
     doctor.add_argument("--sandbox", metavar="REF")
+    doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
 
 
 def _changing(command: Any) -> None:

@@ -59,7 +59,13 @@ def options_page() -> str:
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_shown(default)}` | {about} |" for name, default, about in _options(Webhook)]
-    lines += ["", "## [layouts.NAME]", "", "Your own layouts: see the README.", ""]
+    lines += [
+        "",
+        "## [layouts.NAME]",
+        "",
+        "Layouts of your own, and options of ours: see [layouts](layouts.md).",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -11,8 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sidecar.cli.result import Result, Table, size
+from sidecar.cli.layouts import seen, seen_document
+from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine
+from sidecar.engine.inspecting import SeenRoot, look
 from sidecar.errors import SidecarError
 from sidecar.wiring import open_sandbox
 
@@ -21,6 +23,7 @@ LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no
 
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     checks: list[dict[str, Any]] = []
+    roots: list[SeenRoot] = []
 
     async def check(name: str, look: Callable[[], Awaitable[str]]) -> None:
         try:
@@ -56,13 +59,24 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         finally:
             await box.close()
 
+    async def memory() -> str:
+        box = open_sandbox(args.sandbox)
+        try:
+            roots.extend(await look(engine, box, args.layout, args.project))
+        finally:
+            await box.close()
+        files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
+        return f"{plural(files, 'file')}, {size(bytes)}, in {', '.join(root.name for root in roots) or 'no layout'}"
+
     await check("python", python)
     await check("temporary folder", spool)
     await check("store", writable)
     await check("memories", readable)
     if args.sandbox:
         await check("sandbox", sandbox)
+        await check("memory there", memory)
     ok = all(row["ok"] for row in checks)
     table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
     hints = [row["hint"] for row in checks if row["hint"]]
-    return Result({"ok": ok, "store": engine.repository.store.url, "checks": checks}, [table, *hints], 0 if ok else 1)
+    document = {"ok": ok, "store": engine.repository.store.url, "checks": checks, "roots": seen_document(roots)}
+    return Result(document, [table, *hints, *(["", *seen(roots)] if args.sandbox else [])], 0 if ok else 1)

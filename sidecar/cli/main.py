@@ -38,6 +38,7 @@ COMMANDS = {
     "unpin": "forgetting.run_unpin",
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
+    "layouts": "layouts.run_layouts",
     "serve": "service.run_serve",
     "run": "running.run_run",
 }

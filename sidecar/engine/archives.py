@@ -73,7 +73,7 @@ def _home_place(name: str, hint: str, layout: Layout | None) -> str:
     """Where a root goes in a home: its layout's usual place, or where a project was."""
     for root in layout.roots if layout else ():
         if root.paths and root.name == name:
-            return root.paths[0].removeprefix("~/")
+            return posixpath.join(root.paths[0].removeprefix("~/"), root.below)
     return hint.removeprefix("~").strip("/")
 
 
@@ -126,17 +126,16 @@ def _placements(names: list[str], layouts: Iterable[Layout]) -> list[_Placement]
     roots = [(layout, root) for layout in layouts for root in layout.roots]
     placements: list[_Placement] = []
     for layout, root in roots:
-        if not root.project:
-            usual = root.paths[0].removeprefix("~/")
-            prefixes = {name[: at + len(usual)] for name in names if (at := _find(name, usual)) >= 0}
+        usual = [path.removeprefix("~/").removeprefix("./") for path in root.paths]
+        ways = [posixpath.join(path, root.below).rstrip("/") for path in usual] or [root.below]
+        prefixes = {name[: at + len(way)] for way in ways if way for name in names if (at := _find(name, way)) >= 0}
+        if not prefixes and not root.project and len(layout.roots) == 1:
             databases = compiled(layout.databases)
-            prefixes = prefixes or {
-                posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))
-            }
-            placements += [_Placement(min(prefixes, key=len), usual)] if prefixes else []
+            prefixes = {posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))}
+        placements += [_Placement(min(prefixes, key=len), ways[0])] if prefixes else []
     others = [name for name in names if _placed(name, placements) is None]
     for layout, root in roots:
-        if root.project:
+        if root.project and not root.below:
             firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
             found = [posixpath.dirname(name) for name in others if firsts.match(posixpath.basename(name))]
             placements += [_Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []

@@ -21,6 +21,7 @@ HINTS = {
     "sandbox-busy": "Wait until the other export or restore is done, then try again.",
     "unreadable": "Run the sandbox's commands as the user who owns the memory.",
     "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
+    "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",
     "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
     "unknown-layout": "Use the config file with which this memory was exported.",
 }
@@ -84,6 +85,9 @@ class Answer:
 class ExportAnswer(Answer):
     statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "tarball", "error"})
 
+    projects: list[str] = field(default_factory=list)
+    keyed: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     base: str = ""
     lineage: list[str] = field(default_factory=list)
     kind: str = ""

@@ -71,6 +71,9 @@ def manifest_of(
         conversation=request.conversation,
         label=request.label,
         databases=_databases(grown, answer),
+        projects=answer.projects or (grown.base.projects if grown.base else []),
+        keyed=_keyed(grown, answer),
+        versions=_versions(grown, answer),
     )
 
 
@@ -88,6 +91,20 @@ def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
     read = {row.path: row for row in answer.databases if row.method != "unchanged"}
     known.update((path, Database(path=path, check=row.check, schema=row.schema)) for path, row in read.items())
     return [known[path] for path, entry in grown.brought.entries.items() if entry.database and path in known]
+
+
+def _keyed(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
+    """What is known of folders named after projects: from this export, or from the base where that was silent."""
+    known = {**(grown.base.keyed if grown.base else {}), **answer.keyed}
+    held = {"/".join(path.split("/")[:3]) for path in grown.brought.entries}
+    return {path: hint for path, hint in known.items() if path in held}
+
+
+def _versions(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
+    """Of the program each root is of; where it cannot be seen any more, the one that was seen last."""
+    seen = {**(grown.base.versions if grown.base else {}), **{root: v for root, v in answer.versions.items() if v}}
+    held = {path.split("/")[0] for path in grown.brought.entries}
+    return {root: version for root, version in seen.items() if root in held}
 
 
 async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown) -> Manifest | None:

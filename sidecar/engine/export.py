@@ -267,6 +267,7 @@ def _question(run: _Run) -> dict[str, Any]:
         },
         "inline_bytes": run.engine.inline_bytes,
         "database_wait": run.engine.timing.database_wait,
+        "worker_wait": run.engine.timing.worker_wait,
         "turn_wait": run.engine.timing.turn_wait,
     }
 

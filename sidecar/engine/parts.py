@@ -32,6 +32,8 @@ class Timing:
     """Seconds to wait for a gap between a database's writers."""
     turn_wait: float = 60.0
     """Seconds to wait for another export or restore in the same sandbox."""
+    worker_wait: float = 5.0
+    """Seconds to wait for a memory worker to write what it has taken on, before an export."""
     keep_alive: float = 120.0
     """A sandbox that would end sooner than in so many seconds is prolonged while it is worked with."""
     direct: int = 600

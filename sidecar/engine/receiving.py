@@ -16,7 +16,7 @@ from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatc
 from sidecar.inside.index import DIR, Entry, Index
 from sidecar.inside.layers import apply_index
 from sidecar.inside.rules import Rules
-from sidecar.snapshots.arrival import check_entries, check_pack, read_index
+from sidecar.snapshots.arrival import LONGEST_NAME, LONGEST_PATH, check_entries, check_pack, check_path, read_index
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
 
@@ -118,6 +118,7 @@ def check(
     if index.kind != answer.kind or len({change.entry.path for change in index.changes}) != len(index.changes):
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
     _check_roots(engine, answer)
+    _check_keyed(engine, answer)
     check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits, base)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
@@ -138,6 +139,24 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
             raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
         if ".." in root.hint.split("/") or "\0" in root.hint:
             raise UnsafePath(f"The root {root.name!r} is said to be at {root.hint[:200]!r}.")
+
+
+def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
+    """Only folders that a layout names after projects, and only places a path can be."""
+    tops = {
+        f"{root.name}/{layout.keyed.folder}"
+        for root in answer.roots
+        if (layout := engine.layouts[root.layout]).keyed is not None
+    }
+    for path in answer.keyed:
+        check_path(path)
+        if path.rpartition("/")[0] not in tops:
+            raise BadAnswer(f"The sandbox names a project for {path[:200]!r}, which is no project's folder.")
+    if any(len(root) > LONGEST_NAME or len(version) > LONGEST_NAME for root, version in answer.versions.items()):
+        raise BadAnswer("The sandbox names a version that is none.")
+    for hint in (*answer.projects, *answer.keyed.values()):
+        if not hint.startswith(("~", "/")) or ".." in hint.split("/") or "\0" in hint or len(hint) > LONGEST_PATH:
+            raise UnsafePath(f"A project is said to be at {hint[:200]!r}.")
 
 
 def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import gzip
 import hashlib
 import io
+import posixpath
 import secrets
 import tarfile
 from dataclasses import replace
@@ -31,6 +32,7 @@ from sidecar.progress import Unwatched
 from sidecar.shell import place_of, restore_script
 from sidecar.snapshots.fetch import Fetched
 from sidecar.snapshots.fold import materialise
+from sidecar.snapshots.manifest import Root as ManifestRoot
 from sidecar.spool import Spool, Spooled, file_chunks
 
 EXPORTED = "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar."
@@ -39,6 +41,7 @@ LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets 
 RESTORED = (
     "This sandbox has no usable python3: restored with sh and tar; a memory worker that runs there was not stopped."
 )
+UNNAMED = "Folders named after the paths of projects have the names they had where they were exported."
 UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after they were unpacked."
 
 
@@ -49,10 +52,13 @@ async def read_tarball(
     tarball = await arrive(engine, sandbox, answer, scratch)
     await tidy(engine, sandbox, question["memory"], question["snapshot"])
     home = scratch.new()
-    places = {root.name: _place_here(engine, root) for root in answer.roots}
+    numbers = _numbers(engine, answer, named=question["projects"] is not None)
+    places = {root.name: _place_here(engine, root, numbers.get(root.name, 0)) for root in answer.roots}
     await asyncio.to_thread(unpack_members, tarball.path, home, places, engine.limits)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
-    projects = [str(home / place) for name, place in places.items() if place.startswith("projects/")]
+    projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
+    for project in projects:
+        Path(project).mkdir(parents=True, exist_ok=True)
     here = {**question, "known": [], "projects": projects, "inline_bytes": 0}
     local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
     if local.bundle is None:
@@ -62,23 +68,44 @@ async def read_tarball(
     return replace(
         local,
         lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
-        roots=[replace(root, hint=_hint(answer, root)) for root in local.roots],
+        roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
+        projects=[],
+        keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
         databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
         warnings=[EXPORTED, *local.warnings, *_losses(engine, local, methods)],
     ), bundle
 
 
-def _place_here(engine: Engine, root: FoundRoot) -> str:
-    for layout in engine.layouts.values():
-        for known in layout.roots:
-            if layout.name == root.layout and known.name == root.name and not known.project:
-                return known.paths[0].removeprefix("~/")
-    return f"projects/{root.name}"
+def _known(engine: Engine, root: FoundRoot | ManifestRoot) -> tuple[Root | None, int]:
+    """A root of a snapshot in its layout, and which of the projects it is in: 1 for the first, 0 for none."""
+    for known in engine.layouts[root.layout].roots if root.layout in engine.layouts else ():
+        stem, _, number = root.name.rpartition("-")
+        if root.name == known.name:
+            return known, int(known.project)
+        if stem == known.name and number.isdigit():
+            return known, int(number)
+    return None, 0
 
 
-def _hint(answer: ExportAnswer, root: FoundRoot) -> str:
-    there = next((found.hint for found in answer.roots if found.name == root.name), root.hint)
-    return hint_for(there, answer.home)
+def _numbers(engine: Engine, answer: ExportAnswer, *, named: bool) -> dict[str, int]:
+    """Which project each root is in. When none was named, they count as they were found, as in the program."""
+    numbers = {root.name: number for root in answer.roots if (number := _known(engine, root)[1])}
+    order = sorted(set(numbers.values()))
+    return numbers if named else {name: order.index(number) + 1 for name, number in numbers.items()}
+
+
+def _place_here(engine: Engine, root: FoundRoot, number: int) -> str:
+    known, _ = _known(engine, root)
+    if known is None:
+        return f"unknown/{root.name}"
+    top = f"projects/{number}" if known.project else known.paths[0].removeprefix("~/")
+    return posixpath.join(top, known.below).rstrip("/")
+
+
+def _hint(answer: ExportAnswer, places: dict[str, str], root: FoundRoot) -> str:
+    """Where a root was there, of one that is in a home of ours."""
+    there = (found.hint for found in answer.roots if root.hint == f"~/{places[found.name]}")
+    return hint_for(next(there, root.hint), answer.home)
 
 
 def _method(shell: str) -> str:
@@ -93,7 +120,7 @@ def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> lis
         LEFT_OUT.format(path=f"{root.name}/{name}")
         for root in local.roots
         if root.layout in engine.layouts
-        for name in engine.layouts[root.layout].filters
+        for name in (*engine.layouts[root.layout].filters, *engine.layouts[root.layout].emptied)
     ]
     return copied + filtered
 
@@ -122,25 +149,24 @@ async def send_tarball(
         answer,
         bytes=fetched.manifest.bytes,
         databases=checks,
-        warnings=[RESTORED, *([] if checked else [UNCOMPARED])],
+        warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )
 
 
 def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[tuple[str, str, Layout]]:
     """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
     targets = []
-    given = list(question["projects"] or [])
+    given = question["projects"] or []
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
-        known: Root = next(
-            (r for r in layout.roots if root.name == r.name or root.name.startswith(f"{r.name}-")), layout.roots[0]
-        )
+        known, number = _known(engine, root)
+        assert known is not None
         project: str | None = None
-        if known.project and given:
-            project = given.pop(0)
+        if known.project and number <= len(given):
+            project = given[number - 1]
         elif known.project and root.hint.startswith("~"):
-            project = root.hint
-        targets.append((root.name, place_of(known, project), layout))
+            project = root.hint.removesuffix(f"/{known.below}")
+        targets.append((root.name, place_of(known, project, question["projects"]), layout))
     return targets
 
 

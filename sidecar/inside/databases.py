@@ -43,8 +43,8 @@ def signature(place: str) -> list[list[int]]:
     return rows
 
 
-def copy_database(source: str, target: str, wait: float) -> Copied:
-    """Copy ``source`` to the new file ``target`` and check the copy.
+def copy_database(source: str, target: str, wait: float, emptied: list[str] | None = None) -> Copied:
+    """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
 
     ``check`` is "ok", or what SQLite complained about: a damaged database is still copied. Raise Refusal
     (``database-busy``, retryable) when writers leave no gap within ``wait`` seconds, or when it cannot be opened or written.
@@ -62,7 +62,32 @@ def copy_database(source: str, target: str, wait: float) -> Copied:
         shutil.copyfile(source, target)
         return Copied(target, 0, str(problem))
     _keep_counters(source, target)
+    if emptied:
+        _empty(target, emptied)
     return Copied(target, page_size(target), quick_check(target))
+
+
+def _empty(place: str, tables: list[str]) -> None:
+    """Remove all rows of these tables, as far as they are there, and overwrite them with zeros. Raise sqlite3.Error."""
+    connection = sqlite3.connect(place, isolation_level=None)
+    try:
+        connection.execute("PRAGMA secure_delete=ON")
+        there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table in tables:
+            quoted = '"%s"' % table.replace('"', '""')
+            if table in there and connection.execute("SELECT 1 FROM %s LIMIT 1" % quoted).fetchone():
+                connection.execute("DELETE FROM " + quoted)
+    finally:
+        connection.close()
+
+
+def has_magic(place: str) -> bool:
+    """Whether a file begins as a SQLite database does, whatever its name."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, len(MAGIC)) == MAGIC
+    finally:
+        os.close(descriptor)
 
 
 def page_size(place: str) -> int:

@@ -8,11 +8,13 @@ import stat
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, filters, index, reading
+from . import cache, databases, filters, index, keys, reading
+from .drain import drained
 from .packing import Packer
 from .refusal import Refusal
-from .roots import Root, find_roots
+from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
+from .versions import version_here
 from .walk import Found, Limits, Skipped, link_target, walk
 
 PERMISSIONS = 0o777
@@ -25,7 +27,11 @@ class Export:
         self.request = request
         self.scratch = scratch
         self.limits = Limits(**request["limits"])
-        self.roots: list[Root] = find_roots(request["layouts"], request["projects"], home)
+        self.home = home
+        self.roots: list[Root] = [
+            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
+            for root in find_roots(request["layouts"], request["projects"], home)
+        ]
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
@@ -43,6 +49,7 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         for root in self.roots:
+            self.warnings += drained(root, self.request["worker_wait"])
             for found in walk(root, self.skipped, self.limits):
                 self._take(found)
         gone = sorted(self._gone())
@@ -108,7 +115,7 @@ class Export:
         drop = found.root.rules.filters.get(found.relative)
         if drop is not None:
             self._take_filtered(found, known, drop)
-        elif found.root.rules.database(found.relative) or _has_magic(found.place):
+        elif found.root.rules.database(found.relative) or databases.has_magic(found.place):
             self._take_database(found, known)
         else:
             self._count(found.path, found.status.st_size)
@@ -132,7 +139,12 @@ class Export:
             self._count(found.path, found.status.st_size)
         signature = databases.signature(found.place)
         target = os.path.join(self.scratch.work, "database")
-        copied = databases.copy_database(found.place, target, self.request["database_wait"])
+        emptied = found.root.rules.emptied(found.relative)
+        copied = databases.copy_database(found.place, target, self.request["database_wait"], emptied)
+        if emptied and copied.check != "ok":
+            self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
+            os.unlink(target)
+            return
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":
@@ -242,6 +254,9 @@ class Export:
         self.scratch.give(self.pack_path)
         return dict(
             self._answer("changed"),
+            projects=projects_here(self.request["projects"], self.home),
+            keyed=keyed_here(self.roots, self.request["projects"], self.home, self.entries),
+            versions={root.name: version_here(root.layout, self.home) for root in self.roots},
             kind=kind,
             codec=codec,
             pack_bytes=pack_size,
@@ -251,13 +266,18 @@ class Export:
         )
 
     def _answer(self, status: str) -> dict[str, Any]:
+        held = {path.split("/")[0] for path in self.entries}
         return {
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
             "files": sum(known.entry.type == index.FILE for known in self.entries.values()),
             "bytes": self.total,
-            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self.roots],
+            "roots": [
+                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
+                for root in self.roots
+                if root.name in held
+            ],
             "databases": self.databases,
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
@@ -274,11 +294,3 @@ def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) 
     if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
         return known.entry.mtime
     return found.status.st_mtime_ns
-
-
-def _has_magic(place: str) -> bool:
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        return os.read(descriptor, len(databases.MAGIC)) == databases.MAGIC
-    finally:
-        os.close(descriptor)

@@ -45,6 +45,10 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         from .direct import send
 
         return send(request), b""
+    if request["do"] == "look":
+        from .look import look
+
+        return look(request, home), b""
     scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"])
     kept = False
     try:

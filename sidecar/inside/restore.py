@@ -7,13 +7,15 @@ import os
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, direct, filters, index, worker
+from . import cache, databases, direct, filters, index, keys, worker
+from .holders import Holder, find_holders
 from .layers import folders_of, layered
 from .refusal import Refusal
-from .roots import Root, place_roots
+from .roots import Root, path_here, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
+from .versions import rank, version_here
 from .walk import SQLITE_TAILS, Limits, Skipped, walk
 
 ENDLESS = Limits(1 << 62, 1 << 62, 1 << 40, 1 << 20)
@@ -26,6 +28,7 @@ class Restore:
     def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
         self.request = request
         self.scratch = scratch
+        self.home = home
         self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home)
         self.by_name = {root.name: root for root in self.roots}
         self.seed = request["mode"] == "seed"
@@ -35,10 +38,12 @@ class Restore:
         self.old_folders: list[str] = []
 
     def run(self) -> dict[str, Any]:
+        self._check_versions()
         swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner)
         try:
             swap.begin()
             entries, staged = self._unpack()
+            self._name_folders(entries)
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
@@ -62,9 +67,44 @@ class Restore:
             "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots],
         }
 
+    def _check_versions(self) -> None:
+        """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
+        for root in self.roots:
+            theirs, ours = self.request.get("versions", {}).get(root.name, ""), version_here(root.layout, self.home)
+            if theirs and ours and rank(ours) < rank(theirs) and not self.request["force"]:
+                raise Refusal(
+                    "plugin-older",
+                    "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
+                )
+
     def _place(self, path: str) -> str:
         name, _, relative = path.partition("/")
-        return os.path.join(self.by_name[name].folder, relative)
+        root = self.by_name[name]
+        return os.path.join(root.folder, root.keys.local(relative))
+
+    def _name_folders(self, entries: dict[str, index.Entry]) -> None:
+        """Folders named after a project's path get the names that belong to the paths projects have here."""
+        named, hints = self.request["projects"], self.request.get("keyed", {})
+        projects = self.request.get("project_hints") or []
+        if named and not projects and len(set(hints.values())) == 1:
+            projects = list(set(hints.values()))  # the only one there is must be the one that is named now
+        paths = {path: path_here(hint, projects, named, self.home) for path, hint in hints.items()}
+        moved = {path for path, hint in hints.items() if paths[path] != path_here(hint, [], named, self.home)}
+        for number, root in enumerate(self.roots):
+            keyed = root.layout.get("keyed")
+            if not keyed:
+                continue
+            top = "/".join([root.name, keyed["folder"], ""])
+            names = sorted({path[len(top) :].split("/")[0] for path in entries if path.startswith(top)})
+            ordered = sorted((path not in moved, path) for path in paths if path.startswith(top))
+            mine = {path[len(top) :]: paths[path] for _, path in ordered}
+            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, mine))
+            self.by_name[root.name] = root
+            self.warnings += [
+                "%s%s is kept as %s: another project's folder has its name here." % (top, name, key.local)
+                for name, key in root.keys.known.items()
+                if key.local.endswith("~")
+            ]
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
         with open(self._bundle(), "rb") as bundle:
@@ -178,12 +218,12 @@ class Restore:
         self.scratch.give(place)
         return place
 
-    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[worker.Holder]:
+    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
         """Stop whoever has a database open that is about to be replaced. Raise Refusal when that does not work."""
-        stopped: list[worker.Holder] = []
+        stopped: list[Holder] = []
         for root in self.roots:
             mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
-            holders = worker.find_holders(mine) if mine and not self.seed else []
+            holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
             shutdown = root.layout.get("worker")
@@ -223,6 +263,7 @@ class Restore:
                     status = os.stat(self._place(path))
                     signature = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
             known[path] = cache.Known(entry, signature, first_page)
+        keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
         cache.begin(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known))
 
 

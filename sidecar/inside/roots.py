@@ -7,8 +7,9 @@ travel, never absolute paths; ``hint`` says where it was (``~/app``, or an absol
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
+from .keys import Keys, paths_of
 from .refusal import Refusal
 from .rules import Rules
 
@@ -21,11 +22,12 @@ class Root(NamedTuple):
     hint: str
     layout: dict[str, Any]
     rules: Rules
+    whole: bool  # the folder belongs to the memory system alone, so that what is left out is worth a word
+    keys: Keys = Keys()
 
-    @property
-    def whole(self) -> bool:
-        """Whether the folder belongs to the memory system alone, so that what is left out is worth a word."""
-        return bool(not self.layout["roots"][0].get("project"))
+    def path(self, relative: str) -> str:
+        """The travelling name of what is here at ``relative``."""
+        return self.name + "/" + self.keys.stored(relative)
 
 
 def hint_for(folder: str, home: str) -> str:
@@ -38,40 +40,70 @@ def at_hint(hint: str, home: str) -> str:
     return home + hint[1:] if hint == "~" or hint.startswith("~/") else hint
 
 
-def _own_folder(spec: dict[str, Any], home: str) -> str:
-    """The folder of a root that is not a project: its variable, else the first usual place that holds it, else the first."""
-    places = [os.path.join(home, at_hint(path, home)) for path in spec["paths"]]
-    moved = [os.environ[name] for name in spec.get("env", []) if os.environ.get(name)]
-    if moved:
-        return os.path.realpath(os.path.join(home, os.path.expanduser(moved[0])))
-    marker = spec.get("holds", "")
-    found = [place for place in places if os.path.isdir(os.path.join(place, marker))]
-    return os.path.realpath((found or places)[0])
+def own_places(spec: dict[str, Any], home: str, projects: list[str] | None = None) -> tuple[list[str], list[str]]:
+    """The places that variables name, and the usual ones."""
+    moved, usual = [], []
+    for entry in spec.get("env", []):
+        name, _, below = entry.partition("/")
+        if os.environ.get(name):
+            moved.append(os.path.join(home, os.path.expanduser(os.environ[name]), below))
+    for path in spec["paths"]:
+        if path.startswith("./"):
+            usual += [os.path.join(project, path[2:]) for project in folders_named(projects, home) or [home]]
+        else:
+            usual.append(os.path.join(home, at_hint(path, home)))
+    return moved, usual
 
 
-def _projects(named: list[str] | None, home: str) -> list[str]:
+def _own_folder(spec: dict[str, Any], home: str, projects: list[str] | None, hint: str = "") -> str:
+    """The folder of a root that is not a project: of the places its variable and its layout name, the first that holds it.
+
+    Where none does, or one is wanted to restore to (``hint`` says where it was): what the variable says, the usual place
+    it was in, or the first.
+    """
+    moved, usual = own_places(spec, home, projects)
+    below, marker = spec.get("below", ""), spec.get("holds", "")
+    if moved and (hint or not marker):
+        return os.path.realpath(os.path.join(moved[0], below))
+    found = [place for place in moved + usual if os.path.isdir(os.path.join(place, marker))]
+    if not found and hint:
+        was = [place for place in usual if os.path.join(place, below) == at_hint(hint, home)]
+        ways = [path[1:] + "/" + below for path in spec["paths"] if path.startswith("./")]
+        found = was or [
+            place for way in ways if hint.endswith(way) for place in usual if (place + "/" + below).endswith(way)
+        ]
+    return os.path.realpath(os.path.join((found or usual)[0], below))
+
+
+def folders_named(named: list[str] | None, home: str) -> list[str]:
+    """The project folders: those named, else the working folder and the home."""
     folders = [os.getcwd(), home] if named is None else [os.path.join(home, at_hint(path, home)) for path in named]
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
 def find_roots(layouts: list[dict[str, Any]], projects: list[str] | None, home: str) -> list[Root]:
-    """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none."""
+    """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
+
+    The n-th project named has the n-th project root; without names, roots are numbered as they are found.
+    """
     roots: list[Root] = []
     for layout in layouts:
         rules = Rules(layout)
         for spec in layout["roots"]:
+            whole = bool(spec.get("below") or not spec.get("project"))
             if not spec.get("project"):
-                folder = _own_folder(spec, home)
+                folder = _own_folder(spec, home, projects)
                 if os.path.isdir(folder):
-                    roots.append(Root(spec["name"], folder, hint_for(folder, home), layout, rules))
+                    roots.append(Root(spec["name"], folder, hint_for(folder, home), layout, rules, whole))
                 continue
             number = 0
-            for project in _projects(projects, home):
+            for project in folders_named(projects, home):
                 folder = os.path.realpath(os.path.join(project, spec.get("below", "")))
-                if os.path.isdir(folder) and _holds_any(folder, layout):
-                    number += 1
+                there = os.path.isdir(folder) and _holds_any(folder, layout)
+                number += there or projects is not None
+                if there:
                     name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
-                    roots.append(Root(name, folder, hint_for(folder, home), layout, rules))
+                    roots.append(Root(name, folder, hint_for(folder, home), layout, rules, whole))
     return roots
 
 
@@ -91,7 +123,7 @@ def place_roots(
     Raise Refusal when a layout is not known.
     """
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
-    given = _projects(projects, home) if projects is not None else []
+    given = folders_named(projects, home) if projects is not None else []
     roots: list[Root] = []
     for root in wanted:
         if ".." in root["hint"].split("/"):
@@ -102,7 +134,7 @@ def place_roots(
             raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
         layout, spec = specs[key]
         if not spec.get("project"):
-            folder = _own_folder(spec, home)
+            folder = _own_folder(spec, home, projects, root["hint"])
         else:
             order = int(number) - 1 if key != root["name"] else 0
             below = spec.get("below", "")
@@ -112,8 +144,41 @@ def place_roots(
                 folder = os.path.realpath(at_hint(root["hint"], home))
             else:
                 folder = os.path.realpath(os.path.join(os.getcwd(), below))
-        roots.append(Root(root["name"], folder, root["hint"], layout, Rules(layout)))
+        whole = bool(spec.get("below") or not spec.get("project"))
+        roots.append(Root(root["name"], folder, root["hint"], layout, Rules(layout), whole))
     folders = [root.folder for root in roots]
     if len(set(folders)) != len(folders):
         raise Refusal("roots-collide", "Two roots of the snapshot would land in one folder; name each with --project.")
     return roots
+
+
+def projects_here(named: list[str] | None, home: str) -> list[str]:
+    """What to call the projects of an export: those named, else the working folder, unless that is only the home."""
+    folders = folders_named(named, home) if named is not None else [os.path.realpath(os.getcwd())]
+    return [hint_for(folder, home) for folder in folders if named is not None or folder != home]
+
+
+def path_here(hint: str, projects: list[str], named: list[str] | None, home: str) -> str:
+    """Where a project is here that was at ``hint``, when those of the export were ``projects``: with the n-th one named, else
+    where it was in the home, or, outside of it, in the working folder; else it has not moved."""
+    given = folders_named(named, home) if named is not None else []
+    for number, project in sorted(enumerate(projects), key=lambda pair: -len(pair[1])):
+        if hint == project or (project != "~" and hint.startswith(project.rstrip("/") + "/")):
+            rest = hint[len(project) :]
+            if number < len(given):
+                return given[number] + rest
+            if named is None and not project.startswith("~"):
+                return os.path.realpath(os.getcwd()) + rest
+    return os.path.realpath(at_hint(hint, home))
+
+
+def keyed_here(roots: list[Root], named: list[str] | None, home: str, paths: Iterable[str]) -> dict[str, str]:
+    """Which project each folder among ``paths`` is that is named after one, by its travelling name."""
+    known = [*folders_named(named, home), os.path.realpath(os.getcwd()), home]
+    held = {"/".join(path.split("/")[:3]) for path in paths}
+    rows = {}
+    for root in roots:
+        keyed = root.layout.get("keyed", {})
+        for name, path in paths_of(root.folder, root.keys, keyed, known).items() if keyed else ():
+            rows["/".join([root.name, keyed["folder"], name])] = hint_for(path, home)
+    return {path: hint for path, hint in rows.items() if path in held}

@@ -54,6 +54,7 @@ class Rules:
         self.secret = compiled(layout["secrets"], anywhere=True).match
         self.careful = compiled(layout.get("careful", []), anywhere=True).match
         self.filters: dict[str, list[str]] = layout.get("filters", {})
+        self._emptied = [(compiled([name]).match, tables) for name, tables in layout.get("emptied", {}).items()]
         self._folders = [
             [re.compile(_part(p) + r"\Z", re.DOTALL) if p != "**" else None for p in k.split("/")] for k in keep
         ]
@@ -65,6 +66,10 @@ class Rules:
         if any(self.never(way) or self.secret(way) for way in ways):
             return False
         return bool(self.keep(relative + "/x" if folder else relative))
+
+    def emptied(self, relative: str) -> list[str]:
+        """The tables of a database that hold secrets."""
+        return [table for names, tables in self._emptied if names(relative) for table in tables]
 
     def may_hold(self, folder: str) -> bool:
         """Whether anything kept can lie below this folder: a walk need not enter others."""

@@ -1,25 +1,155 @@
 """How much an agent needs a file: the order in which things are restored, and, from the end, dropped when there is too much.
 
-A path that no tier of its layout names is ``warm``.
+A path that no tier of its layout names is ``warm``. Beside patterns there are daily files, which cool down with time, the
+session written to last, and files that point at a folder; and there are paths that stay or go together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import glob
+import json
+import os
+import re
+from typing import Any, Dict, Iterable, List, NamedTuple, Pattern, Tuple
 
-from .rules import compiled
+from .rules import alternatives, compiled
 
 HOT, WARM, COLD, REBUILDABLE = "hot", "warm", "cold", "rebuildable"
 TIERS = (HOT, WARM, COLD, REBUILDABLE)
+WARM_DAYS = 1
+LONGEST_POINTER = 1 << 20
+_WORD = re.compile(r"\{(\w+)\}")
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+
+
+class Together(NamedTuple):
+    """Paths that stay or go together, and how much the one among them is needed that is needed most."""
+
+    tier: str
+    paths: List[str]
 
 
 class Tiers:
-    """The tiers of one layout, ready to ask."""
+    """The tiers of one layout, ready to ask; of one root of it, when its ``folder`` is given.
 
-    def __init__(self, layout: dict[str, Any]) -> None:
+    Without a folder nothing is known of what files point at, nor of which session is the active one.
+    """
+
+    def __init__(self, layout: dict[str, Any], folder: str = "") -> None:
         tiers = layout.get("tiers", {})
         self._matches = [(tier, compiled(tiers.get(tier, [])).match) for tier in TIERS]
+        self._dated = [_bound(pattern) for pattern in tiers.get("dated", [])]
+        self._coupled = [[_bound(p) for p in coupled["paths"]] for coupled in layout.get("coupled", [])]
+        self._active = {_newest(folder, tiers.get("active", []))} - {""} if folder else set()
+        self._pointed: list[tuple[str, str]] = []
+        for pointer in layout.get("pointers", []) if folder else []:
+            self._pointed += _pointed(folder, pointer)
 
     def of(self, relative: str) -> str:
         """The first tier that names this path, relative to its root."""
+        if relative in self._active or any(_is_in(relative, folder) for _, folder in self._pointed):
+            return HOT
+        if self._matches[0][1](relative):
+            return HOT
+        for pattern in self._dated:
+            found = pattern.match(relative)
+            if found:
+                return _of_day(found.groupdict().get("date", ""))
         return next((tier for tier, names in self._matches if names(relative)), WARM)
+
+    def sets(self, paths: Iterable[str]) -> list[Together]:
+        """Of all of a root's paths, those that stay or go together, each in at most one set."""
+        groups: Dict[Tuple[Any, ...], List[str]] = {}
+        sides: Dict[Tuple[Any, ...], set[int]] = {}
+        for path in paths:
+            for group, side in self._belongs(path):
+                groups.setdefault(group, []).append(path)
+                sides.setdefault(group, set()).add(side)
+        whole = [members for group, members in groups.items() if len(sides[group]) > 1]
+        return [Together(self._hottest(members), members) for members in _joined(whole)]
+
+    def _belongs(self, path: str) -> list[tuple[tuple[Any, ...], int]]:
+        """The groups a path belongs to, and which side of each it is."""
+        found: list[tuple[tuple[Any, ...], int]] = []
+        for number, patterns in enumerate(self._coupled):
+            for side, pattern in enumerate(patterns):
+                bound = pattern.match(path)
+                if bound:
+                    found.append(((number, *sorted(bound.groupdict().items())), side))
+        for file, folder in self._pointed:
+            if path == file or _is_in(path, folder):
+                found.append((("pointer", file), int(path != file)))
+        return found
+
+    def _hottest(self, paths: list[str]) -> str:
+        return min((self.of(path) for path in paths), key=TIERS.index)
+
+
+def _bound(pattern: str) -> Pattern[str]:
+    """A pattern whose ``{word}`` stands for some text within one part of a path, the same wherever it is."""
+    words = dict.fromkeys(_WORD.findall(pattern))
+    text = compiled(alternatives(_WORD.sub("\0\\1\0", pattern))).pattern
+    for word in words:
+        mark = re.escape("\0") + word + re.escape("\0")
+        shape = _DATE.pattern.replace("(", "").replace(")", "") if word == "date" else "[^/]+"
+        text = text.replace(mark, "(?P<%s>%s)" % (word, shape), 1).replace(mark, "(?P=%s)" % word)
+    return re.compile(text, re.DOTALL)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _of_day(text: str) -> str:
+    """Today's and yesterday's, by this sandbox's clock, are warm; so is what is from the future."""
+    try:
+        day = datetime.date(*map(int, text.split("-")))
+    except ValueError:
+        return WARM
+    return WARM if (datetime.date.today() - day).days <= WARM_DAYS else COLD
+
+
+def _newest(folder: str, patterns: list[str]) -> str:
+    """The file written to last, relative to the folder."""
+    newest, when = "", -1.0
+    for pattern in patterns:
+        for place in glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True):
+            try:
+                changed = os.lstat(place).st_mtime
+            except OSError:
+                continue
+            if changed > when:
+                newest, when = os.path.relpath(place, folder), changed
+    return newest
+
+
+def _pointed(folder: str, pointer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each pointer file there is, with the folder it names; neither is believed to lead anywhere but inside the root."""
+    found = []
+    for place in sorted(glob.glob(os.path.join(glob.escape(folder), pointer["file"]), recursive=True)):
+        try:
+            with open(place, encoding="utf-8") as file:
+                value = json.loads(file.read(LONGEST_POINTER))
+            named = next(filter(None, (value.get(key) for key in pointer["keys"])), "")
+            target = os.path.normpath(pointer["folder"].replace("{}", named))
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+            continue
+        top = pointer["folder"].split("{}")[0]
+        if named and target.startswith(top) and target.rstrip("/") != top.rstrip("/"):
+            found.append((os.path.relpath(place, folder), target))
+    return found
+
+
+def _joined(groups: list[list[str]]) -> list[list[str]]:
+    """Groups that share a path are one."""
+    joined: list[list[str]] = []
+    at: dict[str, int] = {}
+    for members in groups:
+        touched = sorted({at[path] for path in members if path in at})
+        together = list(dict.fromkeys([path for number in touched for path in joined[number]] + members))
+        for number in touched:
+            joined[number] = []
+        at.update((path, len(joined)) for path in together)
+        joined.append(together)
+    return [group for group in joined if group]

@@ -39,8 +39,10 @@ class Skipped:
     def __init__(self) -> None:
         self.rows: list[dict[str, str]] = []
         self.more = 0
+        self.reasons: dict[str, int] = {}
 
     def add(self, path: str, reason: str) -> None:
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if len(self.rows) < MOST_SKIPPED:
             self.rows.append({"path": path, "reason": reason})
         else:
@@ -82,7 +84,7 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Itera
     siblings = {entry.name for entry in names}
     for entry in names:
         relative = prefix + entry.name
-        path = root.name + "/" + relative
+        path = root.path(relative)
         if rules.never(relative):
             _say(root, skipped, path, entry, "never exported")
         elif rules.secret(relative):

@@ -1,6 +1,7 @@
 """Layouts: which files of a sandbox are memory, as data.
 
-The built-in ones are the TOML files beside this module; users add their own under ``[layouts.NAME]`` in the config.
+The built-in ones are the TOML files beside this module; users add their own, or switch on options of these, under
+``[layouts.NAME]`` in the config. ``docs/layouts.md`` tells how one is written.
 """
 
 from __future__ import annotations
@@ -8,82 +9,155 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import msgspec
 
-from sidecar.errors import BadConfig, UnknownLayout
+from sidecar.errors import UnknownLayout
+
+Patterns = tuple[str, ...]
+"""Explained in ``sidecar/inside/rules.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """One folder that memory lives in: the project folders the caller names, or a place of its own."""
+    """One folder that memory lives in: below the project folders the caller names, or in a place of its own."""
 
     name: str
     project: bool = False
     below: str = ""
+    """The folder below the project or place that is the root."""
     env: tuple[str, ...] = ()
+    """Variables that move it: ``NAME``, or ``NAME/folder`` when it lies in a folder below what the variable says."""
     paths: tuple[str, ...] = ()
+    """Where it usually is: ``~/…`` in the home, ``./…`` in a project folder."""
     holds: str = ""
+    """Of several places, the first that holds this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
     """Restore order, and the reverse of the order in which a size limit may drop things."""
 
-    hot: tuple[str, ...] = ()
-    warm: tuple[str, ...] = ()
-    cold: tuple[str, ...] = ()
-    rebuildable: tuple[str, ...] = ()
+    hot: Patterns = ()
+    warm: Patterns = ()
+    cold: Patterns = ()
+    rebuildable: Patterns = ()
+    dated: Patterns = ()
+    """Daily files, with the day as ``{date}``: of today and yesterday warm, older ones cold."""
+    active: Patterns = ()
+    """Sessions: the one written to last is hot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coupled:
-    """Paths that only make sense together: all or none."""
+    """Paths that only make sense together: all or none. The same ``{word}`` in several stands for the same text."""
 
-    paths: tuple[str, ...]
+    paths: Patterns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """A JSON file that names a folder, under the first of ``keys`` it has: both are hot, and stay or go together."""
+
+    file: str
+    keys: tuple[str, ...]
+    folder: str
+    """With ``{}`` for the name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Something a layout leaves out unless it is asked for. What is secret stays so."""
+
+    about: str
+    keep: Patterns
+    allow: Patterns = ()
+    """Entries of ``never`` that no longer hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyed:
+    """A folder whose folders are named after the paths of projects, and so must be renamed when those differ."""
+
+    folder: str
+    longest: int
+    transcripts: str
+    """Files in such a folder, JSON lines, that say under ``path_key`` which project it is."""
+    path_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A daemon that has the memory open, and how to ask it to stop."""
+    """A daemon that has the memory open, how to ask it to stop, and whether it still has something to write."""
 
     method: str
     path: str
     port_env: str
     settings: str
     settings_key: str
+    busy_path: str = ""
+    busy_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """Where the program whose memory it is says which version it is; the highest counts. An older one is not trusted
+    with a newer one's databases."""
+
+    files: Patterns
+    paths: tuple[str, ...]
+    env: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What counts as memory for one kind of agent. Patterns are explained in ``sidecar/inside/rules.py``."""
+    """What counts as memory for one kind of agent."""
 
     name: str
     roots: tuple[Root, ...]
-    keep: tuple[str, ...]
-    databases: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    careful: tuple[str, ...] = ()
+    keep: Patterns
+    databases: Patterns = ()
+    required: Patterns = ()
+    never: Patterns = ()
+    secrets: Patterns = ()
+    careful: Patterns = ()
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tables with secrets, by database: a copy leaves without their rows."""
     schemas: dict[str, str] = field(default_factory=dict)
     tiers: Tiers = Tiers()
     coupled: tuple[Coupled, ...] = ()
+    pointers: tuple[Pointer, ...] = ()
+    options: dict[str, Option] = field(default_factory=dict)
+    keyed: Keyed | None = None
     worker: Worker | None = None
+    version: Version | None = None
+    chosen: tuple[str, ...] = ()
+    """The options that are switched on."""
+
+    def with_options(self, names: Iterable[str]) -> Layout:
+        """This layout with some of its options switched on. Raise ``KeyError`` for one it does not have."""
+        layout = self
+        for name in names:
+            option = self.options[name]
+            layout = replace(
+                layout,
+                keep=(*layout.keep, *option.keep),
+                never=tuple(pattern for pattern in layout.never if pattern not in option.allow),
+                chosen=(*layout.chosen, name),
+            )
+        return layout
 
     def for_sandbox(self) -> dict[str, Any]:
         """The part the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("tiers", "coupled", "required"):
+        for unused in ("required", "options", "chosen"):
             del data[unused]
-        if self.worker is None:
-            del data["worker"]
-        return _lists(data)  # type: ignore[no-any-return]
+        return _lists({key: value for key, value in data.items() if value is not None})  # type: ignore[no-any-return]
 
 
 def _lists(value: Any) -> Any:
@@ -98,39 +172,6 @@ def built_in() -> dict[str, Layout]:
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
     layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
-
-
-def custom(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Layout]:
-    """The layouts of a config file. Raise ``BadConfig`` naming the first that is wrong, and how."""
-    layouts = {}
-    if not isinstance(tables, Mapping):
-        raise BadConfig("[layouts] must hold one table for each layout.")
-    for name, table in tables.items():
-        if not isinstance(table, Mapping):
-            raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].")
-        known = set(Layout.__dataclass_fields__)
-        for key in table:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                raise BadConfig(
-                    f"[layouts.{name}] has an unknown key {key!r}.", hint=f"Did you mean {near[0]!r}?" if near else ""
-                )
-        try:
-            layouts[name] = _sound(msgspec.convert({**table, "name": name}, Layout, strict=True))
-        except msgspec.ValidationError as problem:
-            raise BadConfig(f"[layouts.{name}] is not a layout: {problem}.") from None
-    return layouts
-
-
-def _sound(layout: Layout) -> Layout:
-    for root in layout.roots:
-        if not root.name.replace("-", "").isalnum() or not root.name.isascii() or root.name != root.name.lower():
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r} must be lower-case letters, digits and '-'.")
-        if root.project == bool(root.paths):
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r} needs either project = true or paths.")
-    if not layout.roots or not layout.keep + layout.databases:
-        raise BadConfig(f"[layouts.{layout.name}] needs at least one root and something to keep.")
-    return layout
 
 
 def choose(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:

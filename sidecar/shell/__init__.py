@@ -31,7 +31,7 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
         name = root.name if numbers[root.name] == 1 else f"{root.name}-{numbers[root.name]}"
         lines += [f"name_{number}={name}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
         lines += [
-            f"databases_{number}={shlex.quote(' '.join(_plain_databases(layout)))}",
+            f"databases_{number}={shlex.quote(' '.join(_databases(layout)))}",
             _select(number, layout, exporting=True),
         ]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
@@ -57,41 +57,72 @@ def tidy_script(snapshot: str, uploads: Sequence[str]) -> str:
     return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 
-def place_of(root: Root, project: str | None) -> str:
-    """A shell word for where a root is: its variable or its usual place, or below a project (``None``: the working folder)."""
-    if not root.project:
-        usual = root.paths[0].removeprefix("~/")
-        word = f'"$HOME"/{shlex.quote(usual)}'
-        for name in reversed(root.env):
-            word = f'"${{{name}:-$HOME/{usual}}}"'
-        return word
-    if project is None:
-        base = '"$PWD"'
-    else:
-        base = '"$HOME"' + shlex.quote(project[1:]) if project.startswith("~") else shlex.quote(project)
-    return f"{base}/{shlex.quote(root.below)}" if root.below else base
+def place_of(root: Root, project: str | None, projects: Sequence[str] | None = None, *, exporting: bool = False) -> str:
+    """A shell word for where a root is: by its variable or in a usual place, or below a project (``None``: the working
+    folder)."""
+    if root.project:
+        base = _project(project)
+        return f"{base}/{shlex.quote(root.below)}" if root.below else base
+    words = []
+    for entry in root.env:
+        name, _, below = entry.partition("/")
+        # A variable decides, unless an export looks for the place that holds the memory.
+        mark = "" if root.holds and exporting else "!"
+        words.append(f'"${{{name}:+{mark}${name}{"/" + below if below else ""}}}"')
+    for path in root.paths:
+        if path.startswith("./"):
+            words += [
+                f"{_project(base)}/{shlex.quote(path[2:])}" for base in ([None] if projects is None else projects)
+            ]
+        else:
+            words.append(_project(path))
+    return f'"$(first {shlex.quote(root.holds)} {shlex.quote(root.below)} {" ".join(words)})"'
+
+
+def _project(path: str | None) -> str:
+    if path is None:
+        return '"$PWD"'
+    return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~") else shlex.quote(path)
+
+
+FIRST = """first() {
+marker=$1 below=$2 chosen=""
+shift 2
+for place; do
+[ -n "$place" ] || continue
+case "$place" in !*) chosen=${place#!}; break ;; esac
+[ -n "$chosen" ] || chosen=$place
+if [ -d "$place/$marker" ]; then chosen=$place; break; fi
+done
+printf '%s' "$chosen${below:+/$below}"
+}"""
+"""Of the places given, the one that decides (``!``), else the first that holds the marker, else the first."""
 
 
 def _places(root: Root, projects: list[str] | None) -> list[str]:
     if not root.project:
-        return [place_of(root, None)]
+        return [place_of(root, None, projects, exporting=True)]
     return [place_of(root, project) for project in ([None, "~"] if projects is None else projects)]
 
 
 def _common(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
-    return [f"echo_back={shlex.quote(echo)}", f"key={shlex.quote(request['key'])}", f"snapshot={request['snapshot']}"]
+    key, snapshot = shlex.quote(request["key"]), request["snapshot"]
+    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", FIRST]
 
 
-def _plain_databases(layout: Layout) -> list[str]:
-    return [name for name in layout.databases if not set(name) & set("*?{ ")]
+def _databases(layout: Layout) -> list[str]:
+    """A layout's databases as shell patterns; one with a blank or an any-depth pattern is taken as a file."""
+    names = [full for name in layout.databases for full in alternatives(name)]
+    return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
 
 
 def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     """A function that prints the files of one root that are memory."""
-    databases = [name for name in layout.databases if not (exporting and name in _plain_databases(layout))]
-    wanted = [pattern for name in [*layout.keep, *databases] for pattern in alternatives(name)]
-    unsent = [*layout.never, *layout.secrets, *(layout.filters if exporting else ())]
+    apart = _databases(layout) if exporting else []
+    wanted = [pattern for name in [*layout.keep, *layout.databases] for pattern in alternatives(name)]
+    wanted = [pattern for pattern in wanted if pattern not in apart]
+    unsent = [*layout.never, *layout.secrets, *([*layout.filters, *layout.emptied] if exporting else ())]
     left = [pattern for name in unsent for pattern in alternatives(name)]
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
     keep = " -o ".join(_test(pattern, anchored=True) for pattern in wanted)

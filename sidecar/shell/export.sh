@@ -21,8 +21,8 @@ for root in $roots; do
     seen="$seen|$layout:$folder|"
     mkdir -p "$work/stage/$name"
     ( cd "$folder" && "select_$root" ) > "$work/list" || fail unreadable "Not all of $folder can be read."
-    for database in $databases; do
-        [ -f "$folder/$database" ] || continue
+    for database in $(cd "$folder" && for pattern in $databases; do [ ! -f "$pattern" ] || printf '%s\n' "$pattern"; done); do
+        mkdir -p "$work/stage/$name/$(dirname "$database")"
         if command -v sqlite3 >/dev/null 2>&1; then
             sqlite3 "$folder/$database" ".timeout 10000" ".backup '$work/stage/$name/$database'" >/dev/null 2>"$problems" || fail database-unreadable "$(cat "$problems")"
             method=sqlite3

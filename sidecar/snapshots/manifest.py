@@ -69,6 +69,12 @@ class Manifest:
     label: str = ""
     rejected: str = ""
     databases: list[Database] = field(default_factory=list)
+    projects: list[str] = field(default_factory=list)
+    """Where the projects of the export were."""
+    keyed: dict[str, str] = field(default_factory=dict)
+    """Folders named after a project's path, and where that was."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the program that each root's memory is of, where it was to be seen."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})

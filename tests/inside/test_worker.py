@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.inside import holders as holding
 from sidecar.inside import worker
 from tests.parts.claude_mem import Worker, free_port
 
@@ -67,10 +68,9 @@ desk.serve_forever() if desk else time.sleep(60)
 '''
 
 DRIVER = """
-import importlib.util, json, sys, time
-spec = importlib.util.spec_from_file_location("worker", sys.argv[1])
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
+import json, os, sys, time
+sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))
+from inside import worker
 request = json.load(sys.stdin)
 holders = worker.find_holders(request["paths"])
 answer = {"found": [holder._asdict() for holder in holders]}
@@ -186,8 +186,8 @@ def test_nobody_is_found_when_nobody_holds_the_file(room: Room, python: str) -> 
 
 def test_nobody_is_found_where_proc_is_missing_or_hidden(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.keeper()
-    monkeypatch.setattr(worker, "_entries", lambda folder: [])
-    assert worker.find_holders([str(room.file)]) == []
+    monkeypatch.setattr(holding, "_entries", lambda folder: [])
+    assert holding.find_holders([str(room.file)]) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
@@ -200,14 +200,14 @@ def test_a_file_of_the_same_name_in_another_mount_namespace_is_not_ours(room: Ro
             room.wait_for(lambda: other.poll() is not None or (fd.exists() and fd.readlink() == room.file))
             if other.poll() is not None:
                 pytest.skip("mount namespaces are not allowed here")
-            assert worker.find_holders([str(room.file)]) == []
+            assert holding.find_holders([str(room.file)]) == []
         finally:
             other.kill()
 
 
 def test_the_asking_process_and_its_ancestors_are_never_holders(room: Room, python: str) -> None:
     with room.file.open("rb"):
-        assert worker.find_holders([str(room.file)]) == []
+        assert holding.find_holders([str(room.file)]) == []
         assert room.inside(python)["found"] == []
 
 
@@ -224,12 +224,12 @@ def test_a_file_is_recognised_after_it_lost_its_name_or_under_another(room: Room
     else:
         asked = room.folder / "link.db"
         asked.symlink_to(room.file) if fate == "symlinked" else asked.hardlink_to(room.file)
-    assert [holder.pid for holder in worker.find_holders([str(asked)])] == [pid]
+    assert [holder.pid for holder in holding.find_holders([str(asked)])] == [pid]
 
 
 def test_a_holder_shows_no_environment_when_printed(room: Room) -> None:
     pid = room.keeper()
-    text = repr(worker.find_holders([str(room.file)]))
+    text = repr(holding.find_holders([str(room.file)]))
     assert f"process {pid}" in text
     assert "s3cret" not in text
 
@@ -291,27 +291,27 @@ def test_a_stranger_at_the_holders_port_is_not_asked(room: Room, python: str) ->
 def test_where_listeners_are_hidden_the_holders_port_is_asked_all_the_same(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_listening", lambda holder: None)
+    monkeypatch.setattr(holding, "_listening", lambda holder: None)
     port = free_port()
     pid = room.keeper("polite", port=port)
-    holders = worker.find_holders([str(room.file)])
+    holders = holding.find_holders([str(room.file)])
     assert worker.stop(holders, shutdown={**ASK, "ports": [free_port(), port]}, timeout=10) == []
     assert room.notes(pid)[1:] == ["asked /leave"]
 
 
 @pytest.mark.parametrize("port", ["70000", "-1", "", "one", "1", "9" * 5000], ids=lambda port: port[:6])
 def test_a_broken_settings_file_or_port_does_not_matter(room: Room, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
-    monkeypatch.setattr(worker, "_listening", lambda holder: None)
+    monkeypatch.setattr(holding, "_listening", lambda holder: None)
     (room.folder / "settings.json").write_text('["PORT"')
     pid = room.keeper(KEEPER_PORT=port)
-    holders = worker.find_holders([str(room.file)])
+    holders = holding.find_holders([str(room.file)])
     assert worker.stop(holders, shutdown={**ASK, "ports": [free_port()]}, timeout=10) == []
     assert room.notes(pid)[1:] == ["terminated"]
 
 
 def test_a_process_that_got_the_pid_of_a_holder_is_left_alone(room: Room) -> None:
     pid = room.keeper()
-    (holder,) = worker.find_holders([str(room.file)])
+    (holder,) = holding.find_holders([str(room.file)])
     former = holder._replace(started=holder.started - 1, held=[])
     assert worker.stop([former], shutdown=None, timeout=5) == []
     assert room.runs(pid)
@@ -320,7 +320,7 @@ def test_a_process_that_got_the_pid_of_a_holder_is_left_alone(room: Room) -> Non
 
 def test_process_1_is_reported_and_gets_no_signal(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.keeper()
-    (holder,) = worker.find_holders([str(room.file)])
+    (holder,) = holding.find_holders([str(room.file)])
     started = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
     first = holder._replace(pid=1, started=started, held=[])
     signals: list[object] = []
@@ -332,7 +332,7 @@ def test_process_1_is_reported_and_gets_no_signal(room: Room, monkeypatch: pytes
 
 def test_one_that_opened_the_file_meanwhile_is_reported_and_not_started_twice(room: Room) -> None:
     room.keeper()
-    holders = worker.find_holders([str(room.file)])
+    holders = holding.find_holders([str(room.file)])
     newcomer = room.keeper()
     assert [holder.pid for holder in worker.stop(holders, shutdown=None, timeout=5)] == [newcomer]
     assert worker.start_again(holders) == []
@@ -353,7 +353,7 @@ def test_of_a_family_only_the_head_is_started_again(room: Room, python: str) -> 
 @pytest.mark.parametrize("broken", ["program", "folder"])
 def test_one_that_cannot_be_started_again_is_a_problem_in_words(room: Room, broken: str) -> None:
     pid = room.keeper()
-    (holder,) = worker.find_holders([str(room.file)])
+    (holder,) = holding.find_holders([str(room.file)])
     assert worker.stop([holder], shutdown=None, timeout=10) == []
     changed = holder._replace(**({"argv": ["/no/such/program"]} if broken == "program" else {"cwd": "/no/such/folder"}))
     (problem,) = worker.start_again([changed])
@@ -364,7 +364,7 @@ def test_one_that_cannot_be_started_again_is_a_problem_in_words(room: Room, brok
 
 def test_one_that_ends_at_once_is_a_problem_in_words(room: Room) -> None:
     room.keeper()
-    (holder,) = worker.find_holders([str(room.file)])
+    (holder,) = holding.find_holders([str(room.file)])
     assert worker.stop([holder], shutdown=None, timeout=10) == []
     (problem,) = worker.start_again([holder._replace(argv=[sys.executable, "-c", "raise SystemExit(3)"])])
     assert "ended at once with code 3" in problem
@@ -383,7 +383,7 @@ def test_root_starts_a_holder_again_as_the_user_it_was() -> None:
         child = subprocess.Popen(command, cwd=folder, user=nobody, group=nobody, extra_groups=[12])
         try:
             Room.wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
-            (holder,) = worker.find_holders([str(file)])
+            (holder,) = holding.find_holders([str(file)])
             assert worker.stop([holder], shutdown=None, timeout=10) == []
             assert worker.start_again([holder._replace(argv=command)]) == []
             Room.wait_for(lambda: log.read_text().count("\n") == 2)
@@ -407,7 +407,7 @@ def test_a_claude_mem_worker_leaves_politely_and_comes_back_with_its_rows(
         beside = [memory.database.with_name(memory.database.name + end) for end in ("-wal", "-shm")]
         assert all(path.exists() for path in beside)
 
-        holders = worker.find_holders([str(memory.database)])
+        holders = holding.find_holders([str(memory.database)])
         assert [holder.pid for holder in holders] == [before]
         assert holders[0].argv[-1] == "--daemon"
 

@@ -1,0 +1,178 @@
+"""Who has memory files open, and where such a process listens.
+
+Everything is read from /proc; where there is none, nobody is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+_LEFT = (OSError, ValueError, IndexError, KeyError)  # what reading about a process that is just leaving may raise
+
+
+class Holder(NamedTuple):
+    """A process that has memory files open, and all it takes to start it anew."""
+
+    pid: int
+    started: int  # in clock ticks since boot: a reused pid has another
+    argv: list[str]
+    cwd: str
+    environ: dict[str, str]
+    uid: int
+    gid: int
+    groups: list[int]
+    ancestors: list[int]  # its parent first
+    held: list[str]  # which of the paths asked for
+
+    def __repr__(self) -> str:
+        """Never its environment, which holds secrets."""
+        return "process %d (%s)" % (self.pid, os.path.basename(self.argv[0]) if self.argv else "?")
+
+
+def find_holders(paths: list[str]) -> list[Holder]:
+    """The processes that have any of these files open, parents before children; never ourselves or our ancestors.
+
+    A file that was deleted or replaced while open counts too, by its name. Processes we may not look into are passed
+    over, and where there is no /proc, nobody is found.
+    """
+    inodes = {_inode(path): path for path in paths}
+    inodes.pop(None, None)
+    names = {os.path.realpath(path): path for path in paths}
+    ours = {os.getpid(), *_ancestors(os.getpid())}
+    holders = []
+    for pid in map(int, filter(str.isdigit, _entries("/proc"))):
+        held = set() if pid in ours else _held(pid, inodes, names)
+        if held:
+            try:
+                holders.append(_describe(pid, sorted(held)))
+            except _LEFT:
+                continue
+    return sorted(holders, key=lambda holder: len(holder.ancestors))
+
+
+def _held(pid: int, inodes: dict[tuple[int, int] | None, str], names: dict[str, str]) -> set[str]:
+    held = set()
+    for link, target in _open_files(pid).items():
+        if target[:1] == "/":
+            path = inodes.get(_inode(link))
+            if path is None and _undeleted(target) in names and _sees_our_files(pid):
+                path = names[_undeleted(target)]
+            if path is not None:
+                held.add(path)
+    return held
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _open_files(pid: int) -> dict[str, str]:
+    """What a process has open: each of its entries in /proc, with what that points at."""
+    folder = "/proc/%d/fd/" % pid
+    found = {}
+    for number in _entries(folder):
+        try:
+            found[folder + number] = os.readlink(folder + number)
+        except OSError:
+            continue  # closed since
+    return found
+
+
+def _undeleted(target: str) -> str:
+    return target[: -len(" (deleted)")] if target.endswith(" (deleted)") else target
+
+
+def _sees_our_files(pid: int) -> bool:
+    """Whether a path means the same to it as to us: in a container of its own, it need not."""
+    try:
+        return os.readlink("/proc/%d/ns/mnt" % pid) == os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return True
+
+
+def _read(pid: int, name: str) -> str:
+    with open("/proc/%d/%s" % (pid, name), "rb") as file:
+        return os.fsdecode(file.read())
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/pid/stat from the third on: the second, a name, may hold anything."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _ancestors(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        while pid > 1 and pid not in found[:-1]:
+            pid = int(_stat(pid)[1])
+            found.append(pid)
+    except _LEFT:
+        pass
+    return found
+
+
+def _describe(pid: int, held: list[str]) -> Holder:
+    status = dict(line.split(":", 1) for line in _read(pid, "status").split("\n") if ":" in line)
+    return Holder(
+        pid=pid,
+        started=int(_stat(pid)[19]),
+        argv=_read(pid, "cmdline").split("\0")[:-1],
+        cwd=_undeleted(os.readlink("/proc/%d/cwd" % pid)),
+        environ=dict(pair.split("=", 1) for pair in _read(pid, "environ").split("\0") if "=" in pair),
+        uid=int(status["Uid"].split()[1]),
+        gid=int(status["Gid"].split()[1]),
+        groups=[int(group) for group in status.get("Groups", "").split()],
+        ancestors=_ancestors(pid),
+        held=held,
+    )
+
+
+def gone(holder: Holder) -> bool:
+    try:
+        fields = _stat(holder.pid)
+        return fields[0] in "ZX" or int(fields[19]) != holder.started
+    except _LEFT:
+        return True
+
+
+def ports_of(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
+    """Where the holder may answer, from the first source that says anything, as far as it listens there."""
+    sources: list[list[object]] = [[holder.environ.get(shutdown.get("port_env", ""))]]
+    for path in holder.held:
+        try:
+            with open(os.path.join(os.path.dirname(path), shutdown["settings"]), encoding="utf-8") as file:
+                sources.append([json.load(file)[shutdown["settings_key"]]])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    sources.append(shutdown.get("ports") or [37700 + holder.uid % 100, 37777])
+    found = [[int(text) for text in map(str, ports) if text.isdecimal() and len(text) < 6] for ports in sources]
+    listening = _listening(holder)
+    return [port for port in next(filter(None, found), []) if port < 65536 and (listening is None or port in listening)]
+
+
+def _listening(holder: Holder) -> set[int] | None:
+    """The ports this very process listens on; ``None`` where the system does not tell."""
+    ports: dict[str, int] = {}
+    told = False
+    for name in ("tcp", "tcp6"):
+        try:
+            with open("/proc/net/" + name) as table:
+                rows = [line.split() for line in table][1:]
+        except OSError:
+            continue
+        told = True
+        ports.update(("socket:[%s]" % row[9], int(row[1].rpartition(":")[2], 16)) for row in rows if row[3] == "0A")
+    return {ports[target] for target in _open_files(holder.pid).values() if target in ports} if told else None

@@ -1,0 +1,152 @@
+"""Folders that are named after the path of a project, and are called something else where that path is another.
+
+In the store such a folder keeps the name it had where it was first exported. A restore gives it the name that belongs to
+the project's path here and writes down which is which, so that the next export finds the same names again. Nothing is
+known of a folder whose project nobody named and no transcript tells: it keeps its name everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import unicodedata
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+NOTES = "keys"
+MOST_TRANSCRIPTS, ENOUGH = 8, 1 << 16
+
+
+class Key(NamedTuple):
+    """What a folder of the store is called here, and the path that gave it that name."""
+
+    local: str
+    path: str
+
+
+class Keys:
+    """Both names of each such folder of one root."""
+
+    def __init__(self, folder: str = "", known: dict[str, Key] | None = None) -> None:
+        self.known = known or {}
+        self._prefix = folder + "/"
+        self._stored = {key.local: name for name, key in self.known.items()}
+
+    def stored(self, relative: str) -> str:
+        """A path as the store has it, of one as it is here."""
+        return self._renamed(relative, self.name_of) if relative.startswith(self._prefix) else relative
+
+    def local(self, relative: str) -> str:
+        """A path as it is here, of one as the store has it."""
+        if not relative.startswith(self._prefix):
+            return relative
+        return self._renamed(relative, lambda name: self.known[name].local if name in self.known else name)
+
+    def name_of(self, local: str) -> str:
+        """The store's name for a folder here: the one it came with, else its own, unless another came with that."""
+        name = self._stored.get(local)
+        if name is None:
+            name = local
+            while name in self.known:
+                name += "~"
+        return name
+
+    def _renamed(self, relative: str, rename: Any) -> str:
+        folder, slash, rest = relative[len(self._prefix) :].partition("/")
+        return str(self._prefix + rename(folder) + slash + rest)
+
+
+def slug(path: str, longest: int) -> str:
+    """The folder name of a project's path: what is no ASCII letter or digit is "-", once for each UTF-16 unit; a longer
+    one is cut, and told apart by a hash of the whole path."""
+    path = unicodedata.normalize("NFC", path)
+    units = path.encode("utf-16-le", "surrogatepass")
+    codes = [units[at] | units[at + 1] << 8 for at in range(0, len(units), 2)]
+    name = "".join(chr(code) if code < 128 and chr(code).isalnum() else "-" for code in codes)
+    if len(name) <= longest:
+        return name
+    number = 0
+    for code in codes:
+        number = (number * 31 + code) & 0xFFFFFFFF
+    number = abs(number - (1 << 32) if number >> 31 else number)
+    digits = ""
+    while number or not digits:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return name[:longest] + "-" + digits
+
+
+def recalled(memory: str, root: str, layout: dict[str, Any]) -> Keys:
+    """The names a restore gave to a root's folders, as it wrote them down."""
+    keyed = layout.get("keyed")
+    if not keyed:
+        return Keys()
+    try:
+        with open(os.path.join(memory, NOTES), encoding="ascii") as file:
+            rows = json.load(file).get(root, {})
+        return Keys(keyed["folder"], {name: Key(*row) for name, row in rows.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Keys(keyed["folder"])
+
+
+def write_down(memory: str, keys: dict[str, Keys]) -> None:
+    place = os.path.join(memory, NOTES)
+    with open(place + ".new", "w", encoding="ascii") as file:
+        json.dump({root: known.known for root, known in keys.items()}, file)
+    os.replace(place + ".new", place)
+
+
+def paths_of(folder: str, keys: Keys, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
+    """The project's path of each keyed folder of a root, by the store's name, as far as it is known here."""
+    slugs = {slug(path, keyed["longest"]): path for path in known}
+    slugs.update((key.local, key.path) for key in keys.known.values())
+    paths = {}
+    top = os.path.join(folder, keyed["folder"])
+    for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
+        path = slugs.get(name) or _told(os.path.join(top, name), name, keyed)
+        if path:
+            paths[keys.name_of(name)] = path
+    return paths
+
+
+def _told(folder: str, name: str, keyed: dict[str, Any]) -> str:
+    """The path in a folder's transcripts that gives the folder its name; of others nobody knows what they mean here."""
+    key = re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*")' % re.escape(keyed["path_key"]).encode())
+    try:
+        files = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
+        for file in sorted(files)[:MOST_TRANSCRIPTS]:
+            for text in set(key.findall(_ends(os.path.join(folder, file)))):
+                path = json.loads(text)
+                if slug(path, keyed["longest"]) == name:
+                    return str(path)
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
+def _ends(place: str) -> bytes:
+    """The beginning and the end of a file: where a session began, and where it last went on."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        first = file.read(ENOUGH)
+        file.seek(max(len(first), os.fstat(descriptor).st_size - ENOUGH))
+        return first + file.read(ENOUGH)
+
+
+def placed(keyed: dict[str, Any], names: list[str], paths: dict[str, str]) -> Keys:
+    """What the store's folders ``names`` are called here, given the paths that are known of their projects.
+
+    Of two that would be called the same, the later one in ``paths`` is told apart by a "~": nothing reads it then, but
+    nothing is lost.
+    """
+    known: dict[str, Key] = {}
+    taken = {name for name in names if name not in paths}
+    for name, path in paths.items():
+        if name in names:
+            local = slug(path, keyed["longest"])
+            while local in taken:
+                local += "~"
+            taken.add(local)
+            known[name] = Key(local, path)
+    return Keys(keyed["folder"], known)

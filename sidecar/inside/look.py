@@ -1,0 +1,73 @@
+"""Look at a sandbox without touching anything: what an export would bring, how much, what it would leave out and why."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from .databases import JOURNAL_TAIL, MAGIC, WAL_TAIL
+from .holders import find_holders
+from .refusal import Refusal
+from .roots import Root, find_roots, keyed_here, projects_here
+from .tiers import TIERS, Tiers
+from .versions import version_here
+from .walk import Limits, Skipped, walk
+
+MOST_SHOWN = 50
+
+
+def look(request: dict[str, Any], home: str) -> dict[str, Any]:
+    roots = find_roots(request["layouts"], request["projects"], home)
+    return {
+        "status": "looked",
+        "projects": projects_here(request["projects"], home),
+        "found": [_root(root, Limits(**request["limits"]), home) for root in roots],
+    }
+
+
+def _root(root: Root, limits: Limits, home: str) -> dict[str, Any]:
+    tiers, skipped = Tiers(root.layout, root.folder), Skipped()
+    sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
+    paths, databases, problem = [], [], ""
+    try:
+        for found in walk(root, skipped, limits):
+            paths.append(found.relative)
+            if stat.S_ISREG(found.status.st_mode):
+                row = sizes[tiers.of(found.relative)]
+                row["files"] += 1
+                row["bytes"] += found.status.st_size
+                if root.rules.database(found.relative):
+                    databases.append(_database(found.path, found.place))
+    except Refusal as refusal:
+        problem = refusal.message
+    return {
+        "name": root.name,
+        "layout": root.layout["name"],
+        "folder": root.folder,
+        "version": version_here(root.layout, home),
+        "tiers": sizes,
+        "sets": [{"tier": each.tier, "paths": len(each.paths)} for each in tiers.sets(paths)][:MOST_SHOWN],
+        "databases": databases,
+        "workers": [repr(holder) for holder in find_holders([row["place"] for row in databases])],
+        "keyed": keyed_here([root], None, home, [root.path(path) for path in paths]),
+        "skipped": skipped.rows[:MOST_SHOWN],
+        "skipped_more": max(0, len(skipped.rows) - MOST_SHOWN) + skipped.more,
+        "reasons": skipped.reasons,
+        "problem": problem,
+    }
+
+
+def _database(path: str, place: str) -> dict[str, Any]:
+    """A database's size, how much of it is free pages, and what waits in its log; by its header, so that no lock is taken."""
+    row: dict[str, Any] = {"path": path, "place": place, "bytes": 0, "free_bytes": 0, "log_bytes": 0}
+    for tail in (WAL_TAIL, JOURNAL_TAIL):
+        if os.path.exists(place + tail):
+            row["log_bytes"] += os.path.getsize(place + tail)
+    with open(place, "rb") as file:
+        header = file.read(100)
+        row["bytes"] = os.fstat(file.fileno()).st_size
+    if header.startswith(MAGIC):
+        page = int.from_bytes(header[16:18], "big")
+        row["free_bytes"] = min(int.from_bytes(header[36:40], "big") * (65536 if page == 1 else page), row["bytes"])
+    return row

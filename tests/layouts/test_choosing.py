@@ -1,0 +1,227 @@
+"""Which layouts are found, where their roots are, what options add, and what a config file may say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.sandboxes.local import LocalSandbox
+from sidecar.config import load_config
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.asking import ExportAnswer
+from sidecar.errors import BadConfig
+from sidecar.layouts import Layout, built_in
+from sidecar.receipts import ExportReceipt
+from tests.parts.homes import empty_home, engine_at, run_cli, write
+from tests.parts.samples import SAMPLES, leaked, pai
+
+
+class Moved(LocalSandbox):
+    """A sandbox with some variables set."""
+
+    def __init__(self, home: Path, **variables: object) -> None:
+        super().__init__(home)
+        self._environment = {**self._environment, **{name: str(value) for name, value in variables.items()}}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return engine_at(tmp_path / "store")
+
+
+async def names(engine: Engine, receipt: ExportReceipt) -> dict[str, str]:
+    """The roots of a snapshot, and where they were."""
+    manifest = await engine.repository.manifest(receipt.memory, receipt.snapshot or "")
+    return {root.name: root.hint for root in manifest.roots}
+
+
+async def out(engine: Engine, sandbox: LocalSandbox, *layouts: str) -> ExportReceipt:
+    receipt = await export(engine, sandbox, ExportRequest(memory="m", layouts=layouts))
+    assert receipt.outcome == "committed", receipt
+    return receipt
+
+
+async def test_whatever_is_there_is_found_and_a_name_limits_it(engine: Engine, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    for sample in SAMPLES.values():
+        sample.build(home)
+    write(home / ".codymaster/kanban.json", b"{}")
+    found = await names(engine, await out(engine, LocalSandbox(home), "auto"))
+    assert {"claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai"} <= set(found)
+    only = await export(engine, LocalSandbox(home), ExportRequest(memory="other", layouts=("codex", "pai")))
+    assert set(await names(engine, only)) == {"codex", "pai"}
+
+
+async def test_a_folder_without_memory_is_no_root(engine: Engine, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    SAMPLES["claude-mem"].build(home)
+    write(home / ".codex/auth.json", b"{}")
+    write(home / ".claude/settings.json", b"{}")
+    assert set(await names(engine, await out(engine, LocalSandbox(home)))) == {"claude-mem"}
+    other = empty_home(tmp_path / "other")
+    await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert not (other / ".codex").exists()
+
+
+@pytest.mark.parametrize(
+    ("layout", "variable", "usual", "below"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR", ".claude", ""),
+        ("codex", "CODEX_HOME", ".codex", ""),
+        ("opencode", "XDG_DATA_HOME", ".local/share/opencode", "opencode"),
+        ("pai", "PAI_DIR", ".config/opencode", ""),
+    ],
+)
+async def test_a_variable_moves_a_root(
+    layout: str, variable: str, usual: str, below: str, engine: Engine, tmp_path: Path
+) -> None:
+    home, place = empty_home(tmp_path / "home"), tmp_path / "data" / below
+    SAMPLES[layout].build(home)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    (home / usual).rename(place)
+    receipt = await out(engine, Moved(home, **{variable: tmp_path / "data"}), layout)
+    other = empty_home(tmp_path / "other")
+    restored = await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert (restored.outcome, restored.files) == ("complete", receipt.files)
+    assert (other / usual).is_dir() and not leaked(other)
+    third = empty_home(tmp_path / "third")
+    moved = Moved(third, **{variable: tmp_path / "moved"})
+    assert (await restore(engine, moved, RestoreRequest(memory="m"))).outcome == "complete"
+    assert (tmp_path / "moved" / below).is_dir() and not (third / usual).exists()
+    assert (await export(engine, moved, ExportRequest(memory="m", layouts=(layout,)))).outcome == "unchanged"
+
+
+@pytest.mark.parametrize("place", [".config/opencode", ".opencode", "app/.opencode"])
+async def test_pai_is_where_its_memory_is(place: str, engine: Engine, tmp_path: Path) -> None:
+    """Of the places it may be in, the first that holds MEMORY, and it goes back to the one it was in."""
+    home, other = empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
+    pai(home)
+    (home / place).parent.mkdir(exist_ok=True)
+    (home / ".config/opencode").rename(home / place)
+    (home / ".config/opencode").mkdir(parents=True, exist_ok=True)
+    request = ExportRequest(memory="m", projects=("~/app",))
+    assert await names(engine, await export(engine, LocalSandbox(home), request)) == {"pai": f"~/{place}/MEMORY"}
+    await restore(engine, LocalSandbox(other), RestoreRequest(memory="m", projects=("~/app",)))
+    assert (other / place / "MEMORY/STATE/current-work.json").is_file()
+    assert (await export(engine, LocalSandbox(other), request)).outcome == "unchanged"
+
+
+async def test_projects_keep_their_order_though_not_each_has_every_memory(engine: Engine, tmp_path: Path) -> None:
+    home, other = empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
+    write(home / "a/MEMORY.md", b"a")
+    write(home / "b/.cm/CONTINUITY.md", b"b")
+    projects = ("~/a", "~/b")
+    receipt = await export(engine, LocalSandbox(home), ExportRequest(memory="m", projects=projects))
+    assert set(await names(engine, receipt)) == {"project", "cm-2"}
+    await restore(engine, LocalSandbox(other), RestoreRequest(memory="m", projects=("~/x", "~/y")))
+    assert (other / "x/MEMORY.md").is_file() and (other / "y/.cm/CONTINUITY.md").is_file()
+
+
+# Options
+
+
+def with_options(engine: Engine, **chosen: list[str]) -> Engine:
+    layouts = {name: layout.with_options(chosen.get(name.replace("-", "_"), [])) for name, layout in built_in().items()}
+    return replace(engine, layouts=layouts)
+
+
+async def test_options_bring_what_they_say_and_no_secret(engine: Engine, tmp_path: Path) -> None:
+    home, other = empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
+    for sample in SAMPLES.values():
+        sample.build(home)
+    write(home / ".config/opencode/MEMORY/RAW/.env", b"hunter2")
+    engine = with_options(engine, pai=["raw", "security"], claude_code=["history"], claude_mem=["chroma"])
+    await out(engine, LocalSandbox(home))
+    await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    brought = [str(Path(path).relative_to(other)) for path in leaked(other)]
+    assert sorted(brought) == [
+        ".claude-mem/chroma-sync-state.json",
+        ".claude-mem/chroma/vectors.bin",
+        ".claude/history.jsonl",
+        ".config/opencode/MEMORY/RAW/2026-11/all.jsonl",
+        ".config/opencode/MEMORY/SECURITY/2026/events.jsonl",
+    ]
+
+
+async def test_vectors_are_restored_with_their_watermark_or_not_at_all(engine: Engine, tmp_path: Path) -> None:
+    home, other = empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
+    SAMPLES["claude-mem"].build(home)
+    await out(with_options(engine, claude_mem=["chroma"]), LocalSandbox(home))
+    receipt = await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert receipt.outcome == "complete"
+    assert not list((other / ".claude-mem").glob("chroma*"))
+    assert {"claude-mem/chroma/vectors.bin", "claude-mem/chroma-sync-state.json"} <= {s.path for s in receipt.skipped}
+
+
+# What a config file may say
+
+
+def config(folder: Path, text: str) -> dict[str, Layout]:
+    (folder / "c.toml").write_text(text)
+    return dict(load_config(str(folder / "c.toml")).layouts)
+
+
+def test_an_option_is_switched_on_without_writing_the_layout_again(tmp_path: Path) -> None:
+    layouts = config(tmp_path, '[layouts.pai]\noptions = ["raw"]')
+    assert (layouts["pai"].chosen, layouts["pai"].roots) == (("raw",), built_in()["pai"].roots)
+    assert "RAW/**" in layouts["pai"].keep and "RAW/" not in layouts["pai"].never
+    assert set(layouts) == set(built_in())
+
+
+MINE = "[layouts.mine]\nkeep = ['x']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[layouts.pai]\noptions = ['rw']", "Did you mean 'raw'?"),
+        ("[layouts.pai]\noptions = 'raw'", "list of names"),
+        ("[layouts.pay]\noptions = ['raw']", "Did you mean 'pai'?"),
+        (MINE + "[[layouts.mine.roots]]\nname = 'codex'\npaths = ['~/x']", "as codex has"),
+        (MINE + "[[layouts.mine.roots]]\nname = 'mine-2'\npaths = ['~/x']", "[layouts.mine] root 'mine-2'"),
+        (MINE + "[[layouts.mine.roots]]\nname = 'mine'\nproject = true\nbelow = '../x'", "must stay below"),
+        ("[layouts.mine]\nkeep = ['/etc/x']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "relative"),
+        ("[layouts.mine]\nkeep = ['a/../b']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "relative"),
+        (MINE + "chosen = ['x']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "unknown key"),
+        (MINE + "tiers = {hott = ['x']}\nroots = [{name = 'mine', paths = ['~/x']}]", "Did you mean 'hot'?"),
+        (MINE + "roots = [{name = 'mine', pats = ['~/x']}]", "Did you mean 'paths'?"),
+        (MINE + "coupled = [{path = ['x']}]\nroots = [{name = 'mine', paths = ['~/x']}]", "[layouts.mine]"),
+        (MINE + "keyed = 3\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "[layouts.mine] is not a layout"),
+    ],
+)
+def test_a_wrong_layout_is_named(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as refused:
+        config(tmp_path, text)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_a_layout_of_ones_own_is_found_exported_and_restored(tmp_path: Path) -> None:
+    home, other, file = empty_home(tmp_path / "home"), empty_home(tmp_path / "other"), tmp_path / "c.toml"
+    file.write_text(
+        "[layouts.notes]\nkeep = ['notes/**']\ndatabases = ['*.db']\nnever = ['tmp/']\nsecrets = ['key']\n"
+        "[[layouts.notes.roots]]\nname = 'notes'\nenv = ['NOTES_DIR']\npaths = ['~/notes-agent']\n"
+    )
+    write(home / "notes-agent/notes/a.md", b"a")
+    write(home / "notes-agent/notes/key", b"hunter2")
+    write(home / "notes-agent/notes/tmp/x", b"hunter2")
+    exported = run_cli("export", "m", "--sandbox", f"local:{home}", "--config", file, store=tmp_path / "store")
+    assert (exported.code, exported.document["files"]) == (0, 1)
+    run_cli("restore", "m", "--sandbox", f"local:{other}", "--config", file, store=tmp_path / "store")
+    assert (other / "notes-agent/notes/a.md").is_file() and not leaked(other)
+    unknown = run_cli("restore", "m", "--sandbox", f"local:{other}", store=tmp_path / "store")
+    assert (unknown.code, unknown.error) == (2, "unknown-layout")
+
+
+def test_every_layout_is_sound() -> None:
+    """What holds for a layout from a config holds for ours, and none lets a secret of another out."""
+    from sidecar.layouts.custom import _check_roots, _sound
+
+    for layout in built_in().values():
+        assert _sound(layout) is layout
+        for option in layout.options.values():
+            assert not set(option.allow) & set(layout.secrets)
+            assert set(option.allow) <= set(layout.never)
+    _check_roots(built_in())
+    assert ExportAnswer(status="unchanged", memory="m", snapshot="s").keyed == {}

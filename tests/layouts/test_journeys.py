@@ -1,0 +1,111 @@
+"""Each layout's memory goes from one provider to the next and comes back equal, without what must stay behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.receipts import ExportReceipt
+from tests.parts.homes import KEPT_KEYS
+from tests.parts.homes import PROJECT as CODE
+from tests.parts.memories import Box, Name, Provider, engine_on, provider_named, strays
+from tests.parts.samples import PROJECT, SAMPLES, SECRET, leaked, memory
+
+MEMORY = "acme/agent 7"
+PROJECTS = (f"~/{PROJECT}",)
+
+
+@pytest.fixture
+def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Name], Provider]]:
+    with ExitStack() as providers:
+
+        def opened(name: Name) -> Provider:
+            provider = providers.enter_context(provider_named(name, tmp_path / "provider"))
+            for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
+                monkeypatch.setenv(variable, value)
+            return provider
+
+        yield opened
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return engine_on(f"file:{tmp_path / 'store'}")
+
+
+async def _export(engine: Engine, box: Box, **asked: object) -> ExportReceipt:
+    return await export(engine, box.open(), ExportRequest(memory=MEMORY, projects=PROJECTS, **asked))  # type: ignore[arg-type]
+
+
+async def _arrives(engine: Engine, box: Box, expected: dict[bytes, object]) -> None:
+    receipt = await restore(engine, box.open(), RestoreRequest(memory=MEMORY, projects=PROJECTS))
+    assert (receipt.outcome, receipt.reason, receipt.warnings) == ("complete", None, [])
+    assert memory(box.home) == expected
+    assert leaked(box.home) == []
+
+
+@pytest.mark.parametrize("layout", [*SAMPLES, "all of them at once"])
+async def test_a_memory_travels_from_e2b_to_daytona_to_here(
+    layout: str, engine: Engine, open_provider: Callable[[Name], Provider], tmp_path: Path
+) -> None:
+    samples = [SAMPLES[layout]] if layout in SAMPLES else list(SAMPLES.values())
+    local, e2b, daytona = (open_provider(name) for name in ("local", "e2b", "daytona"))
+    first, second, third = e2b.box(), daytona.box(), local.box()
+    for sample in samples:
+        sample.build(first.home)
+    there = memory(first.home)
+    assert leaked(first.home), "this sample has nothing that must stay behind"
+
+    born = await _export(engine, first)
+    assert (born.outcome, born.kind) == ("committed", "full")
+    manifest = await engine.repository.manifest(MEMORY, born.snapshot or "")
+    expected = {layout} if layout in SAMPLES else set(SAMPLES)
+    assert {root.layout for root in manifest.roots} == expected
+    assert born.files == manifest.files == sum(about[0] == "file" for about in there.values()) + _settings(expected)
+
+    await _arrives(engine, second, there)
+    assert (await _export(engine, second)).outcome == "unchanged"
+    for sample in samples:
+        sample.grow(second.home)
+    grown = await _export(engine, second)
+    assert (grown.outcome, grown.kind, grown.parent) == ("committed", "delta", born.snapshot)
+    assert (grown.files, grown.packed_bytes < born.packed_bytes + 4096) == (born.files, True)
+
+    await _arrives(engine, third, memory(second.home))
+    assert (await _export(engine, third)).outcome == "unchanged"
+    assert await strays(engine, MEMORY) == set()
+    _read_without_us(tmp_path)
+
+
+def _settings(layouts: set[str]) -> int:
+    """How many files travel changed."""
+    return int("claude-mem" in layouts)
+
+
+def _read_without_us(folder: Path) -> None:
+    """What is in the store holds nothing that must stay behind, as the stand-alone reader has it."""
+    import runpy
+
+    reader = runpy.run_path(str(CODE / "docs/read_snapshot.py"))
+    reader["read"](str(folder / "store"), MEMORY, str(folder / "read"))
+    assert leaked(folder / "read") == []
+    for settings in (folder / "read").rglob("settings.json"):
+        assert json.loads(settings.read_bytes()) == KEPT_KEYS
+
+
+async def test_what_is_left_out_is_said(engine: Engine, open_provider: Callable[[Name], Provider]) -> None:
+    box = open_provider("local").box()
+    for sample in SAMPLES.values():
+        sample.build(box.home)
+    receipt = await _export(engine, box)
+    reasons = {skip.path: skip.reason for skip in receipt.skipped}
+    assert reasons["claude-code/.credentials.json"] == reasons["codex/auth.json"] == "secret"
+    assert reasons["claude-code/history.jsonl"] == reasons["pai/RAW/"] == "never exported"
+    assert reasons["pai/WORK/20261116-101500_ship-the-thing/tasks/001_ship/ISC.json.lock/"] == "never exported"
+    assert not any(SECRET.decode() in path for path in reasons)
+    assert any("transcript.jsonl is said to hold credentials" in warning for warning in receipt.warnings)

@@ -1,0 +1,85 @@
+"""What an agent cannot do without, what it can, and what stays or goes together."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sidecar.inside.tiers import Tiers
+from sidecar.layouts import built_in
+from tests.parts.homes import write
+from tests.parts.samples import OTHER_SESSION, SESSION
+
+
+def tiers(layout: str, folder: str = "") -> Tiers:
+    return Tiers(built_in()[layout].for_sandbox(), folder)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("claude-mem", {"claude-mem.db": "hot", "modes/x": "warm", "corpora/x": "cold", "chroma/x": "rebuildable"}),
+        ("claude-code", {"projects/a/memory/x.md": "hot", "todos/x": "warm", f"projects/a/{SESSION}.jsonl": "cold"}),
+        ("codymaster", {"CONTINUITY.md": "hot", "context.db": "hot", "cm-tasks.json": "warm", "skeleton.md": "cold"}),
+        ("codex", {"state_5.sqlite": "hot", "session_index.jsonl": "warm", "sessions/2026/x.jsonl": "cold"}),
+        ("opencode", {"opencode.db": "hot", "storage/todo/x": "warm", "storage/part/x": "cold"}),
+        ("pai", {"STATE/current-work.json": "hot", "WISDOM/x": "warm", "WORK/old/x": "cold", "RESEARCH/x": "cold"}),
+        ("three-tier", {"MEMORY.md": "hot", "memory/SESSION-STATE.md": "hot", "tasks/todo.md": "warm"}),
+    ],
+)
+def test_every_layout_says_what_matters_most(layout: str, expected: dict[str, str]) -> None:
+    assert {path: tiers(layout).of(path) for path in expected} == expected
+
+
+def test_daily_logs_cool_down() -> None:
+    today = datetime.date.today()
+    ages = {age: tiers("three-tier").of(f"memory/{today - datetime.timedelta(age)}.md") for age in (-1, 0, 1, 2, 400)}
+    assert ages == {-1: "warm", 0: "warm", 1: "warm", 2: "cold", 400: "cold"}
+    assert tiers("three-tier").of("memory/2026-99-99.md") == tiers("three-tier").of("memory/notes.md") == "warm"
+
+
+def test_the_session_written_to_last_is_hot_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    write(tmp_path / f"projects/a/{SESSION}.jsonl", b"{}")
+    write(tmp_path / f"projects/b/{OTHER_SESSION}.jsonl", b"{}")
+    os.utime(tmp_path / f"projects/a/{SESSION}.jsonl")
+    seen = tiers("claude-code", str(tmp_path))
+    assert seen.of(f"projects/a/{SESSION}.jsonl") == "hot"
+    assert seen.of(f"projects/b/{OTHER_SESSION}.jsonl") == "cold"
+    paths = [f"projects/a/{SESSION}.jsonl", f"projects/a/{SESSION}/subagents/x.jsonl", "projects/a/memory/x.md"]
+    (together,) = seen.sets([*paths, f"projects/b/{OTHER_SESSION}.jsonl"])
+    assert (together.tier, together.paths) == ("hot", paths[:2])
+
+
+def test_a_pointer_and_the_folder_it_names_stay_together(tmp_path: Path) -> None:
+    state = {"session_dir": "now", "work_dir": ""}
+    write(tmp_path / "STATE/current-work.json", json.dumps(state).encode())
+    write(tmp_path / "STATE/current-work-2.json", json.dumps({"work_dir": "now"}).encode())
+    seen = tiers("pai", str(tmp_path))
+    assert (seen.of("WORK/now/deep/x.md"), seen.of("WORK/nowhere/x.md")) == ("hot", "cold")
+    paths = ["STATE/current-work.json", "STATE/current-work-2.json", "WORK/now", "WORK/now/deep/x.md", "WORK/old/x.md"]
+    (together,) = seen.sets(paths)
+    assert (together.tier, sorted(together.paths)) == ("hot", sorted(paths[:4]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"session_dir": "../LEARNING"}', '{"session_dir": ""}', '{"session_dir": [1]}', "[]", "{", "null", "[" * 9999],
+)
+def test_a_pointer_that_leads_nowhere_points_at_nothing(text: str, tmp_path: Path) -> None:
+    write(tmp_path / "STATE/current-work.json", text.encode())
+    seen = tiers("pai", str(tmp_path))
+    assert (seen.of("LEARNING/x/y"), seen.of("WORK/x")) == ("warm", "cold")
+    assert seen.sets(["STATE/current-work.json", "WORK/x", "LEARNING/x"]) == []
+
+
+def test_sets_need_more_than_one_side() -> None:
+    chroma = ["chroma/a", "chroma/b"]
+    assert tiers("claude-mem").sets(chroma) == []
+    (together,) = tiers("claude-mem").sets([*chroma, "chroma-sync-state.json"])
+    assert (together.tier, len(together.paths)) == ("rebuildable", 3)
+    (both,) = tiers("codymaster").sets(["context.db", "memory/learnings.json", "memory/decisions.json", "config.yaml"])
+    assert (both.tier, len(both.paths)) == ("hot", 3)
