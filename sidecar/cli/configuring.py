@@ -9,7 +9,8 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from sidecar.cli.result import Result, Table
-from sidecar.config import SECTIONS, load_config, unknown_variables, variable
+from sidecar.config import SECTIONS, load_config, unknown_variables
+from sidecar.sections import TABLES, variable
 from sidecar.service.settings import Webhook
 
 
@@ -56,6 +57,10 @@ def options_page() -> str:
         lines += [
             f"| `{name}` | `{variable(section, name)}` | `{_shown(default)}` | {about} |"
             for name, default, about in _options(kind)
+            if name not in _tables(kind)
+        ]
+        lines += [
+            f"| `[{section}.{name}.…]` | | | {about} |" for name, _, about in _options(kind) if name in _tables(kind)
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_shown(default)}` | {about} |" for name, default, about in _options(Webhook)]
@@ -75,6 +80,10 @@ def _options(kind: type[Any]) -> list[tuple[str, Any, str]]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
             about[last] = " ".join(str(node.value.value).split())
     return [(entry.name, _default(entry), about.get(entry.name, "")) for entry in fields(kind)]
+
+
+def _tables(kind: type[Any]) -> set[str]:
+    return {entry.name for entry in fields(kind) if entry.type == TABLES}
 
 
 def _default(entry: Any) -> Any:
