@@ -31,7 +31,7 @@ COMMON = (
     "packing",
     "swap",
 )
-EXPORT = (*COMMON, "reading", "export", "reaper", "main")
+EXPORT = (*COMMON, "reading", "tiers", "coupling", "trimming", "fitting", "export", "reaper", "main")
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (*COMMON, "layers", "compression", "unpacking", "worker", "direct", "restore", "main")

@@ -37,6 +37,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    dropped: int = 0
+    """How many files a size limit left out."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

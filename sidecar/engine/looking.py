@@ -41,6 +41,8 @@ class SnapshotRow:
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    dropped: int = 0
+    """How many files a size limit left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: He
         files=manifest.files,
         bytes=manifest.bytes,
         packs=len(manifest.packs),
+        dropped=manifest.dropped,
     )
 
 
@@ -170,6 +173,13 @@ async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Con
         standing=standing(manifest.snapshot, manifest, state),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
     )
+
+
+def trimmed_words(manifest: Manifest) -> str:
+    """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
+    if not manifest.dropped:
+        return ""
+    return f"This snapshot was trimmed: {manifest.dropped:,} files with {manifest.dropped_bytes:,} bytes were left out."
 
 
 def _entry_row(entry: Entry) -> EntryRow:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from sidecar.engine.room import MakeRoom, StoreUse
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
 from sidecar.ports import Finished, Presence, Sandbox
@@ -53,6 +54,9 @@ class Engine:
     progress: Progress = field(default_factory=Unwatched)
     fence: Callable[[], Awaitable[None]] | None = None
     """Called before a head is moved; raises when whoever asked for that has lost the right to."""
+    make_room: MakeRoom | None = None
+    """Forgets old snapshots of a memory when a limit of the store is reached that says so."""
+    use: StoreUse = field(default_factory=StoreUse)
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 

@@ -52,9 +52,9 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         if request["do"] == "tidy":
             return _last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
-            from .export import Export
+            from .export import export
 
-            answer = Export(request, scratch, home).run()
+            answer = export(request, scratch, home)
         else:
             from .restore import Restore
 

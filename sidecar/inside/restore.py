@@ -14,9 +14,8 @@ from .roots import Root, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
-from .walk import SQLITE_TAILS, Limits, Skipped, walk
+from .walk import SQLITE_TAILS, Skipped, walk
 
-ENDLESS = Limits(1 << 62, 1 << 62, 1 << 40, 1 << 20)
 WORKER_SECONDS = 15.0
 
 
@@ -160,7 +159,7 @@ class Restore:
         os.makedirs(aside, exist_ok=True)
         old: list[str] = []
         if os.path.isdir(root.folder) and not self.seed:
-            for found in walk(root, Skipped(), ENDLESS):
+            for found in walk(root, Skipped()):
                 if os.path.isdir(found.place) and not os.path.islink(found.place):
                     self.old_folders.append(found.place)
                 else:

@@ -79,8 +79,6 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """The part the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("tiers", "coupled", "required"):
-            del data[unused]
         if self.worker is None:
             del data["worker"]
         return _lists(data)  # type: ignore[no-any-return]

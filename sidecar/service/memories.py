@@ -89,6 +89,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         files=manifest.files,
         bytes=manifest.bytes,
         packs=len(manifest.packs),
+        dropped=manifest.dropped,
         entries=found.entries,
     )
 
@@ -155,7 +156,12 @@ async def get_diff(
         }
     },
 )
-async def post_archive(request: Request, memory: MemoryId, label: Annotated[str, Query(max_length=1000)] = "") -> Any:
+async def post_archive(
+    request: Request,
+    memory: MemoryId,
+    label: Annotated[str, Query(max_length=1000)] = "",
+    allow: Annotated[list[str] | None, Query(max_length=10, description="Guards that are not to object.")] = None,
+) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
     check_memory_id(memory)
     handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
@@ -164,7 +170,9 @@ async def post_archive(request: Request, memory: MemoryId, label: Annotated[str,
             async for chunk in request.stream():
                 await asyncio.to_thread(file.write, chunk)
         receipt: ExportReceipt = await adopt(
-            sidecar_of(request).engine, Path(name), ExportRequest(memory=memory, label=label)
+            sidecar_of(request).engine,
+            Path(name),
+            ExportRequest(memory=memory, label=label, allow=tuple(allow or ())),
         )
         return asdict(receipt)
     finally:

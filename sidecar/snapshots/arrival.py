@@ -60,7 +60,9 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
     if sum(encoded) + len(parts) > LONGEST_PATH or max(encoded) > LONGEST_NAME:
         raise UnsafePath(f"{shown!r} is longer than a file system takes.")
     if len(parts) > depth + 1:
-        raise LimitExceeded(f"{shown!r} is nested deeper than {depth}.", code="limit-depth")
+        raise LimitExceeded(
+            f"{shown!r} is {len(parts) - 1:,} parts deep; limits.depth allows {depth:,}.", code="limit-depth"
+        )
 
 
 def check_link(path: str, target: str) -> None:
@@ -77,7 +79,10 @@ def check_link(path: str, target: str) -> None:
 def check_entries(entries: dict[str, Entry], roots: Collection[str], limits: Limits) -> None:
     """Check a whole snapshot as claimed: every path, link, size and digest, and that no path runs through a link or file."""
     if len(entries) > limits.files:
-        raise LimitExceeded(f"There are {len(entries)} files; {limits.files} are allowed.", code="limit-files")
+        raise LimitExceeded(
+            f"This memory has {len(entries):,} files, folders and links; limits.files allows {limits.files:,}.",
+            code="limit-files",
+        )
     total = 0
     for path, entry in entries.items():
         check_path(path, roots, limits.depth)
@@ -98,7 +103,9 @@ def check_entries(entries: dict[str, Entry], roots: Collection[str], limits: Lim
             check_link(path, entry.target)
             _check_way(path, entry.target, entries)
     if total > limits.bytes:
-        raise LimitExceeded(f"There are {total} bytes; {limits.bytes} are allowed.", code="limit-bytes")
+        raise LimitExceeded(
+            f"This memory has {total:,} bytes; limits.bytes allows {limits.bytes:,}.", code="limit-bytes"
+        )
 
 
 def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
@@ -114,7 +121,8 @@ def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
 def _check_file(entry: Entry, limits: Limits) -> None:
     if entry.size > limits.file_bytes:
         raise LimitExceeded(
-            f"{entry.path!r} has {entry.size} bytes; {limits.file_bytes} are allowed.", code="limit-file-bytes"
+            f"{entry.path!r} has {entry.size:,} bytes; limits.file_bytes allows {limits.file_bytes:,}.",
+            code="limit-file-bytes",
         )
     if not _DIGEST.match(entry.digest) or not 512 <= entry.block <= LARGEST_BLOCK:
         raise BadAnswer(f"{entry.path!r} has no proper digest or block size.")

@@ -69,6 +69,11 @@ class Manifest:
     label: str = ""
     rejected: str = ""
     databases: list[Database] = field(default_factory=list)
+    hot_bytes: int = 0
+    """Of the files a size limit never drops."""
+    dropped: int = 0
+    """How many files a size limit left out."""
+    dropped_bytes: int = 0
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -98,6 +103,7 @@ class Head:
     bytes: int
     history: list[tuple[str, str]]
     """(snapshot, since when), newest first."""
+    hot_bytes: int = 0
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -122,6 +128,7 @@ class Head:
             files=manifest.files,
             bytes=manifest.bytes,
             history=history[:LONGEST_HISTORY],
+            hot_bytes=manifest.hot_bytes,
         )
 
     def was(self, snapshot: str) -> bool:
