@@ -52,12 +52,17 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
 
     Raise ``BadConfig`` naming the line and the key that is wrong, and the nearest right one.
     """
-    file = path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
+    file = config_file(path)
     text = _read(file) if file else ""
     try:
         return _config(_table(text, file), store)
     except BadConfig as problem:
         raise placed(problem, file, text) from None
+
+
+def config_file(path: str | None) -> str:
+    """The file that is read; empty when there is none."""
+    return path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
 
 
 def placed(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
