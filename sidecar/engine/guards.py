@@ -84,7 +84,9 @@ def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Rea
     for database in new.databases:
         root, _, relative = database.path.partition("/")
         layout = layouts.get(layout_of.get(root, ""))
-        if layout is not None and relative in layout.schemas and database.schema < before.get(database.path, 0):
+        if layout is None or relative not in layout.schemas or database.check != "ok":
+            continue
+        if database.schema < before.get(database.path, 0):
             message = f"{database.path} has schema {database.schema or 'none'}; the head has {before[database.path]}."
             yield Reason(code=DOWNGRADE, message=message)
 

@@ -6,30 +6,20 @@ import hashlib
 import os
 import stat
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import cache, databases, filters, index, reading
-from .fitting import Fit, Over
+from .fitting import Fit
 from .packing import Packer
 from .refusal import Refusal
 from .roots import Root, find_roots
 from .scratch import Scratch
-from .trimming import Dropped, report
 from .walk import Found, Skipped, link_target, walk
 
+if TYPE_CHECKING:
+    from .trimming import Dropped
+
 PERMISSIONS = 0o777
-
-
-def export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
-    """Export, and again from the start when it turns out to be more than it looked like."""
-    fit = Fit(request["limits"])
-    while True:
-        run = Export(request, scratch, home, fit)
-        try:
-            return run.run()
-        except Over:
-            run.abandon()
-            fit.again()
 
 
 class Export:
@@ -292,8 +282,15 @@ class Export:
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
             "warnings": self.warnings[:100],
-            **report(self.dropped.values()),
+            **self._left_out(),
         }
+
+    def _left_out(self) -> dict[str, Any]:
+        if not self.dropped:
+            return {}
+        from .trimming import report
+
+        return report(self.dropped.values())
 
 
 def _signature(status: os.stat_result) -> list[int]:

@@ -6,17 +6,14 @@ Where they make it too much, the export begins anew and knows them.
 
 from __future__ import annotations
 
-import os
 import stat
-from typing import Any, Dict, Iterable
+from typing import TYPE_CHECKING, Any, Dict
 
-from . import databases, filters
-from .coupling import Coupling
 from .refusal import Refusal
-from .rules import compiled
-from .tiers import HOT, Tiers
-from .trimming import Dropped, Limit, Row, plan
-from .walk import Found, link_target
+from .walk import Found
+
+if TYPE_CHECKING:
+    from .trimming import Dropped
 
 ROUNDS = 8
 MOST_FOUND = 2_000_000
@@ -61,19 +58,9 @@ class Fit:
             and max((one.path.count("/") for one in found), default=0) <= whole["depth"]
         ):
             return {}
-        rules = {one.root.layout["name"]: _Tiers(one.root.layout) for one in found}
-        tiers = {one.path: rules[one.root.layout["name"]] for one in found}
-        try:
-            planned = plan(
-                list(self._rows(found)),
-                self._limits(rules),
-                lambda path: tiers[path].of(path.partition("/")[2]),
-                _sets(found),
-            )
-        except Refusal as refusal:
-            told = [databases.mostly_free(one.path, one.place) for one in found if _may_be_database(one)]
-            raise Refusal(refusal.code, " ".join([refusal.message] + [words for words in told if words])) from None
-        return {row.path.rstrip("/"): row for row in planned}
+        from .planning import planned
+
+        return planned(self, found)
 
     def count(self, found: Found, size: int, total: int) -> None:
         """What a file had when it was read, and all of them so far. Raise Over when that is too much."""
@@ -115,97 +102,3 @@ class Fit:
         self.rounds += 1
         if self.rounds >= ROUNDS:
             raise Refusal("limit-bytes", "This memory grows over its limits faster than it can be read.", True)
-
-    def _rows(self, found: Iterable[Found]) -> Iterable[Row]:
-        for one in found:
-            mode, layout = one.status.st_mode, one.root.layout["name"]
-            if stat.S_ISREG(mode):
-                yield Row(one.path, layout, self._size(one), one.status.st_mtime_ns)
-            elif stat.S_ISDIR(mode):
-                yield Row(one.path, layout, 0, one.status.st_mtime_ns, True)
-            elif link_target(one.place, one.root, one.relative) is not None:
-                yield Row(one.path, layout, 0, one.status.st_mtime_ns)
-
-    def _size(self, one: Found) -> int:
-        if one.path in self.sizes:
-            return self.sizes[one.path]
-        try:
-            drop = one.root.rules.filters.get(one.relative)
-            if drop is not None:
-                with open(one.place, "rb") as file:
-                    return len(filters.filtered(file.read(self.largest), drop) or b"")
-            return databases.size(one.place) if _may_be_database(one) else one.status.st_size
-        except OSError:
-            return one.status.st_size
-
-    def _limits(self, layouts: Iterable[str]) -> list[Limit]:
-        whole, limits = self.whole, []
-        for name in sorted(layouts):
-            table, only = self.of(name), frozenset([name])
-            own = "limits.layouts.%s." % name if name in self.layouts else "limits."
-            says = {
-                "file_bytes": "{path} has {have:,} bytes; {name} allows {most:,}.",
-                "depth": "{path} is {have:,} parts deep; {name} allows {most:,}.",
-                "bytes": "The files of layout %s have {have:,} bytes; {name} allows {most:,}." % name,
-                "files": "Layout %s has {have:,} files, folders and links; {name} allows {most:,}." % name,
-            }
-            for key in ("file_bytes", "depth") + (("bytes", "files") if name in self.layouts else ()):
-                limits.append(_limit(key, own, table, key in ("file_bytes", "depth"), only, 0, says[key]))
-        files = "This memory has {have:,} files, folders and links; {name} allows {most:,}."
-        limits.append(_limit("bytes", "limits.", whole, False, None, self.taken[0]))
-        limits.append(_limit("files", "limits.", whole, False, None, self.taken[1], files))
-        if self.packed:
-            carried, says_packed = self.carried, "Its pack has %s bytes; {name} allows %s."
-            limits.append(
-                Limit(
-                    "limits.packed_bytes",
-                    "limit-packed",
-                    self.may_carry,
-                    "packed_bytes" in whole["trim"],
-                    lambda row: carried.get(row.path, 0),
-                    says=says_packed % (format(self.packed, ","), format(whole["packed_bytes"], ",")),
-                )
-            )
-        return limits
-
-
-WEIGHTS = {
-    "bytes": lambda row: row.size,
-    "file_bytes": lambda row: row.size,
-    "files": lambda row: 1,
-    "depth": lambda row: row.path.count("/"),
-}
-
-
-def _limit(key: str, own: str, table: dict[str, Any], each: bool, layouts: Any, taken: int, says: str = "") -> Limit:
-    code = "limit-" + key.replace("_", "-")
-    limit = Limit(own + key, code, table[key], key in table["trim"], WEIGHTS[key], each, layouts, taken)
-    return limit._replace(says=says) if says else limit
-
-
-class _Tiers:
-    """A layout's tiers; what it cannot do without is hot, whatever they say."""
-
-    def __init__(self, layout: dict[str, Any]) -> None:
-        self._tiers = Tiers(layout)
-        self._required = compiled(layout.get("required", [])).match
-
-    def of(self, relative: str) -> str:
-        return HOT if self._required(relative) else self._tiers.of(relative)
-
-
-def _sets(found: Iterable[Found]) -> list[list[str]]:
-    by_root: Dict[str, list[Found]] = {}
-    for one in found:
-        by_root.setdefault(one.root.name, []).append(one)
-    return [
-        [name + "/" + relative for relative in group]
-        for name, rows in by_root.items()
-        for group in Coupling(rows[0].root.layout).sets([row.relative for row in rows])
-    ]
-
-
-def _may_be_database(one: Found) -> bool:
-    if not stat.S_ISREG(one.status.st_mode):
-        return False
-    return bool(one.root.rules.database(one.relative)) or os.path.exists(one.place + databases.WAL_TAIL)
