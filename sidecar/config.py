@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from sidecar.engine.parts import Timing
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
+from sidecar.lines import Lines
+from sidecar.policies import check_guards, check_limits, with_required
 from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
+from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
 from sidecar.service.settings import Service, Webhook
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,6 @@ SECTIONS: dict[str, type[Any]] = {
     "retention": Retention,
     "service": Service,
 }
-PREFIX = "MEMORY_SIDECAR_"
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT"}
 """What else may follow the prefix, beside SECTION_KEY."""
 
@@ -61,139 +60,128 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
     """Read the config: ``path``, else ``MEMORY_SIDECAR_CONFIG``, else only defaults; then ``MEMORY_SIDECAR_SECTION_KEY`` of
     the environment, which wins; and a store given here wins over all.
 
-    Raise ``BadConfig`` naming the key that is wrong and the nearest right one.
+    Raise ``BadConfig`` naming the line and the key that is wrong, and the nearest right one.
     """
-    file = path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
-    table = _table(file) if file else {}
-    _known(table, {entry.name for entry in fields(Config)}, file)
+    file = config_file(path)
+    text = _read(file) if file else ""
+    try:
+        return _config(_table(text, file), store)
+    except BadConfig as problem:
+        raise placed(problem, file, text) from None
+
+
+def config_file(path: str | None) -> str:
+    """The file that is read; empty when there is none."""
+    return path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
+
+
+def placed(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
+    """The same problem, with the line of the file it is in."""
+    if not file or not problem.at:
+        return problem
+    line = Lines(_read(file) if text is None else text).of(problem.at)
+    where = f"{file}:{line}" if line else file
+    return BadConfig(f"{where}: {problem.message}", hint=problem.hint)
+
+
+def _config(table: dict[str, Any], store: str | None) -> Config:
+    check_known(table, [entry.name for entry in fields(Config)], ())
     wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or default_store()
     if not isinstance(wanted, str):
-        raise BadConfig(f"{file}: store must be a text.", hint='Write store = "file:/var/lib/memories".')
-    direct = _from_text("MEMORY_SIDECAR_DIRECT", bool, table.get("direct", False))
+        raise BadConfig("store must be a text.", hint='Write store = "file:/var/lib/memories".', at=("store",))
+    direct = from_text("MEMORY_SIDECAR_DIRECT", bool)
+    direct = table.get("direct", False) if direct is None else direct
     if not isinstance(direct, bool):
-        raise BadConfig(f"{file}: direct must be true or false.")
-    timing = _section(table, "timing", Timing, file)
+        raise BadConfig("direct must be true or false.", at=("direct",))
+    layouts = {**built_in(), **_layouts(table.get("layouts", {}))}
+    limits = check_limits(section(table, "limits", Limits), table.get("limits", {}), layouts)
+    guards = check_guards(section(table, "guards", Guards), layouts)
+    timing = section(table, "timing", Timing)
     return Config(
         store=wanted,
         direct=direct,
-        limits=_section(table, "limits", Limits, file),
-        guards=_section(table, "guards", Guards, file),
+        limits=limits,
+        guards=guards,
         timing=timing,
-        retention=_retention(table, timing, file),
-        service=_section(table, "service", Service, file),
-        webhooks=_webhooks(table.get("webhooks", []), file),
-        layouts={**built_in(), **custom(table.get("layouts", {}))},
+        retention=_retention(table, timing),
+        service=section(table, "service", Service),
+        webhooks=_webhooks(table.get("webhooks", [])),
+        layouts=with_required(layouts, guards),
     )
-
-
-def variable(section: str, key: str) -> str:
-    """The environment variable that sets an option."""
-    return f"{PREFIX}{section}_{key}".upper()
 
 
 def unknown_variables() -> dict[str, str]:
     """Variables that look like ours and are not, each with the nearest that is."""
-    known = {variable(section, name) for section, kind in SECTIONS.items() for name in _in_environment(kind)}
+    known = {variable(name, entry.name) for name, kind in SECTIONS.items() for entry in settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
 
 
-def _in_environment(kind: type[Any]) -> list[str]:
-    """The options of a section that a variable can hold: all but tables."""
-    return [entry.name for entry in fields(kind) if not str(entry.type).startswith("dict[")]
-
-
-def _from_text(name: str, kind: object, otherwise: Any) -> Any:
-    """The value of a variable, as what the option is; what it is otherwise when the variable is not set."""
-    text = os.environ.get(name, "")
-    if not text:
-        return otherwise
-    if kind in (bool, "bool"):
-        word = text.strip().lower()
-        if word not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-            raise BadConfig(f"{name} must be true or false.")
-        return word in ("true", "1", "yes", "on")
-    if str(kind).startswith("list["):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        return {"int": int, "float": float}.get(str(kind), str)(text)
-    except ValueError:
-        raise BadConfig(f"{name} must be a number.") from None
-
-
-def _webhooks(rows: Any, file: str) -> list[Webhook]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadConfig(f"{file}: webhooks must be written as [[webhooks]].")
-    hooks = []
-    for row in rows:
-        _known(row, {entry.name for entry in fields(Webhook)}, f"{file}: [[webhooks]]")
+def _layouts(tables: Any) -> dict[str, Layout]:
+    """The file's own layouts, one by one, so that a problem can be placed."""
+    if not isinstance(tables, dict):
+        raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
+    layouts: dict[str, Layout] = {}
+    for name, table in tables.items():
         try:
-            hook = msgspec.convert(row, Webhook, strict=True)
-        except msgspec.ValidationError as problem:
-            raise BadConfig(f"{file}: [[webhooks]] is not valid: {problem}.") from None
+            layouts |= custom({name: table})
+        except BadConfig as problem:
+            keys = table if isinstance(table, dict) else ()
+            named = [key for key in keys if f"'{key}'" in problem.message or f"$.{key}" in problem.message]
+            raise BadConfig(problem.message, hint=problem.hint, at=("layouts", name, *named[:1])) from None
+    return layouts
+
+
+def _webhooks(rows: Any) -> list[Webhook]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadConfig("webhooks must be written as [[webhooks]].", at=("webhooks",))
+    hooks = []
+    for place, row in enumerate(rows):
+        check_known(row, [entry.name for entry in fields(Webhook)], ("webhooks", place))
+        hook = converted(row, Webhook, ("webhooks", place))
         if not hook.url.startswith(("http://", "https://")):
-            raise BadConfig(f"{file}: a webhook's url must begin with http:// or https://.")
+            raise BadConfig("A webhook's url must begin with http:// or https://.", at=("webhooks", place, "url"))
         if hook.secret_env and not os.environ.get(hook.secret_env):
-            raise BadConfig(f"{file}: {hook.secret_env}, which is to sign a webhook's calls, is not set.")
+            raise BadConfig(
+                f"{hook.secret_env}, which is to sign a webhook's calls, is not set.",
+                at=("webhooks", place, "secret_env"),
+            )
         hooks.append(hook)
     return hooks
 
 
-def _table(file: str) -> dict[str, Any]:
+def _read(file: str) -> str:
     try:
-        return tomllib.loads(Path(file).read_text("utf-8"))
+        return Path(file).read_text("utf-8")
     except OSError as problem:
         raise BadConfig(f"The config {file} cannot be read: {problem.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except UnicodeDecodeError as problem:
         raise BadConfig(f"The config {file} is not TOML: {problem}.") from None
 
 
-def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise BadConfig(f"{where} has an unknown key {key!r}.", hint=f"Did you mean {near[0]!r}?" if near else "")
-
-
-def _retention(table: Mapping[str, Any], timing: Timing, file: str) -> Retention:
-    section = table.get("retention", {})
-    special = section.get("memories", {}) if isinstance(section, dict) else {}
-    if not isinstance(special, dict) or not all(isinstance(rules, dict) for rules in special.values()):
-        raise BadConfig(f'{file}: [retention] memories must be written as [retention.memories."PATTERN"].')
-    for pattern, rules in special.items():
-        where = f'{file}: [retention.memories."{pattern}"]'
-        _known(rules, set(Rules.__dataclass_fields__), where)
-        _not_negative(rules, where)
-    retention = _section(table, "retention", Retention, file)
-    given = {"": set(section) | {name for name in _in_environment(Retention) if _is_set("retention", name)}}
-    given |= {pattern: set(rules) for pattern, rules in special.items()}
-    check_retention(retention, given, timing.command, f"{file}: " if file else "")
+def _retention(table: dict[str, Any], timing: Timing) -> Retention:
+    given = table.get("retention", {})
+    tables = given.get("memories", {}) if isinstance(given, dict) else {}
+    memories: dict[str, dict[str, Any]] = {}
+    for pattern, rules in tables.items() if isinstance(tables, dict) else ():
+        at = ("retention", "memories", pattern)
+        if not isinstance(rules, dict):
+            raise BadConfig(f"{shown(at)} must be a table.", at=at)
+        check_known(rules, Rules.__dataclass_fields__, at)
+        memories[pattern] = {key: number(value, (*at, key)) for key, value in rules.items()}
+    if memories:
+        table = {**table, "retention": {**given, "memories": memories}}
+    retention = section(table, "retention", Retention)
+    named = {entry.name for entry in settable(Retention) if os.environ.get(variable("retention", entry.name))}
+    check_retention(retention, {"": {*given, *named}, **{key: set(memories[key]) for key in memories}}, timing.command)
     return retention
 
 
-def _is_set(section: str, key: str) -> bool:
-    return bool(os.environ.get(variable(section, key)))
-
-
-def _not_negative(section: Mapping[str, Any], where: str) -> None:
-    for key, value in section.items():
-        if isinstance(value, int | float) and value < 0:
-            raise BadConfig(f"{where} {key} must not be negative.")
-
-
-def _section(table: Mapping[str, Any], name: str, kind: type[T], file: str) -> T:
-    section = table.get(name, {})
-    if not isinstance(section, dict):
-        raise BadConfig(f"{file}: [{name}] must be a table.")
-    _known(section, set(kind.__dataclass_fields__), f"{file}: [{name}]")  # type: ignore[attr-defined]
-    for entry in fields(kind):  # type: ignore[arg-type]
-        if entry.name not in _in_environment(kind):
-            continue
-        value = _from_text(variable(name, entry.name), entry.type, section.get(entry.name))
-        section = section if value is None else {**section, entry.name: value}
-    _not_negative(section, f"{file}: [{name}]")
+def _table(text: str, file: str) -> dict[str, Any]:
     try:
-        return msgspec.convert(section, kind, strict=True)
-    except msgspec.ValidationError as problem:
-        raise BadConfig(f"{file}: [{name}] is not valid: {problem}.") from None
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        line = re.search(r"at line (\d+)", str(problem))
+        where = f"{file}:{line[1]}" if line else file
+        raise BadConfig(f"{where}: the config is not TOML: {problem}.") from None

@@ -2,7 +2,7 @@
 
     SidecarError
     ├── UsageError                 exit 2   what was asked for makes no sense
-    │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout
+    │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout · UnknownReason
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
     │   ├── StoreDenied · StoreMissing · StoreFull · StoreUnsafe
@@ -64,11 +64,21 @@ class BadReference(UsageError):
 
 
 class BadConfig(UsageError):
+    """``at`` is where in the file the wrong setting is: its section and key."""
+
     code = "bad-config"
+
+    def __init__(self, message: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.at = at
 
 
 class UnknownLayout(UsageError):
     code = "unknown-layout"
+
+
+class UnknownReason(UsageError):
+    code = "unknown-reason"
 
 
 class StoreError(SidecarError):
@@ -240,7 +250,8 @@ class PackBomb(UntrustedSandbox):
 
 
 class LimitExceeded(SidecarError):
-    """``code`` says which limit: limit-bytes, limit-file-bytes, limit-files, limit-depth, limit-packed."""
+    """``code`` says which limit: limit-bytes, limit-file-bytes, limit-files, limit-depth, limit-packed, limit-memory-bytes,
+    limit-store-bytes."""
 
     code = "limit-exceeded"
     exit_code = 3

@@ -1,31 +1,94 @@
-"""How much a memory may be, and how much worse it may get."""
+"""How much a memory may be, and how much worse it may get.
+
+Both can be said for all, for one layout's files (``[limits.layouts.NAME]``) and for some memories
+(``[limits.memories."acme/*"]``, the first pattern that fits): a narrower table overrides single keys.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sidecar.inside.rules import compiled
 
 GIB = 1 << 30
+REJECT, TRIM = "reject", "trim"
+MODES = (REJECT, TRIM)
+
+OF_FILES = ("bytes", "file_bytes", "files", "depth")
+"""Limits that can be said of one layout's files as well."""
+OF_MEMORIES = (*OF_FILES, "packed_bytes", "memory_bytes", "store_bytes")
+CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packed_bytes": "limit-packed"}
+
+EMPTY, MISSING, SHRUNK = "empty", "required-missing", "shrunk"
+DOWNGRADE, DAMAGED = "schema-downgrade", "database-damaged"
+REASONS = (EMPTY, MISSING, SHRUNK, DOWNGRADE, DAMAGED)
+"""Why a guard objects; each can be allowed by itself."""
+
+Tables = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an export may bring: checked inside the sandbox before bytes travel, and again on arrival."""
+    """What a memory may be. What an export brings is checked inside the sandbox before bytes travel, and on arrival."""
 
     bytes: int = 8 * GIB
-    """Of all files together, unpacked."""
+    """Of all files together, unpacked. Sizes may be written as texts: "500 MB", "2 GiB"."""
     file_bytes: int = 8 * GIB
     """Of one file."""
     files: int = 200_000
-    """How many files and folders."""
+    """How many files, folders and links."""
     depth: int = 64
-    """How deep folders may lie in folders."""
+    """How many parts a path may have below its root."""
     packed_bytes: int = 8 * GIB
-    """Of one pack as it travels."""
+    """Of one pack as it travels, with its index."""
+    memory_bytes: int = 0
+    """Of all that a memory has in the store, every snapshot together; 0: no limit."""
+    store_bytes: int = 0
+    """Of all memories in the store; 0: no limit. What other services wrote in the last five minutes may be missing."""
+    over: str = REJECT
+    """What happens to an export over a limit: "reject", or "trim": rebuildable, then cold, then warm files are left out."""
+    bytes_over: str = ""
+    """The same for this limit alone; "": as ``over`` says."""
+    file_bytes_over: str = ""
+    """The same for this limit alone."""
+    files_over: str = ""
+    """The same for this limit alone."""
+    depth_over: str = ""
+    """The same for this limit alone."""
+    packed_bytes_over: str = ""
+    """The same for this limit alone."""
+    memory_bytes_over: str = ""
+    """The same for this limit alone; "trim" forgets old snapshots where retention is set, else it rejects."""
+    store_bytes_over: str = ""
+    """The same for this limit alone; "trim" forgets old snapshots where retention is set, else it rejects."""
+    warn_at: float = 0.8
+    """A receipt warns from this share of a limit on."""
+    layouts: Tables = field(default_factory=dict)
+    """Of one layout's files alone: ``bytes``, ``file_bytes``, ``files``, ``depth`` and what happens over each."""
+    memories: Tables = field(default_factory=dict)
+    """Of the memories a pattern fits (``*`` within a part of an id, ``**`` across parts): any of the keys above."""
+
+    def of(self, memory: str) -> Limits:
+        """The limits of one memory."""
+        return replace(self, **fitting(memory, self.memories), memories={})
+
+    def of_layout(self, layout: str) -> Limits:
+        """The limits of one layout's files: ``bytes`` and ``files`` are of these alone."""
+        return replace(self, **self.layouts.get(layout, {}), layouts={})
+
+    def trims(self, key: str) -> bool:
+        return (getattr(self, f"{key}_over") or self.over) == TRIM
+
+    def trimming(self, keys: Iterable[str] = OF_MEMORIES) -> list[str]:
+        """The limits over which things are left out."""
+        return [key for key in keys if self.trims(key)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guards:
-    """When an export is kept but does not become the head."""
+    """When an export is kept but does not become the head. A limit is no guard: nothing but the config moves it."""
 
     shrink_to: float = 0.5
     """Fewer bytes or files than this share of the head's."""
@@ -33,3 +96,22 @@ class Guards:
     """Bytes are compared from this size on."""
     shrink_from_files: int = 10
     """File counts are compared from this number on."""
+    allow: list[str] = field(default_factory=list)
+    """Reasons never to object for: "empty", "required-missing", "shrunk", "schema-downgrade", "database-damaged"."""
+    layouts: Tables = field(default_factory=dict)
+    """For one layout's files alone: the ``shrink_`` keys, and ``required``, the paths it cannot do without."""
+    memories: Tables = field(default_factory=dict)
+    """For the memories a pattern fits: any of the keys above."""
+
+    def of(self, memory: str) -> Guards:
+        """The guards of one memory."""
+        return replace(self, **fitting(memory, self.memories), memories={})
+
+    def of_layout(self, layout: str) -> Guards:
+        table = {key: value for key, value in self.layouts.get(layout, {}).items() if key != "required"}
+        return replace(self, **table, layouts={})
+
+
+def fitting(memory: str, tables: Tables) -> Mapping[str, Any]:
+    """The table of the first pattern that fits a memory's id; an empty one when none does."""
+    return next((table for pattern, table in tables.items() if compiled([pattern]).match(memory)), {})

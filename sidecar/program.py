@@ -16,7 +16,7 @@ from typing import Any
 
 from sidecar.errors import BadAnswer
 
-# In the order they import each other; a verb is sent only what it needs.
+# A verb is sent only what it needs.
 COMMON = (
     "refusal",
     "digests",
@@ -32,7 +32,10 @@ COMMON = (
     "packing",
     "swap",
 )
-EXPORT = (*COMMON, "holders", "drain", "versions", "reading", "export", "reaper", "main")
+EXPORT = (
+    *(*COMMON, "holders", "drain", "versions", "reading", "tiers", "trimming", "planning", "fitting"),
+    *("export", "reaper", "main"),
+)
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (*COMMON, "layers", "compression", "unpacking", "holders", "worker", "versions", "direct", "restore", "main")
@@ -46,20 +49,24 @@ MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "lo
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
 
+# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
 _BOOTSTRAP = """import sys
 if sys.version_info < (3, 8): sys.exit(97)
 try: import base64, fcntl, json, sqlite3, types, zlib
 except ImportError: sys.exit(97)
-package = types.ModuleType("inside")
+texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))}
+class Sent:
+    def find_spec(self, name, path=None, target=None):
+        return type(sys.__spec__)(name, self) if name in texts else None
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        name = module.__name__
+        exec(compile(texts[name], "<" + name.replace(".", "/") + ".py>", "exec"), module.__dict__)
+package = sys.modules["inside"] = types.ModuleType("inside")
 package.__path__ = []
-sys.modules["inside"] = package
-for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))):
-    module = types.ModuleType("inside." + name)
-    module.__package__ = "inside"
-    sys.modules["inside." + name] = module
-    setattr(package, name, module)
-    exec(compile(text, "<inside/" + name + ".py>", "exec"), module.__dict__)
-sys.exit(sys.modules["inside.main"].main(sys.argv[2]))
+sys.meta_path.insert(0, Sent())
+from inside.main import main
+sys.exit(main(sys.argv[2]))
 """
 
 

@@ -36,6 +36,16 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """A path that was left out because there was more than a limit allows."""
+
+    path: str
+    bytes: int
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why an outcome is not the one hoped for: a stable code and a sentence."""
 
@@ -78,6 +88,11 @@ class ExportReceipt(_Receipt):
     """"full", "delta" or "" when nothing was added."""
     conversation: str = ""
     label: str = ""
+    dropped: list[Drop] = field(default_factory=list)
+    """Left out because there was more than a limit allows (``over = "trim"``), in the order it went."""
+    dropped_files: int = 0
+    """How many files that were in all; the list has an end."""
+    dropped_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def _verbs(command: Any) -> None:
     export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
     export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
     export.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
-    export.add_argument("--force", action="store_true", help="move the head whatever the guards say")
+    _guards(export)
 
     restore = command("restore", "Restore a memory into a sandbox.")
     restore.add_argument("memory", metavar="MEMORY")
@@ -58,6 +58,14 @@ def _verbs(command: Any) -> None:
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
+
+
+def _guards(verb: Any) -> None:
+    verb.add_argument(
+        "--force", action="store_true", help="move the head whatever the guards say (a limit is no guard)"
+    )
+    reasons = "empty, required-missing, shrunk, schema-downgrade or database-damaged"
+    verb.add_argument("--allow", action="append", default=[], metavar="REASON", help=f"one guard only: {reasons}")
 
 
 def _reading(command: Any) -> None:
@@ -100,7 +108,7 @@ def _changing(command: Any) -> None:
     adopt.add_argument("file", metavar="FILE")
     adopt.add_argument("--layout", action="append", default=[], metavar="NAME")
     adopt.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
-    adopt.add_argument("--force", action="store_true", help="move the head whatever the guards say")
+    _guards(adopt)
     fork = command("fork", "Begin a new memory with a copy of another's head.")
     fork.add_argument("memory", metavar="MEMORY")
     fork.add_argument("new", metavar="NEW")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import inspect
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
+from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result, Table
-from sidecar.config import SECTIONS, load_config, unknown_variables, variable
+from sidecar.config import SECTIONS, Config, load_config, unknown_variables
+from sidecar.engine import Engine
+from sidecar.errors import BadReference, StoreError
+from sidecar.repository import Repository
+from sidecar.sections import settable, variable
 from sidecar.service.settings import Webhook
+from sidecar.wiring import open_store
 
 
 def run_config(args: argparse.Namespace) -> Result:
@@ -19,6 +26,7 @@ def run_config(args: argparse.Namespace) -> Result:
         return Result({"page": page}, [page])
     config = load_config(args.config, store=args.store)
     unknown = unknown_variables()
+    unseen = asyncio.run(_compared_with_the_store(config, args))
     document = {
         "ok": True,
         "store": config.store,
@@ -27,6 +35,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "layouts": sorted(config.layouts),
         "unknown_variables": sorted(unknown),
+        "store_problem": unseen,
     }
     rows = [("store", config.store), ("direct", str(config.direct).lower())]
     rows += [(f"{name}.{key}", str(value)) for name in SECTIONS for key, value in asdict(getattr(config, name)).items()]
@@ -34,7 +43,21 @@ def run_config(args: argparse.Namespace) -> Result:
     words += [
         f"Warning: {name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()
     ]
+    words += [f"Warning: {unseen}"] if unseen else []
     return Result(document, words)
+
+
+async def _compared_with_the_store(config: Config, args: argparse.Namespace) -> str:
+    """Refuse what the store's memories have outgrown. Return why they could not be looked at, if so."""
+    try:
+        store = open_store(config.store)
+        try:
+            await check_policy(Engine(repository=Repository(store), limits=config.limits), args)
+        finally:
+            await store.close()
+    except (StoreError, BadReference) as problem:
+        return f"The store could not be looked at: {problem.message}"
+    return ""
 
 
 def options_page() -> str:
@@ -54,8 +77,12 @@ def options_page() -> str:
     for section, kind in SECTIONS.items():
         lines += ["", f"## [{section}]", "", "| option | variable | default | |", "|---|---|---|---|"]
         lines += [
-            f"| `{name}` | {_named(section, name, default)} | `{_shown(default)}` | {about} |"
+            f"| `{name}` | `{variable(section, name)}` | `{_shown(default)}` | {about} |"
             for name, default, about in _options(kind)
+            if name not in _tables(kind)
+        ]
+        lines += [
+            f"| `[{section}.{name}.…]` | | | {about} |" for name, _, about in _options(kind) if name in _tables(kind)
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_shown(default)}` | {about} |" for name, default, about in _options(Webhook)]
@@ -67,11 +94,6 @@ def options_page() -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _named(section: str, name: str, default: Any) -> str:
-    """The variable that sets an option; tables have none."""
-    return "" if isinstance(default, dict) else f"`{variable(section, name)}`"
 
 
 def _options(kind: type[Any]) -> list[tuple[str, Any, str]]:
@@ -91,6 +113,10 @@ def _body(kind: type[Any]) -> list[ast.stmt]:
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
     return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]
+
+
+def _tables(kind: type[Any]) -> set[str]:
+    return {entry.name for entry in fields(kind)} - {entry.name for entry in settable(kind)}
 
 
 def _default(entry: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from sidecar.cli.layouts import seen, seen_document
 from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine
-from sidecar.engine.inspecting import SeenRoot, look
+from sidecar.engine.inspecting import SeenRoot, look, nearly_too_much
 from sidecar.errors import SidecarError
 from sidecar.wiring import open_sandbox
 
@@ -78,5 +78,12 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     ok = all(row["ok"] for row in checks)
     table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
     hints = [row["hint"] for row in checks if row["hint"]]
-    document = {"ok": ok, "store": engine.repository.store.url, "checks": checks, "roots": seen_document(roots)}
-    return Result(document, [table, *hints, *(["", *seen(roots)] if args.sandbox else [])], 0 if ok else 1)
+    near = nearly_too_much(roots, engine.limits)
+    document = {
+        "ok": ok,
+        "store": engine.repository.store.url,
+        "checks": checks,
+        "roots": seen_document(roots),
+        "near_limits": near,
+    }
+    return Result(document, [table, *hints, *(["", *seen(roots), *near] if args.sandbox else [])], 0 if ok else 1)

@@ -47,7 +47,7 @@ def wanted_retention(configured: Retention, args: argparse.Namespace) -> Retenti
         retention = Retention(**given, **apart)
         if any(isinstance(value, int) and value < 0 for value in given.values()):
             raise UsageError("A rule must not be negative.")
-        check(retention, {"": set(given)}, 0.0, "command line: ")
+        check(retention, {"": set(given)}, 0.0)
     return retention if args.grace is None else replace(retention, grace=_grace(args.grace))
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result
 from sidecar.config import Config, load_config
 from sidecar.engine import Engine
@@ -40,6 +41,7 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
     if not command:
         raise UsageError("There is no command to run.", hint="memory-sidecar run -- COMMAND…")
     config = load_config(args.config, store=args.store)
+    await check_policy(engine, args)
     config = replace(config, service=replace(config.service, bind=args.bind or ANY_PORT))
     token = _token()
     service = _Service(replace(engine, progress=Unwatched()), config)

@@ -6,6 +6,7 @@ import argparse
 import os
 from dataclasses import replace
 
+from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result
 from sidecar.config import load_config
 from sidecar.engine import Engine
@@ -21,6 +22,7 @@ TRY = """Serving at {url} (the API: {url}/docs). Three calls that try it, with a
 
 async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
+    await check_policy(engine, args)
     settings = config.service
     if args.bind:
         settings = replace(settings, bind=args.bind)

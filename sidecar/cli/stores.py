@@ -16,6 +16,7 @@ from sidecar.engine.looking import (
     list_snapshots,
     not_found,
     show_snapshot,
+    trimmed_words,
 )
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
@@ -78,6 +79,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
             if value
         ),
         *([f"Rejected: {manifest.rejected}"] if manifest.rejected else []),
+        *([trimmed] if (trimmed := trimmed_words(manifest)) else []),
         Table(
             ("MODE", "SIZE", "PATH"),
             [

@@ -13,11 +13,13 @@ from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt, download
 from sidecar.errors import UsageError
+from sidecar.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.wiring import open_sandbox
 
 EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3}
 RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
+MOST_SHOWN = 20
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
@@ -30,6 +32,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
             conversation=args.conversation,
             label=args.label,
             force=args.force,
+            allow=tuple(args.allow),
         )
         return export_result(await export(engine, sandbox, request))
     finally:
@@ -51,7 +54,13 @@ async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
     archive = Path(args.file)
     if not archive.is_file():
         raise UsageError(f"There is no file {archive}.")
-    request = ExportRequest(memory=args.memory, layouts=tuple(args.layout), label=args.label, force=args.force)
+    request = ExportRequest(
+        memory=args.memory,
+        layouts=tuple(args.layout),
+        label=args.label,
+        force=args.force,
+        allow=tuple(args.allow),
+    )
     return export_result(await adopt(engine, archive, request))
 
 
@@ -104,7 +113,18 @@ def export_result(receipt: ExportReceipt) -> Result:
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
         words.append(f"To make it the head: memory-sidecar rollback {receipt.memory} {receipt.snapshot}")
+    if receipt.reason is not None and receipt.reason.code in REASONS:
+        words.append(f"To let this be next time: --allow {receipt.reason.code}")
+    words += _dropped(receipt)
     return Result(_document(receipt.as_dict()), words + _details(receipt), EXPORT_EXITS.get(receipt.outcome, 0))
+
+
+def _dropped(receipt: ExportReceipt) -> list[str]:
+    shown = [
+        f"Dropped: {row.path} ({size(row.bytes)}, {row.tier}, {row.reason})" for row in receipt.dropped[:MOST_SHOWN]
+    ]
+    more = receipt.dropped_files - sum(not row.path.endswith("/") for row in receipt.dropped[:MOST_SHOWN])
+    return shown + ([f"Dropped: {plural(more, 'more file')}; --json lists them."] if more > 0 else [])
 
 
 def restore_result(receipt: RestoreReceipt) -> Result:

@@ -39,6 +39,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     packs: int = 0
     pinned: bool = False
     """No retention rule may take it."""
+    dropped: int = 0
+    """How many files a size limit left out."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -83,6 +83,7 @@ def export(
     layouts: Sequence[str] = (),
     projects: Sequence[str] | None = None,
     force: bool = False,
+    allow: Sequence[str] = (),
     wake: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[ExportReceipt]:
@@ -94,6 +95,7 @@ def export(
         "conversation": conversation,
         "label": label,
         "force": force,
+        **({"allow": list(allow)} if allow else {}),
         "wake": wake,
     }
     return _once("exports", memory, body, idempotency_key, ExportReceipt)

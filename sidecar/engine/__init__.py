@@ -1,6 +1,7 @@
 """The two verbs, and what they share."""
 
-from sidecar.engine.export import ExportRequest, export
+from sidecar.engine.export import export
+from sidecar.engine.exporting import ExportRequest
 from sidecar.engine.parts import Engine
 from sidecar.engine.placing import RestoreRequest
 from sidecar.engine.restore import restore

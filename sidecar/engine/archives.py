@@ -14,13 +14,16 @@ from typing import BinaryIO
 
 import zstandard
 
-from sidecar.engine.export import ExportRequest, export
+from sidecar.engine.export import export
+from sidecar.engine.exporting import ExportRequest
+from sidecar.engine.limiting import relaxed
 from sidecar.engine.parts import Engine
 from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
+from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.fold import materialise
@@ -103,20 +106,21 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         home = scratch.new()
         home.mkdir()
         engine.progress.step("unpacking")
-        skipped = await asyncio.to_thread(_unpack, engine, archive, home)
+        limits = relaxed(engine.limits.of(request.memory))
+        skipped = await asyncio.to_thread(_unpack, engine, archive, home, limits)
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
         receipt = await export(engine, sandbox, replace(request, adopt=True, origin="import"))
     return replace(receipt, skipped=[*skipped, *receipt.skipped])
 
 
-def _unpack(engine: Engine, archive: Path, home: Path) -> list[Skip]:
-    with members(archive, engine.limits) as tar:
+def _unpack(engine: Engine, archive: Path, home: Path, limits: Limits) -> list[Skip]:
+    with members(archive, limits) as tar:
         names = [plain_name(member) for member in tar]
     placements = _placements([name for name in names if name], engine.layouts.values())
     if not placements:
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
-    left = unpack(archive, home, lambda name: _placed(name, placements), engine.limits)
+    left = unpack(archive, home, lambda name: _placed(name, placements), limits)
     return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
-from sidecar.receipts import DatabaseReport, Skip
+from sidecar.receipts import DatabaseReport, Drop, Skip
 
 ANSWER_ALLOWANCE = 4 << 20
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -96,6 +96,10 @@ class ExportAnswer(Answer):
     pack_sha256: str = ""
     index_sha256: str = ""
     bundle: Bundle | None = None
+    dropped: list[Drop] = field(default_factory=list)
+    dropped_more: Count = 0
+    dropped_files: Count = 0
+    dropped_bytes: Count = 0
 
 
 A = TypeVar("A", bound=Answer)

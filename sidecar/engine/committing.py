@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
+from sidecar.engine.limiting import hot_bytes
 from sidecar.engine.parts import Engine
 from sidecar.engine.receiving import Arrived
-from sidecar.engine.storing import store_packs
+from sidecar.engine.room import check_room
+from sidecar.engine.storing import Measured, measure_packs, store_packs
 from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys
 from sidecar.inside.index import Entry
@@ -20,12 +23,12 @@ from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
 from sidecar.retention.settings import SAFE_PART, Retention
 from sidecar.snapshots.fetch import fetch_entries
-from sidecar.snapshots.manifest import Database, Manifest, Root, tree_digest
+from sidecar.snapshots.manifest import Database, Head, Manifest, Root, tree_digest
 from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool
 
 if TYPE_CHECKING:
-    from sidecar.engine.export import ExportRequest
+    from sidecar.engine.exporting import ExportRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +54,24 @@ class Grown:
 
 
 def manifest_of(
-    grown: Grown, answer: ExportAnswer, snapshot: str, sandbox: str, parent: str, request: ExportRequest
+    engine: Engine,
+    grown: Grown,
+    answer: ExportAnswer,
+    snapshot: str,
+    sandbox: str,
+    parent: str,
+    request: ExportRequest,
 ) -> Manifest:
     """The manifest of a new snapshot, its packs still to be stored."""
     entries = grown.brought.entries
     files, size = count_files(entries)
+    roots = _roots(grown, answer)
     return Manifest(
         memory=request.memory,
         snapshot=snapshot,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         packs=[],
-        roots=_roots(grown, answer),
+        roots=roots,
         files=files,
         bytes=size,
         tree=tree_digest(entries),
@@ -74,6 +84,9 @@ def manifest_of(
         projects=answer.projects or (grown.base.projects if grown.base else []),
         keyed=_keyed(grown, answer),
         versions=_versions(grown, answer),
+        hot_bytes=hot_bytes(entries, {root.name: root.layout for root in roots}, engine.layouts),
+        dropped=answer.dropped_files,
+        dropped_bytes=answer.dropped_bytes,
     )
 
 
@@ -120,32 +133,56 @@ async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown
 
 
 async def judged(
-    engine: Engine, manifest: Manifest, grown: Grown, head: Manifest | None, scratch: Spool
+    engine: Engine,
+    manifest: Manifest,
+    entries: dict[str, Entry],
+    grown: Grown,
+    head: Manifest | None,
+    scratch: Spool,
+    allow: Collection[str],
 ) -> Reason | None:
     """What the guards say of replacing the head by this snapshot. A head that cannot be read is no measure."""
-    entries: dict[str, Entry] = {}
+    head_entries: dict[str, Entry] = {}
     if head is not None and head is grown.base:
-        entries = grown.base_entries
+        head_entries = grown.base_entries
     elif head is not None:
         try:
-            entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
+            head_entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
         except SnapshotDamaged:
             head = None
-    return judge(manifest, grown.brought.entries, head, entries, engine.layouts, engine.guards)
+    return judge(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow)
 
 
-async def commit(
+async def measured(
     engine: Engine, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
-) -> tuple[Manifest, int]:
-    """Store the packs, then the manifest that makes them a snapshot; return it and how many bytes the store gained.
+) -> tuple[Manifest, Measured]:
+    """The manifest as it will be stored, with its packs. Nothing is written yet."""
+    packs = await measure_packs(engine, grown.base, grown.brought.pack, scratch)
+    rejected = f"{reason.code}: {reason.message}" if reason else ""
+    return replace(manifest, packs=packs.packs, rejected=rejected), packs
+
+
+async def fits(
+    engine: Engine, manifest: Manifest, packs: Measured, state: HeadState, survey: Survey, grown: Grown
+) -> dict[str, int]:
+    """Make sure that there is room in the store for this snapshot; return what its limits are used to then.
+
+    Raise ``LimitExceeded``.
+    """
+    head = len(Head.at(manifest, datetime.now(UTC), state.head).encode())
+    added = packs.bytes + len(manifest.encode()) + head - survey.sizes.get(Keys.of(manifest.memory).head, 0)
+    keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
+    return await check_room(engine, manifest.memory, added, sum(survey.sizes.values()), keep)
+
+
+async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> int:
+    """Store the packs, then the manifest that makes them a snapshot; return how many bytes the store gained.
 
     Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
     """
     await engine.repository.store.prepare()
-    packs, added = await store_packs(engine, manifest.memory, grown.base, grown.brought.pack, scratch)
-    rejected = f"{reason.code}: {reason.message}" if reason else ""
-    manifest = replace(manifest, packs=packs, rejected=rejected)
-    if len(packs) > 1:
+    await store_packs(engine, manifest.memory, packs)
+    if len(manifest.packs) > 1:
         _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
     try:
@@ -153,7 +190,9 @@ async def commit(
     except BaseCollected:
         await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
-    return manifest, added + len(manifest.encode())
+    added = packs.bytes + len(manifest.encode())
+    engine.use.add(added)
+    return added
 
 
 def _check_age(grown: Grown, retention: Retention) -> None:

@@ -6,25 +6,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
-from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of
+from sidecar.engine.committing import Grown, advance, commit, fits, head_of, judged, manifest_of, measured
 from sidecar.engine.direct import cleared
+from sidecar.engine.exporting import ExportRequest, Run
+from sidecar.engine.guards import check_reasons
+from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.receiving import check, receive
+from sidecar.engine.room import room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
 from sidecar.inside.index import Entry
 from sidecar.layouts import choose
-from sidecar.ports import Presence, Sandbox
-from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
-from sidecar.repository import HeadState, Survey
+from sidecar.ports import Sandbox
+from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
+from sidecar.repository import HeadState
 from sidecar.retries import retrying
 from sidecar.shell import export_script
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
@@ -38,26 +42,13 @@ MOST_AHEAD = 8 << 20
 Snapshot = tuple[Manifest, dict[str, Entry]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRequest:
-    memory: str
-    layouts: tuple[str, ...] = ()
-    projects: tuple[str, ...] | None = None
-    conversation: str = ""
-    label: str = ""
-    force: bool = False
-    origin: str = "export"
-    adopt: bool = False
-    """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
-    snapshot: str = ""
-    """The id for the new snapshot, when somebody has to know it beforehand."""
-
-
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
     """Export the memory in ``sandbox``. Raise a ``SidecarError`` when it could not be; the head is then as it was.
 
     The head moves only for a sandbox that started from it, and only to a snapshot no guard objects to.
     """
+    check_reasons(request.allow)
+    engine = narrowed(engine, request.memory)
     counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
     try:
         return await _export(await _begin(engine, counted, request, started, []))
@@ -67,8 +58,8 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
         return await _export(await _begin(engine, counted, request, started, warnings))
 
 
-async def _export(run: _Run) -> ExportReceipt:
-    engine, request = run.engine, run.request
+async def _export(run: Run) -> ExportReceipt:
+    engine, request, answer = run.engine, run.request, None
     async with spool() as scratch, cleared(engine.repository.store) as run.unclaimed:
         try:
             async with (
@@ -77,16 +68,21 @@ async def _export(run: _Run) -> ExportReceipt:
                 _reading_ahead(run, scratch),
             ):
                 answer, grown = await _collect(run, scratch)
+            if grown.arrived is None:
+                return await _unchanged(run, answer, grown.unchanged, scratch)
+            entries = grown.brought.entries
+            manifest = manifest_of(engine, grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request)
+            head = await head_of(engine, run.state, run.survey, grown)
+            if head is not None and head.tree == manifest.tree:
+                return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
+            reason = None
+            if not request.force:
+                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)
+            manifest, added, used = await _commit(run, manifest, grown, reason, scratch)
         except LimitExceeded as limit:
-            return run.receipt(ExportOutcome.REJECTED, run.state, reason=Reason(code=limit.code, message=limit.message))
-        if grown.arrived is None:
-            return await _unchanged(run, answer, grown.unchanged)
-        manifest = manifest_of(grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request)
-        head = await head_of(engine, run.state, run.survey, grown)
-        if head is not None and head.tree == manifest.tree:
-            return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
-        reason = None if request.force else await judged(engine, manifest, grown, head, scratch)
-        manifest, added = await _commit(run, manifest, grown, reason, scratch)
+            over = Reason(code=limit.code, message=limit.message)
+            return run.receipt(ExportOutcome.REJECTED, run.state, answer, reason=over)
+    run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, used)
     outcome, state = ExportOutcome.REJECTED, run.state
     if reason is None:
         outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
@@ -97,21 +93,25 @@ async def _export(run: _Run) -> ExportReceipt:
 
 
 async def _commit(
-    run: _Run, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
-) -> tuple[Manifest, int]:
-    """Make it a snapshot. From now on it may name a pack that is in the store already, so that one has to stay, whatever
+    run: Run, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
+) -> tuple[Manifest, int, dict[str, int]]:
+    """Make it a snapshot, if there is room for it; return it, what it added, and how full the store's limits are.
+
+    From now on it may name a pack that is in the store already, so that one has to stay, whatever
     happens; unless it was folded."""
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
+    manifest, packs = await measured(run.engine, manifest, grown, reason, scratch)
+    used = await fits(run.engine, manifest, packs, run.state, run.survey, grown)
     run.unclaimed.discard(key)
     try:
-        manifest, added = await commit(run.engine, manifest, grown, reason, scratch)
+        added = await commit(run.engine, manifest, packs, grown)
     except BaseCollected:
         run.unclaimed |= {key} if pack.stored else set()
         raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
         run.unclaimed.add(key)
-    return manifest, added
+    return manifest, added, used
 
 
 class BaseDamaged(SnapshotDamaged):
@@ -120,85 +120,9 @@ class BaseDamaged(SnapshotDamaged):
     retryable = True
 
 
-@dataclass(slots=True)
-class _Run:
-    """One export: what was known when it began."""
-
-    engine: Engine
-    sandbox: CountedSandbox
-    request: ExportRequest
-    started: float
-    state: HeadState
-    survey: Survey
-    known: list[str]
-    snapshot: str
-    presence: Presence
-    warnings: list[str] = field(default_factory=list)
-    ahead: asyncio.Task[Snapshot] | None = None
-    """The head, being read while the sandbox works."""
-    unclaimed: set[str] = field(default_factory=set)
-    """Keys of objects that are in the store already, and that no snapshot names."""
-
-    def parent(self, answer: ExportAnswer) -> str:
-        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
-
-    async def continues(self, answer: ExportAnswer) -> bool:
-        """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
-
-        It did when it was last restored from or exported to it, and also when its last export never became the head but
-        the one before did: it was cut short, or lost a race against another export of the same sandbox.
-        """
-        if self.request.force or self.request.adopt:
-            return True
-        origin, head = self.parent(answer), self.state.snapshot
-        if self.state.head is None and not self.state.problem:
-            return bool(origin) or not await self.engine.repository.any_good(self.request.memory, self.survey.snapshots)
-        if self.state.head is None:
-            return False
-        if origin == head or (head in answer.lineage and not self.state.head.was(origin)):
-            return True
-        # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
-        return head in self.survey.damaged and self.state.head.was(origin)
-
-    def receipt(
-        self,
-        outcome: ExportOutcome,
-        state: HeadState,
-        answer: ExportAnswer | None = None,
-        manifest: Manifest | None = None,
-        reason: Reason | None = None,
-        added: int = 0,
-    ) -> ExportReceipt:
-        skipped = list(answer.skipped) if answer else []
-        if answer and answer.skipped_more:
-            skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
-        return ExportReceipt(
-            outcome=outcome,
-            memory=self.request.memory,
-            snapshot=manifest.snapshot if manifest else None,
-            parent=(manifest.parent or None) if manifest else None,
-            head=state.snapshot or None,
-            sandbox=self.sandbox.ref,
-            kind=answer.kind if answer and added else "",
-            files=manifest.files if manifest else 0,
-            bytes=manifest.bytes if manifest else 0,
-            packed_bytes=added,
-            transferred_bytes=self.sandbox.transferred_bytes,
-            round_trips=sum(self.sandbox.trips.values()),
-            trips=self.sandbox.trips,
-            duration_ms=round((time.monotonic() - self.started) * 1000),
-            databases=[row.report() for row in answer.databases] if answer else [],
-            skipped=skipped,
-            warnings=[*self.warnings, *(answer.warnings if answer else [])],
-            reason=reason,
-            conversation=self.request.conversation,
-            label=self.request.label,
-        )
-
-
 async def _begin(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
-) -> _Run:
+) -> Run:
     check_memory_id(request.memory)
     engine.progress.step("reaching the sandbox")
     presence, state, survey = await together(
@@ -207,10 +131,10 @@ async def _begin(
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
     engine.progress.about(snapshot)
-    return _Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
+    return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
 
 
-async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
+async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
     """Ask the sandbox, fetch what it has and check it all; again from the start when a transfer was cut short.
 
     A delta over a snapshot that is damaged or was forgotten would be lost with it: then a full export is asked for.
@@ -242,14 +166,15 @@ async def _collect(run: _Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 bundle, stored = await receive(
                     engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
                 )
-            roots = [root.name for root in base.roots] if base else []
+            roots = {root.name: root.layout for root in base.roots} if base else {}
             arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
             return answer, Grown(base, entries, arrived, read)
     raise AssertionError("unreachable")
 
 
-def _question(run: _Run) -> dict[str, Any]:
-    request, limits = run.request, run.engine.limits
+def _question(run: Run) -> dict[str, Any]:
+    request, layouts = run.request, choose(run.request.layouts, run.engine.layouts)
+    room = room_left(run.engine, run.survey.sizes)
     return {
         "do": "export",
         "memory": request.memory,
@@ -257,14 +182,9 @@ def _question(run: _Run) -> dict[str, Any]:
         "snapshot": run.snapshot,
         "known": run.known,
         "unusable": sorted(run.survey.damaged),
-        "layouts": [layout.for_sandbox() for layout in choose(request.layouts, run.engine.layouts)],
+        "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
-        "limits": {
-            "bytes": limits.bytes,
-            "file_bytes": limits.file_bytes,
-            "files": limits.files,
-            "depth": limits.depth,
-        },
+        "limits": for_sandbox(run.engine.limits, [layout.name for layout in layouts], room),
         "inline_bytes": run.engine.inline_bytes,
         "database_wait": run.engine.timing.database_wait,
         "worker_wait": run.engine.timing.worker_wait,
@@ -273,7 +193,7 @@ def _question(run: _Run) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _reading_ahead(run: _Run, scratch: Spool) -> AsyncIterator[None]:
+async def _reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
     """Read the head while the sandbox works: as a rule, that is what it builds on."""
     head = run.state.snapshot
     sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
@@ -288,7 +208,7 @@ async def _reading_ahead(run: _Run, scratch: Spool) -> AsyncIterator[None]:
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
-async def _read(run: _Run, snapshot: str, scratch: Spool) -> Snapshot:
+async def _read(run: Run, snapshot: str, scratch: Spool) -> Snapshot:
     """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
     manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
     check_sizes(manifest, run.survey.sizes)
@@ -296,7 +216,7 @@ async def _read(run: _Run, snapshot: str, scratch: Spool) -> Snapshot:
     return manifest, entries
 
 
-async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
+async def _base(run: Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
     """The snapshot the sandbox compared itself with, and its entries if they are needed; nothing for a full export.
 
     Raise ``SnapshotDamaged`` when it is not all in the store any more, ``SnapshotNotFound`` when it was forgotten.
@@ -314,13 +234,15 @@ async def _base(run: _Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manife
     return await _read(run, answer.base, scratch)
 
 
-async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportReceipt:
+async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Spool) -> ExportReceipt:
     """Nothing new in the sandbox since ``base``. Unless that is or was the head, an export before did not get to move it:
     its outcome is settled now, or said again."""
     state = run.state
+    run.warnings += near(run.engine.limits, base, {}, 0, {"memory_bytes": sum(run.survey.sizes.values())})
     if base.snapshot == state.snapshot:
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    if run.request.force or (not base.rejected and await run.continues(answer)):
+    reason = await _objection(run, base, scratch)
+    if run.request.force or (reason is None and await run.continues(answer)):
         await hold(run.engine.repository.store, base)
         outcome, state = await advance(run.engine, base, state, moves=True)
         return run.receipt(outcome, state, answer, base)
@@ -329,10 +251,20 @@ async def _unchanged(run: _Run, answer: ExportAnswer, base: Manifest) -> ExportR
         return replace(
             receipt, warnings=[*receipt.warnings, f"The head is {state.snapshot}; this sandbox holds an earlier one."]
         )
-    if base.rejected:
-        code, _, message = base.rejected.partition(": ")
-        return run.receipt(ExportOutcome.REJECTED, state, answer, base, Reason(code=code, message=message))
+    if reason is not None:
+        return run.receipt(ExportOutcome.REJECTED, state, answer, base, reason)
     return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
+
+
+async def _objection(run: Run, kept: Manifest, scratch: Spool) -> Reason | None:
+    """Why a snapshot was kept from becoming the head; when that is allowed by now, whether there is more against it."""
+    code, _, message = kept.rejected.partition(": ")
+    if code not in {*run.request.allow, *run.engine.guards.allow}:
+        return Reason(code=code, message=message) if code else None
+    nothing = Grown(None, {})
+    head = await head_of(run.engine, run.state, run.survey, nothing)
+    entries, _, _ = await fetch_entries(run.engine.repository.store, kept, scratch)
+    return await judged(run.engine, kept, entries, nothing, head, scratch, run.request.allow)
 
 
 def _diverged(state: HeadState) -> Reason:

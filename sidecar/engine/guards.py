@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from sidecar.errors import UnknownReason
 from sidecar.inside.index import FILE, Entry
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
-from sidecar.limits import Guards
+from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
 from sidecar.snapshots.manifest import Manifest
 
 Entries = Mapping[str, Entry]
+Layouts = Mapping[str, Layout]
+
+
+def check_reasons(reasons: Iterable[str]) -> None:
+    """Raise ``UnknownReason`` for one that no guard has, with the nearest that one has."""
+    for reason in reasons:
+        if reason not in REASONS:
+            near = difflib.get_close_matches(reason, REASONS, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
+            raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=hint)
 
 
 def judge(
@@ -19,27 +31,42 @@ def judge(
     entries: Entries,
     head: Manifest | None,
     head_entries: Entries,
-    layouts: Mapping[str, Layout],
+    layouts: Layouts,
     guards: Guards,
+    allow: Collection[str] = (),
 ) -> Reason | None:
-    """Why this snapshot should not become the head, or ``None``. ``head`` is what it would replace."""
+    """Why this snapshot should not become the head, or ``None``. ``head`` is what it would replace.
+
+    Each reason can be allowed by itself. What a size limit left out on purpose does not count as lost.
+    """
+    allowed = {*allow, *guards.allow}
+    found = _objections(new, entries, head, head_entries, layouts, guards)
+    return next((reason for reason in found if reason.code not in allowed), None)
+
+
+def _objections(
+    new: Manifest, entries: Entries, head: Manifest | None, head_entries: Entries, layouts: Layouts, guards: Guards
+) -> Iterator[Reason]:
     if new.files == 0:
-        return Reason(code="empty", message="The sandbox holds no memory: nothing of any layout was found in it.")
+        yield Reason(code=EMPTY, message="The sandbox holds no memory: nothing of any layout was found in it.")
+        return  # all else follows from that
     for database in new.databases:
         if database.check != "ok":
-            return Reason(code="database-damaged", message=f"SQLite says of {database.path}: {database.check}")
+            yield Reason(code=DAMAGED, message=f"SQLite says of {database.path}: {database.check}")
     if head is None:
-        return None
+        return
     if missing := _missing(entries, head, head_entries, layouts):
-        return Reason(code="required-missing", message=f"{missing} is gone; the head has it.")
-    if head.bytes >= guards.shrink_from_bytes and new.bytes < head.bytes * guards.shrink_to:
-        return Reason(code="shrunk", message=f"It has {new.bytes:,} bytes; the head has {head.bytes:,}.")
-    if head.files >= guards.shrink_from_files and new.files < head.files * guards.shrink_to:
-        return Reason(code="shrunk", message=f"It has {new.files:,} files; the head has {head.files:,}.")
-    return None
+        yield Reason(code=MISSING, message=f"{missing} is gone; the head has it.")
+    yield from _downgrades(new, head, layouts)
+    now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), (head.files, head.bytes)
+    yield from _shrunk("It", now, then, guards)
+    for layout in guards.layouts:
+        now, then = _sizes(layout, new, entries), _sizes(layout, head, head_entries)
+        if not new.dropped:  # what was left out is not known by layout
+            yield from _shrunk(f"Its {layout} part", now, then, guards.of_layout(layout))
 
 
-def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: Mapping[str, Layout]) -> str:
+def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts) -> str:
     """A path that a layout cannot do without, which the head has and the new snapshot has not."""
     for root in head.roots:
         required = layouts[root.layout].required if root.layout in layouts else ()
@@ -48,3 +75,31 @@ def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: M
             if entry.type == FILE and path not in entries and wanted.match(path):
                 return path
     return ""
+
+
+def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Reason]:
+    """Databases whose layout tells their schema's version, and which have an older one than the head's."""
+    layout_of = {root.name: root.layout for root in new.roots}
+    before = {database.path: database.schema for database in head.databases}
+    for database in new.databases:
+        root, _, relative = database.path.partition("/")
+        layout = layouts.get(layout_of.get(root, ""))
+        if layout is None or relative not in layout.schemas or database.check != "ok":
+            continue
+        if database.schema < before.get(database.path, 0):
+            message = f"{database.path} has schema {database.schema or 'none'}; the head has {before[database.path]}."
+            yield Reason(code=DOWNGRADE, message=message)
+
+
+def _shrunk(what: str, now: tuple[int, int], then: tuple[int, int], guards: Guards) -> Iterator[Reason]:
+    (files, size), (files_then, size_then) = now, then
+    if size_then >= guards.shrink_from_bytes and size < size_then * guards.shrink_to:
+        yield Reason(code=SHRUNK, message=f"{what} has {size:,} bytes; the head has {size_then:,}.")
+    if files_then >= guards.shrink_from_files and files < files_then * guards.shrink_to:
+        yield Reason(code=SHRUNK, message=f"{what} has {files:,} files; the head has {files_then:,}.")
+
+
+def _sizes(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
+    roots = {root.name for root in manifest.roots if root.layout == layout}
+    own = [entry for path, entry in entries.items() if entry.type == FILE and path.split("/")[0] in roots]
+    return len(own), sum(entry.size for entry in own)

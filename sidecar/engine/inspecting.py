@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sidecar.engine.asking import Answer, Count, ask
@@ -11,6 +11,7 @@ from sidecar.engine.attending import reach
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ProgramFailed
 from sidecar.layouts import choose
+from sidecar.limits import Limits
 from sidecar.ports import Sandbox
 from sidecar.receipts import Skip
 
@@ -89,14 +90,12 @@ async def look(
     engine: Engine, sandbox: Sandbox, layouts: Sequence[str], projects: Sequence[str] | None
 ) -> list[SeenRoot]:
     """The roots of these layouts (of all, when none is named) that are in a sandbox. Raise a ``SidecarError``."""
-    limits = asdict(engine.limits)
     question = {
         "do": "look",
         "memory": "",
         "snapshot": "",
         "layouts": [layout.for_sandbox() for layout in choose(layouts, engine.layouts)],
         "projects": None if projects is None else list(projects),
-        "limits": {name: limits[name] for name in ("bytes", "file_bytes", "files", "depth")},
     }
     counted = CountedSandbox(sandbox, engine.progress)
     await reach(counted)
@@ -108,3 +107,13 @@ async def look(
             hint="Exports and restores work all the same, by sh and tar.",
         )
     return answer.found
+
+
+def nearly_too_much(roots: Sequence[SeenRoot], limits: Limits) -> list[str]:
+    """What to say of the limits that all of this together comes near, or is beyond."""
+    have = {"bytes": sum(root.total.bytes for root in roots), "files": sum(root.total.files for root in roots)}
+    return [
+        f"{have[key] * 100 // most} % of limits.{key} is used: {have[key]:,} of {most:,}."
+        for key in have
+        if have[key] >= (most := getattr(limits, key)) * limits.warn_at
+    ]

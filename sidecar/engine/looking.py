@@ -43,6 +43,8 @@ class SnapshotRow:
     packs: int = 0
     pinned: bool = False
     """No rule may take it."""
+    dropped: int = 0
+    """How many files a size limit left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: He
         bytes=manifest.bytes,
         packs=len(manifest.packs),
         pinned=pinned,
+        dropped=manifest.dropped,
     )
 
 
@@ -173,6 +176,13 @@ async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Con
         row=_snapshot_row(manifest.snapshot, manifest, state, manifest.snapshot in await repository.pinned(memory)),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
     )
+
+
+def trimmed_words(manifest: Manifest) -> str:
+    """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
+    if not manifest.dropped:
+        return ""
+    return f"This snapshot was trimmed: {manifest.dropped:,} files with {manifest.dropped_bytes:,} bytes were left out."
 
 
 def _entry_row(entry: Entry) -> EntryRow:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from sidecar.engine.room import StoreUse
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
 from sidecar.ports import Finished, Presence, Sandbox
@@ -59,6 +60,7 @@ class Engine:
     """Called before a head is moved; raises when whoever asked for that has lost the right to."""
     forgot: Callable[[str, int], None] | None = None
     """Called with a memory and how many of its snapshots the rules have let go after an export."""
+    use: StoreUse = field(default_factory=StoreUse)
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
 from sidecar.engine.direct import RELAYED, NotDirect, bring
+from sidecar.engine.limiting import check_dropped, check_layouts, loosest
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
 from sidecar.inside.index import DIR, Entry, Index
@@ -78,7 +79,8 @@ def _check_claim(engine: Engine, claim: Bundle) -> None:
         raise UnsafePath(f"The sandbox offers {claim.path[:200]!r}, which is not in the program's own folder.")
     if claim.bytes > engine.limits.packed_bytes:
         raise LimitExceeded(
-            f"The pack has {claim.bytes} bytes; {engine.limits.packed_bytes} are allowed.", code="limit-packed"
+            f"Its pack has {claim.bytes:,} bytes; limits.packed_bytes allows {engine.limits.packed_bytes:,}.",
+            code="limit-packed",
         )
 
 
@@ -99,15 +101,16 @@ def check(
     answer: ExportAnswer,
     bundle: Spooled,
     base: dict[str, Entry],
-    roots: Collection[str],
+    roots: Mapping[str, str],
     stored: str = "",
 ) -> Arrived:
-    """Check a bundle as hostile input and lay it over ``base``, whose roots those are.
+    """Check a bundle as hostile input and lay it over ``base``, whose roots those are, with their layouts.
 
     Raise ``UntrustedSandbox`` or ``LimitExceeded``.
     """
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
+    check_dropped(answer, engine.limits)
     index = read_index(bundle.path, answer.pack_bytes, engine.limits, len(base))
     os.truncate(bundle.path, answer.pack_bytes)
     entries = dict(base)
@@ -119,7 +122,9 @@ def check(
         raise BadAnswer("The sandbox's index names a path twice, or is of another kind.")
     _check_roots(engine, answer)
     _check_keyed(engine, answer)
-    check_entries(entries, {root.name for root in answer.roots} | set(roots), engine.limits, base)
+    layout_of = {**roots, **{root.name: root.layout for root in answer.roots}}
+    check_entries(entries, layout_of, loosest(engine.limits), base)
+    check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress)

@@ -11,6 +11,7 @@ from sidecar.engine.asking import Answer
 from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
+from sidecar.engine.looking import trimmed_words
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
@@ -58,6 +59,7 @@ class _Run:
     def receipt(
         self, outcome: RestoreOutcome, answer: Answer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
+        trimmed = trimmed_words(self.manifest) if self.manifest else ""
         return RestoreReceipt(
             outcome=outcome,
             memory=self.request.memory,
@@ -74,7 +76,7 @@ class _Run:
             duration_ms=round((time.monotonic() - self.started) * 1000),
             databases=[row.report() for row in answer.databases] if answer else [],
             skipped=list(answer.skipped) if answer else [],
-            warnings=[*self.warnings, *(answer.warnings if answer else [])],
+            warnings=[*self.warnings, *(answer.warnings if answer else []), *filter(None, [trimmed])],
             reason=reason,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.parts import Engine
@@ -17,16 +18,40 @@ from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool
 
 
-async def store_packs(
-    engine: Engine, memory: str, base: Manifest | None, new: PackFile, spool: Spool
-) -> tuple[list[Pack], int]:
-    """Store ``new`` on top of the packs of ``base``; return the snapshot's packs and how many bytes the store gained."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A snapshot's packs, the last of which is still to be stored, as it is here."""
+
+    packs: list[Pack]
+    file: PackFile
+    index: bytes
+
+    @property
+    def bytes(self) -> int:
+        """How many the store gains."""
+        return self.packs[-1].bytes + self.packs[-1].index_bytes
+
+
+async def measure_packs(engine: Engine, base: Manifest | None, new: PackFile, spool: Spool) -> Measured:
+    """What storing ``new`` on top of the packs of ``base`` comes to. Nothing is written to the store."""
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and len(below) >= MOST_PACKS:
         engine.progress.step("folding packs")
         below, new = await _folded(engine, base, new, spool)
-    pack = await store_pack(engine, memory, new)
-    return [*below, pack], pack.bytes + pack.index_bytes
+    text = io.BytesIO()
+    await asyncio.to_thread(index.write, text, new.index)
+    data = text.getvalue()
+    size, digest = await asyncio.to_thread(_measure, new.path)
+    pack = Pack(
+        id=new.stored or new_pack_id(),
+        kind=new.index.kind,
+        codec=new.codec,
+        bytes=size,
+        sha256=digest,
+        index_bytes=len(data),
+        index_sha256=hashlib.sha256(data).hexdigest(),
+    )
+    return Measured([*below, pack], new, data)
 
 
 async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -> tuple[list[Pack], PackFile]:
@@ -47,28 +72,17 @@ async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -
     return base.packs[:start], folded
 
 
-async def store_pack(engine: Engine, memory: str, pack: PackFile) -> Pack:
-    """Write a pack and its index under a fresh name; only the index, when the pack is there already."""
-    keys, name = Keys.of(memory), pack.stored or new_pack_id()
-    text = io.BytesIO()
-    await asyncio.to_thread(index.write, text, pack.index)
-    data = text.getvalue()
-    size, digest = await asyncio.to_thread(_measure, pack.path)
-    engine.progress.step("storing", size)
-    store = engine.repository.store
-    if pack.stored:
-        await store.put(keys.index(name), data)
+async def store_packs(engine: Engine, memory: str, measured: Measured) -> None:
+    """Write the new pack and its index under their fresh name; only the index, when the pack is there already."""
+    keys, pack, store = Keys.of(memory), measured.packs[-1], engine.repository.store
+    engine.progress.step("storing", pack.bytes)
+    if measured.file.stored:
+        await store.put(keys.index(pack.id), measured.index)
     else:
-        await asyncio.gather(store.put(keys.pack(name, pack.codec), pack.path), store.put(keys.index(name), data))
-    return Pack(
-        id=name,
-        kind=pack.index.kind,
-        codec=pack.codec,
-        bytes=size,
-        sha256=digest,
-        index_bytes=len(data),
-        index_sha256=hashlib.sha256(data).hexdigest(),
-    )
+        await asyncio.gather(
+            store.put(keys.pack(pack.id, pack.codec), measured.file.path),
+            store.put(keys.index(pack.id), measured.index),
+        )
 
 
 def _measure(path: Path) -> tuple[int, str]:

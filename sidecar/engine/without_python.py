@@ -19,6 +19,7 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
+from sidecar.engine.limiting import relaxed
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
 from sidecar.engine.unpacked import entry_member, unpack_members
@@ -35,7 +36,10 @@ from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Root as ManifestRoot
 from sidecar.spool import Spool, Spooled, file_chunks
 
-EXPORTED = "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar."
+EXPORTED = (
+    "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
+    " only when it had arrived."
+)
 COPIED = "{path} was copied as a file while others may have been writing to it; its check is {check}, but rows may be missing."
 LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets in the sandbox."
 RESTORED = (
@@ -49,12 +53,13 @@ async def read_tarball(
     engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
 ) -> tuple[ExportAnswer, Spooled]:
     """Unpack the tarball a sandbox brought into a home of our own and let the real program export that."""
-    tarball = await arrive(engine, sandbox, answer, scratch)
+    limits = relaxed(engine.limits)
+    tarball = await arrive(replace(engine, limits=limits), sandbox, answer, scratch)
     await tidy(engine, sandbox, question["memory"], question["snapshot"])
     home = scratch.new()
     numbers = _numbers(engine, answer, named=question["projects"] is not None)
     places = {root.name: _place_here(engine, root, numbers.get(root.name, 0)) for root in answer.roots}
-    await asyncio.to_thread(unpack_members, tarball.path, home, places, engine.limits)
+    await asyncio.to_thread(unpack_members, tarball.path, home, places, limits)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:

@@ -23,6 +23,7 @@ HEADER = 100
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
 SQLITE_DONE = 101
+SIZEABLE = 16 << 20
 
 
 class Copied(NamedTuple):
@@ -95,6 +96,43 @@ def page_size(place: str) -> int:
     with open(place, "rb") as file:
         size = int.from_bytes(file.read(HEADER)[16:18], "big")
     return 65536 if size == 1 else size
+
+
+def size(place: str) -> int:
+    """How many bytes a copy of a database will have, by its header and the last commit in its log; nothing is opened by
+    SQLite. It may have changed by the time it is copied."""
+    page, pages = page_size(place), os.path.getsize(place)
+    if not page:
+        return pages
+    pages //= page
+    try:
+        with open(place + WAL_TAIL, "rb") as log:
+            salts = log.read(32)[16:24]
+            while True:
+                frame = log.read(24)
+                if len(frame) < 24 or frame[8:16] != salts:
+                    break
+                pages = int.from_bytes(frame[4:8], "big") or pages
+                log.seek(page, os.SEEK_CUR)
+    except FileNotFoundError:
+        pass
+    return pages * page
+
+
+def mostly_free(path: str, place: str) -> str:
+    """What to say of a large database most of whose pages hold nothing; empty when that is not so."""
+    try:
+        with open(place, "rb") as file:
+            header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
+    except OSError:
+        return ""
+    free = int.from_bytes(header[36:40], "big") * page_size(place) if header.startswith(MAGIC) else 0
+    if whole < SIZEABLE or free * 2 <= whole:
+        return ""
+    return (
+        "%s is mostly free pages: %d of its %d MB hold nothing. Stop what has it open, run `sqlite3 FILE VACUUM` on it"
+        " and start that again; the next export carries it whole, once." % (path, free // 10**6, whole // 10**6)
+    )
 
 
 def quick_check(place: str) -> str:

@@ -6,16 +6,20 @@ import hashlib
 import os
 import stat
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import cache, databases, filters, index, keys, reading
 from .drain import drained
+from .fitting import Fit
 from .packing import Packer
 from .refusal import Refusal
 from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
 from .versions import version_here
-from .walk import Found, Limits, Skipped, link_target, walk
+from .walk import Found, Skipped, link_target, walk
+
+if TYPE_CHECKING:
+    from .trimming import Dropped
 
 PERMISSIONS = 0o777
 
@@ -23,10 +27,10 @@ PERMISSIONS = 0o777
 class Export:
     """One run. ``request`` is what the sidecar asked for; ``answer`` is what it is told."""
 
-    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
+    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str, fit: Fit) -> None:
         self.request = request
         self.scratch = scratch
-        self.limits = Limits(**request["limits"])
+        self.fit = fit
         self.home = home
         self.roots: list[Root] = [
             root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
@@ -41,7 +45,10 @@ class Export:
         self.skipped = Skipped()
         self.warnings: list[str] = []
         self.databases: list[dict[str, Any]] = []
+        self.dropped: dict[str, Dropped] = {}
+        self.carried: dict[str, int] = {}
         self.total = 0
+        self.taken = (0, 0)
         self.refreshed = False
         self.packer: Packer | None = None
         self.pack_path = os.path.join(scratch.work, "bundle")
@@ -50,9 +57,15 @@ class Export:
     def run(self) -> dict[str, Any]:
         for root in self.roots:
             self.warnings += drained(root, self.request["worker_wait"])
-            for found in walk(root, self.skipped, self.limits):
-                self._take(found)
+        found = [one for root in self.roots for one in walk(root, self.skipped, self.fit.most_found)]
+        self.dropped = self.fit.dropped(found)
+        for one in found:
+            if one.path not in self.dropped:
+                self._take(one)
         gone = sorted(self._gone())
+        if self.taken[1] or self.fit.layouts:
+            sizes = {path: known.entry.size for path, known in self.entries.items()}
+            self.fit.check_all(sizes, {root.name: root.layout["name"] for root in self.roots}, self.taken)
         if self.base is not None and not self.changes and not gone:
             if self.refreshed:
                 self._remember(self.base.snapshot)
@@ -75,7 +88,14 @@ class Export:
             else:
                 self.entries[path] = known
                 self.total += known.entry.size
+                self.taken = self.taken[0] + known.entry.size, self.taken[1] + 1
         return gone
+
+    def abandon(self) -> None:
+        """Give up this run: its half-written pack goes, and whoever still writes to it."""
+        if self.packer is not None:
+            self.packer.abandon()
+            os.unlink(self.pack_path)
 
     def _remember(self, snapshot: str) -> None:
         keep = self.base.snapshot if self.base is not None else ""
@@ -105,10 +125,11 @@ class Export:
         signature = databases.signature(found.place) if is_database else _signature(found.status)
         same = self.base.same(found.path, signature) if self.base is not None else None
         if same is not None:
-            self._count(found.path, same.entry.size)
+            self._count(found, same.entry.size)
             self.entries[found.path] = same
             if is_database:
                 self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
+                self._say_free(found, found.place)
             return
         if found.root.rules.careful(found.relative):
             self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
@@ -118,25 +139,23 @@ class Export:
         elif found.root.rules.database(found.relative) or databases.has_magic(found.place):
             self._take_database(found, known)
         else:
-            self._count(found.path, found.status.st_size)
             contents = reading.read_file(found.place, known, self.scratch.work)
+            self._count(found, contents.size)
             if not contents.steady:
                 self.warnings.append("%s kept changing while it was read." % found.path)
             self._take_contents(found, known, contents, signature, mtime=found.status.st_mtime_ns)
 
     def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
         with open(found.place, "rb") as file:
-            text = filters.filtered(file.read(self.limits.file_bytes), drop)
+            text = filters.filtered(file.read(self.fit.largest), drop)
         if text is None:
             self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
             return
-        self._count(found.path, len(text))
+        self._count(found, len(text))
         contents = reading.read_bytes(text)
         self._take_contents(found, known, contents, _signature(found.status), _mtime(found, known, contents))
 
     def _take_database(self, found: Found, known: cache.Known | None) -> None:
-        if found.status.st_size > self.limits.file_bytes:
-            self._count(found.path, found.status.st_size)
         signature = databases.signature(found.place)
         target = os.path.join(self.scratch.work, "database")
         emptied = found.root.rules.emptied(found.relative)
@@ -151,7 +170,8 @@ class Export:
             row["schema"] = databases.ask(target, schema)
         self.databases.append(row)
         size = os.path.getsize(target)
-        self._count(found.path, size)
+        self._count(found, size)
+        self._say_free(found, target)
         with open(target, "rb") as stream:
             first = hashlib.sha256(databases.without_counters(stream.read(copied.page))).hexdigest()
             stream.seek(0)
@@ -162,6 +182,10 @@ class Export:
             else:
                 self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
         os.unlink(target)
+
+    def _say_free(self, found: Found, place: str) -> None:
+        words = databases.mostly_free(found.path, place)
+        self.warnings += [words] if words else []
 
     def _take_same(self, known: cache.Known, signature: list[Any], first_page: str) -> None:
         self.entries[known.entry.path] = cache.Known(known.entry, signature, first_page)
@@ -199,6 +223,7 @@ class Export:
         ):
             packer = self._packer()
             (packer.add if blocks is None else packer.add_blocks)(entry, contents.carried, contents.length)
+            self.carried[entry.path] = contents.length
         contents.carried.close()
 
     def _record(
@@ -220,14 +245,9 @@ class Export:
             self._packer().add(entry, None, 0)
         return True
 
-    def _count(self, path: str, size: int) -> None:
+    def _count(self, found: Found, size: int) -> None:
         self.total += size
-        if size > self.limits.file_bytes:
-            raise Refusal("limit-file-bytes", "%s has %d bytes; %d are allowed." % (path, size, self.limits.file_bytes))
-        if self.total > self.limits.bytes:
-            raise Refusal("limit-bytes", "This memory has more than %d bytes, the limit." % self.limits.bytes)
-        if len(self.entries) >= self.limits.files:
-            raise Refusal("limit-files", "There are more than %d files in this memory." % self.limits.files)
+        self.fit.count(found, size, self.total)
 
     def _packer(self) -> Packer:
         if self.packer is None:
@@ -243,6 +263,7 @@ class Export:
         pack_size = os.path.getsize(self.pack_path)
         with open(self.pack_path, "ab") as bundle:
             index.write(bundle, index.Index(kind, self.changes, gone))
+        self.fit.check_pack(os.path.getsize(self.pack_path), self.carried)
         pack_digest, index_digest = hashlib.sha256(), hashlib.sha256()
         with open(self.pack_path, "rb") as bundle:
             for chunk in iter(lambda: bundle.read(min(1 << 20, pack_size - bundle.tell())), b""):
@@ -282,7 +303,15 @@ class Export:
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
             "warnings": self.warnings[:100],
+            **self._left_out(),
         }
+
+    def _left_out(self) -> dict[str, Any]:
+        if not self.dropped:
+            return {}
+        from .trimming import report
+
+        return report(self.dropped.values())
 
 
 def _signature(status: os.stat_result) -> list[int]:

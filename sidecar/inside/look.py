@@ -12,7 +12,7 @@ from .refusal import Refusal
 from .roots import Root, find_roots, keyed_here, projects_here
 from .tiers import TIERS, Tiers
 from .versions import version_here
-from .walk import Limits, Skipped, walk
+from .walk import Skipped, walk
 
 MOST_SHOWN = 50
 
@@ -22,16 +22,16 @@ def look(request: dict[str, Any], home: str) -> dict[str, Any]:
     return {
         "status": "looked",
         "projects": projects_here(request["projects"], home),
-        "found": [_root(root, Limits(**request["limits"]), home) for root in roots],
+        "found": [_root(root, home) for root in roots],
     }
 
 
-def _root(root: Root, limits: Limits, home: str) -> dict[str, Any]:
+def _root(root: Root, home: str) -> dict[str, Any]:
     tiers, skipped = Tiers(root.layout, root.folder), Skipped()
     sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
     paths, databases, problem = [], [], ""
     try:
-        for found in walk(root, skipped, limits):
+        for found in walk(root, skipped):
             paths.append(found.relative)
             if stat.S_ISREG(found.status.st_mode):
                 row = sizes[tiers.of(found.relative)]

@@ -56,9 +56,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         if request["do"] == "tidy":
             return _last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
-            from .export import Export
-
-            answer = Export(request, scratch, home).run()
+            answer = _export(request, scratch, home)
         else:
             from .restore import Restore
 
@@ -85,6 +83,21 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         for path in request.get("uploads", ()):
             if os.path.exists(path):
                 os.unlink(path)
+
+
+def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
+    """Export, and again from the start when it turns out to be more than it looked like."""
+    from .export import Export
+    from .fitting import Fit, Over
+
+    fit = Fit(request["limits"])
+    while True:
+        run = Export(request, scratch, home, fit)
+        try:
+            return run.run()
+        except Over:
+            run.abandon()
+            fit.again()
 
 
 def _answer_file(scratch: Scratch) -> str:

@@ -71,6 +71,11 @@ class _Compressed(io.RawIOBase):
                 raise Refusal("compressor-failed", "The compressor failed; is the disk full?", True)
         self._target.flush()
 
+    def abandon(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
 
 class Packer:
     """A pack being written to an open file. Give it entries, then ``finish``."""
@@ -108,3 +113,7 @@ class Packer:
         self._tar.close()
         self._stream.finish()
         return self._stream.codec
+
+    def abandon(self) -> None:
+        """Leave it as it is: nobody wants this pack any more."""
+        self._stream.abandon()

@@ -16,9 +16,8 @@ from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
 from .versions import rank, version_here
-from .walk import SQLITE_TAILS, Limits, Skipped, walk
+from .walk import SQLITE_TAILS, Skipped, walk
 
-ENDLESS = Limits(1 << 62, 1 << 62, 1 << 40, 1 << 20)
 WORKER_SECONDS = 15.0
 
 
@@ -200,7 +199,7 @@ class Restore:
         os.makedirs(aside, exist_ok=True)
         old: list[str] = []
         if os.path.isdir(root.folder) and not self.seed:
-            for found in walk(root, Skipped(), ENDLESS):
+            for found in walk(root, Skipped()):
                 if os.path.isdir(found.place) and not os.path.islink(found.place):
                     self.old_folders.append(found.place)
                 else:

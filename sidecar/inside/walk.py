@@ -14,13 +14,9 @@ from .roots import Root
 
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
-
-
-class Limits(NamedTuple):
-    bytes: int
-    file_bytes: int
-    files: int
-    depth: int
+ENDLESS = 1 << 62
+SLACK = 10_000
+"""Links that lead out are found but do not count: only what is far beyond a limit ends the walk."""
 
 
 class Found(NamedTuple):
@@ -54,8 +50,8 @@ def is_database_tail(name: str, siblings: set[str]) -> bool:
     return any(name.endswith(tail) and name[: -len(tail)] in siblings for tail in SQLITE_TAILS)
 
 
-def walk(root: Root, skipped: Skipped, limits: Limits) -> Iterator[Found]:
-    """Yield folders before what they hold, in name order. Raise Refusal when there is more than the limits allow."""
+def walk(root: Root, skipped: Skipped, most: int = ENDLESS) -> Iterator[Found]:
+    """Yield folders before what they hold, in name order. Raise Refusal when there are far more than ``most``."""
     count = 0
     pending = [""]
     while pending:
@@ -63,11 +59,9 @@ def walk(root: Root, skipped: Skipped, limits: Limits) -> Iterator[Found]:
         held: list[str] = []
         for found in _folder(root, folder, skipped, held):
             count += 1
-            if count > limits.files:
-                raise Refusal("limit-files", "There are more than %d files in this memory." % limits.files)
+            if count > most + SLACK:
+                raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
             yield found
-        if held and held[0].count("/") >= limits.depth:
-            raise Refusal("limit-depth", "Folders are nested deeper than %d in this memory." % limits.depth)
         pending.extend(reversed(held))
 
 

@@ -155,7 +155,7 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """The part the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("required", "options", "chosen"):
+        for unused in ("options", "chosen"):
             del data[unused]
         return _lists({key: value for key, value in data.items() if value is not None})  # type: ignore[no-any-return]
 

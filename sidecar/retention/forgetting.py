@@ -7,15 +7,15 @@ became the head or was pinned in between is put back, as ``Repository.keep`` exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
 from sidecar.ids import Keys, snapshot_time
 from sidecar.repository import HeadState, Repository, Survey
-from sidecar.retention.planning import Plan, Policy, only_needed_by, plan, plan_store
-from sidecar.retention.rules import Snapshot
+from sidecar.retention.planning import Plan, Policy, needed_by, only_needed_by, plan, plan_store
+from sidecar.retention.rules import KeepLabelled, Snapshot
 from sidecar.retention.settings import Retention
 from sidecar.snapshots.collect import Collected, collect
 from sidecar.snapshots.manifest import LONGEST_HISTORY, Manifest
@@ -106,6 +106,24 @@ async def forget_lightly(repository: Repository, memory: str, policy: Policy) ->
     rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
     limit = policy if wanted is survey.snapshots else Policy(policy.rules, policy.labelled)
     return await _remove(repository, memory, [row.id for row in plan(rows, limit, now).forgotten], manifests)
+
+
+async def make_room(
+    repository: Repository, memory: str, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> int:
+    """Let the oldest snapshots of a memory go until the others need no more than ``most`` bytes; but for the head, what is
+    pinned or labelled to stay, and those to ``keep``.
+
+    Return how many bytes are needed still. The packs of the others go when the grace period is over.
+    """
+    read = await _read(repository, memory, Policy())
+    if read.problem:
+        return read.bytes
+    rows = [decision.snapshot for decision in read.plan.decisions]
+    held = [replace(row, pinned=row.pinned or row.id in keep) for row in rows]
+    decided = plan(held, Policy((), labelled, max(1, most)), datetime.now(UTC))
+    await _remove(repository, memory, [row.id for row in decided.forgotten], read.manifests)
+    return needed_by(decided.kept)
 
 
 async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:

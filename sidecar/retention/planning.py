@@ -86,6 +86,13 @@ def plan_store(plans: Mapping[str, Plan], most_bytes: int, apart: int = 0) -> tu
     return {name: replace(plans[name], decisions=rows) for name, rows in zip(plans, limited, strict=True)}, over
 
 
+def needed_by(snapshots: Iterable[Snapshot]) -> int:
+    """The bytes that snapshots need together."""
+    rows = list(snapshots)
+    packs = {pack: size for snapshot in rows for pack, size in snapshot.packs.items()}
+    return sum(snapshot.bytes for snapshot in rows) + sum(packs.values())
+
+
 def only_needed_by(snapshots: Iterable[Snapshot]) -> dict[str, int]:
     """For each snapshot the bytes that no other one needs."""
     rows = list(snapshots)

@@ -94,43 +94,51 @@ class Retention(Rules):
         return duration(self.keep_calls).total_seconds()
 
 
-def check(retention: Retention, given: dict[str, set[str]], command_seconds: float, where: str) -> None:
+def check(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
     """Raise ``BadConfig`` for what cannot be meant, naming the key and what to write.
 
     ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
     """
     for pattern, rules in [("", retention), *retention.memories.items()]:
-        section = f'{where}[retention.memories."{pattern}"]' if pattern else f"{where}[retention]"
-        for message, hint in _problems(rules, given.get(pattern, set()), retention.store_bytes):
-            raise BadConfig(f"{section} {message}", hint=hint)
+        section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
+        at = ("retention", "memories", pattern) if pattern else ("retention",)
+        for key, message, hint in _problems(rules, given.get(pattern, set()), retention.store_bytes):
+            raise BadConfig(f"{section} {message}", hint=hint, at=(*at, key))
     least = command_seconds / SAFE_PART
     if retention.grace_seconds < least:
         raise BadConfig(
-            f"{where}[retention] grace = {retention.grace!r} is shorter than what an export may take.",
+            f"[retention] grace = {retention.grace!r} is shorter than what an export may take.",
             hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
+            at=("retention", "grace"),
         )
     if duration(retention.every) < timedelta(seconds=1):
-        raise BadConfig(f"{where}[retention] every must be at least a second.", hint='Write every = "1h".')
+        raise BadConfig(
+            "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
+        )
 
 
-def _problems(rules: Rules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str]]:
+def _problems(rules: Rules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
+    """Key, what is wrong with it, and what to write."""
     for key in ("keep_within", "grace", "every", "keep_calls"):
         text = getattr(rules, key, "")
         if text or key in given:
             try:
                 duration(text)
             except ValueError as problem:
-                yield f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
+                yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
     if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:
         key = zeros[0]
         yield (
+            key,
             f"{key} = 0 and nothing else keeps no snapshot but the head.",
             f"Write {key} = 1 or more; or leave it out, and all are kept.",
         )
     if store_bytes and rules.memory_bytes > store_bytes:
         yield (
+            "memory_bytes",
             f"memory_bytes = {rules.memory_bytes} is more than store_bytes = {store_bytes}: it could never be reached.",
             "Lower memory_bytes, or raise store_bytes in [retention].",
         )
     if any(not pattern for pattern in rules.keep_labelled):
-        yield "keep_labelled has an empty pattern, which no label matches.", 'Write keep_labelled = ["release-*"].'
+        said = "keep_labelled has an empty pattern, which no label matches."
+        yield "keep_labelled", said, 'Write keep_labelled = ["release-*"].'

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
+from sidecar.limits import REASONS
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.retention.forgetting import Forgot
 from sidecar.service.problems import Problem
@@ -28,7 +29,13 @@ class ExportBody(Body):
     projects: list[Name] | None = Field(default=None, max_length=100, description="Project folders in the sandbox.")
     conversation: Text = Field(default="", description="Kept with the snapshot.")
     label: Text = Field(default="", description="Kept with the snapshot.")
-    force: bool = Field(default=False, description="Move the head whatever the guards say.")
+    force: bool = Field(default=False, description="Move the head whatever the guards say. A limit is no guard.")
+    allow: list[Name] = Field(
+        default=[],
+        max_length=10,
+        description=f"Guards that are not to object: {', '.join(REASONS)}.",
+        examples=[["shrunk"]],
+    )
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
 
 

@@ -140,7 +140,12 @@ async def get_diff(
         }
     },
 )
-async def post_archive(request: Request, memory: MemoryId, label: Annotated[str, Query(max_length=1000)] = "") -> Any:
+async def post_archive(
+    request: Request,
+    memory: MemoryId,
+    label: Annotated[str, Query(max_length=1000)] = "",
+    allow: Annotated[list[str] | None, Query(max_length=10, description="Guards that are not to object.")] = None,
+) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
     check_memory_id(memory)
     handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
@@ -148,7 +153,8 @@ async def post_archive(request: Request, memory: MemoryId, label: Annotated[str,
         with os.fdopen(handle, "wb") as file:
             async for chunk in request.stream():
                 await asyncio.to_thread(file.write, chunk)
-        return await adopt(sidecar_of(request).engine, Path(name), ExportRequest(memory=memory, label=label))
+        wanted = ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
+        return await adopt(sidecar_of(request).engine, Path(name), wanted)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

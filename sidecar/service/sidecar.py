@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.guards import check_reasons
 from sidecar.errors import SidecarError
 from sidecar.ids import check_memory_id
 from sidecar.retention.forgetting import Forgot
@@ -34,6 +35,7 @@ class Sidecar:
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
         """Accept an export. Under a ``key`` that was used before, it is that one."""
         check_memory_id(request.memory)
+        check_reasons(request.allow)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
             ours = request

@@ -47,6 +47,7 @@ async def export_memory(
         conversation=body.conversation,
         label=body.label,
         force=body.force,
+        allow=tuple(body.allow),
     )
     operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, key=key)
     return await operation.result() if wait else _accepted(operation)

@@ -62,7 +62,9 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
     if sum(encoded) + len(parts) > LONGEST_PATH or max(encoded) > LONGEST_NAME:
         raise UnsafePath(f"{shown!r} is longer than a file system takes.")
     if len(parts) > depth + 1:
-        raise LimitExceeded(f"{shown!r} is nested deeper than {depth}.", code="limit-depth")
+        raise LimitExceeded(
+            f"{shown!r} is {len(parts) - 1:,} parts deep; limits.depth allows {depth:,}.", code="limit-depth"
+        )
 
 
 def check_link(path: str, target: str) -> None:
@@ -84,7 +86,10 @@ def check_entries(
     Those that are in ``base``, a snapshot of ours, were checked when that was made.
     """
     if len(entries) > limits.files:
-        raise LimitExceeded(f"There are {len(entries)} files; {limits.files} are allowed.", code="limit-files")
+        raise LimitExceeded(
+            f"This memory has {len(entries):,} files, folders and links; limits.files allows {limits.files:,}.",
+            code="limit-files",
+        )
     total = sum(entry.size for entry in entries.values() if entry.type == FILE)
     for path, entry in entries.items():
         if base.get(path) is not entry or entry.size > limits.file_bytes or path.count("/") > limits.depth:
@@ -93,7 +98,9 @@ def check_entries(
             _check_way(path, entry.target, entries)
     _check_folders(entries)
     if total > limits.bytes:
-        raise LimitExceeded(f"There are {total} bytes; {limits.bytes} are allowed.", code="limit-bytes")
+        raise LimitExceeded(
+            f"This memory has {total:,} bytes; limits.bytes allows {limits.bytes:,}.", code="limit-bytes"
+        )
 
 
 def _check_entry(entry: Entry, roots: Collection[str], limits: Limits) -> None:
@@ -132,7 +139,8 @@ def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
 def _check_file(entry: Entry, limits: Limits) -> None:
     if entry.size > limits.file_bytes:
         raise LimitExceeded(
-            f"{entry.path!r} has {entry.size} bytes; {limits.file_bytes} are allowed.", code="limit-file-bytes"
+            f"{entry.path!r} has {entry.size:,} bytes; limits.file_bytes allows {limits.file_bytes:,}.",
+            code="limit-file-bytes",
         )
     if not _DIGEST.match(entry.digest) or not 512 <= entry.block <= LARGEST_BLOCK:
         raise BadAnswer(f"{entry.path!r} has no proper digest or block size.")

@@ -75,6 +75,11 @@ class Manifest:
     """Folders named after a project's path, and where that was."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the program that each root's memory is of, where it was to be seen."""
+    hot_bytes: int = 0
+    """Of the files a size limit never drops."""
+    dropped: int = 0
+    """How many files a size limit left out."""
+    dropped_bytes: int = 0
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -104,6 +109,7 @@ class Head:
     bytes: int
     history: list[tuple[str, str]]
     """(snapshot, since when), newest first."""
+    hot_bytes: int = 0
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -128,6 +134,7 @@ class Head:
             files=manifest.files,
             bytes=manifest.bytes,
             history=history[:LONGEST_HISTORY],
+            hot_bytes=manifest.hot_bytes,
         )
 
     def was(self, snapshot: str) -> bool:

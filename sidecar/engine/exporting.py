@@ -1,0 +1,117 @@
+"""One export: what was asked for, what was known when it began, and the receipt that it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.inside.index import Entry
+from sidecar.ports import Presence
+from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
+from sidecar.repository import HeadState, Survey
+from sidecar.snapshots.manifest import Manifest
+
+LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    memory: str
+    layouts: tuple[str, ...] = ()
+    projects: tuple[str, ...] | None = None
+    conversation: str = ""
+    label: str = ""
+    force: bool = False
+    """Move the head whatever the guards say, and wherever the sandbox started from."""
+    allow: tuple[str, ...] = ()
+    """Guards that are not to object, by their reason."""
+    origin: str = "export"
+    adopt: bool = False
+    """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
+    snapshot: str = ""
+    """The id for the new snapshot, when somebody has to know it beforehand."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One export: what was known when it began."""
+
+    engine: Engine
+    sandbox: CountedSandbox
+    request: ExportRequest
+    started: float
+    state: HeadState
+    survey: Survey
+    known: list[str]
+    snapshot: str
+    presence: Presence
+    warnings: list[str] = field(default_factory=list)
+    ahead: asyncio.Task[tuple[Manifest, dict[str, Entry]]] | None = None
+    """The head, being read while the sandbox works."""
+    unclaimed: set[str] = field(default_factory=set)
+    """Keys of objects that are in the store already, and that no snapshot names."""
+
+    def parent(self, answer: ExportAnswer) -> str:
+        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
+
+    async def continues(self, answer: ExportAnswer) -> bool:
+        """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
+
+        It did when it was last restored from or exported to it, and also when its last export never became the head but
+        the one before did: it was cut short, or lost a race against another export of the same sandbox.
+        """
+        if self.request.force or self.request.adopt:
+            return True
+        origin, head = self.parent(answer), self.state.snapshot
+        if self.state.head is None and not self.state.problem:
+            return bool(origin) or not await self.engine.repository.any_good(self.request.memory, self.survey.snapshots)
+        if self.state.head is None:
+            return False
+        if origin == head or (head in answer.lineage and not self.state.head.was(origin)):
+            return True
+        # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
+        return head in self.survey.damaged and self.state.head.was(origin)
+
+    def receipt(
+        self,
+        outcome: ExportOutcome,
+        state: HeadState,
+        answer: ExportAnswer | None = None,
+        manifest: Manifest | None = None,
+        reason: Reason | None = None,
+        added: int = 0,
+    ) -> ExportReceipt:
+        skipped = list(answer.skipped) if answer else []
+        if answer and answer.skipped_more:
+            skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
+        warnings = [*self.warnings, *(answer.warnings if answer else [])]
+        if answer and answer.dropped_files:
+            warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
+        return ExportReceipt(
+            outcome=outcome,
+            memory=self.request.memory,
+            snapshot=manifest.snapshot if manifest else None,
+            parent=(manifest.parent or None) if manifest else None,
+            head=state.snapshot or None,
+            sandbox=self.sandbox.ref,
+            kind=answer.kind if answer and added else "",
+            files=manifest.files if manifest else 0,
+            bytes=manifest.bytes if manifest else 0,
+            packed_bytes=added,
+            transferred_bytes=self.sandbox.transferred_bytes,
+            round_trips=sum(self.sandbox.trips.values()),
+            trips=self.sandbox.trips,
+            duration_ms=round((time.monotonic() - self.started) * 1000),
+            databases=[row.report() for row in answer.databases] if answer else [],
+            skipped=skipped,
+            warnings=warnings,
+            reason=reason,
+            conversation=self.request.conversation,
+            label=self.request.label,
+            dropped=list(answer.dropped) if answer else [],
+            dropped_files=answer.dropped_files if answer else 0,
+            dropped_bytes=answer.dropped_bytes if answer else 0,
+        )

@@ -1,0 +1,135 @@
+"""The limits of one export, outside the sandbox: what it is told of them, what is checked on arrival, what comes near."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.parts import Engine
+from sidecar.errors import BadAnswer, LimitExceeded
+from sidecar.inside.index import FILE, Entry
+from sidecar.inside.rules import compiled
+from sidecar.layouts import Layout
+from sidecar.limits import CODES, OF_FILES, OF_MEMORIES, Limits
+from sidecar.snapshots.manifest import Manifest
+
+Entries = Mapping[str, Entry]
+
+RELAXED = 4
+"""A tarball that is still to be trimmed here may be so many times larger than what is left of it."""
+
+
+def narrowed(engine: Engine, memory: str) -> Engine:
+    """The engine with the limits and guards of one memory."""
+    return replace(engine, limits=engine.limits.of(memory), guards=engine.guards.of(memory))
+
+
+def for_sandbox(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
+    """What the in-sandbox program is told. ``room`` is how much the pack may add to the store."""
+
+    def told(table: Limits) -> dict[str, Any]:
+        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.trimming(OF_FILES)}
+
+    parts = {name: told(limits.of_layout(name)) for name in limits.layouts if name in layouts}
+    trim = limits.trimming((*OF_FILES, "packed_bytes"))
+    return {**told(limits), "trim": trim, "packed_bytes": limits.packed_bytes, "room": room, "layouts": parts}
+
+
+def loosest(limits: Limits) -> Limits:
+    """Limits that hold whatever layout a file is of."""
+    parts = [limits, *(limits.of_layout(name) for name in limits.layouts)]
+    return replace(limits, file_bytes=max(part.file_bytes for part in parts), depth=max(part.depth for part in parts))
+
+
+def relaxed(limits: Limits) -> Limits:
+    """Limits for a tarball that is unpacked here before the in-sandbox program trims it."""
+    loose = loosest(limits)
+    trims = set(limits.trimming()) | {key for name in limits.layouts for key in limits.of_layout(name).trimming()}
+    return replace(loose, **{key: getattr(loose, key) * RELAXED for key in OF_MEMORIES if key in trims})
+
+
+def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits) -> None:
+    """Check what arrived against the limits of each layout's files. Raise ``LimitExceeded``."""
+    if not limits.layouts:
+        return
+    own = {name: limits.of_layout(name) for name in limits.layouts}
+    sums = {name: [0, 0] for name in own}
+    for path, entry in entries.items():
+        layout = layout_of.get(path.split("/")[0], "")
+        mine = own.get(layout, limits)
+        if entry.size > mine.file_bytes:
+            raise _exceeded("file_bytes", layout, f"{path!r} has {entry.size:,} bytes", mine)
+        if path.count("/") > mine.depth:
+            raise _exceeded("depth", layout, f"{path[:200]!r} is {path.count('/')} parts deep", mine)
+        if layout in sums:
+            sums[layout][0] += entry.size
+            sums[layout][1] += 1
+    for layout, (size, files) in sums.items():
+        if size > own[layout].bytes:
+            raise _exceeded("bytes", layout, f"The files of layout {layout} have {size:,} bytes", own[layout])
+        if files > own[layout].files:
+            raise _exceeded("files", layout, f"Layout {layout} has {files:,} files, folders and links", own[layout])
+
+
+def _exceeded(key: str, layout: str, what: str, limits: Limits) -> LimitExceeded:
+    name = f"limits.layouts.{layout}.{key}" if layout else f"limits.{key}"
+    return LimitExceeded(f"{what}; {name} allows {getattr(limits, key):,}.", code=CODES[key])
+
+
+def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
+    """What a sandbox says it left out is its own word; but it may leave out nothing where nothing is to be trimmed."""
+    trims = bool(limits.trimming()) or any(limits.of_layout(name).trimming() for name in limits.layouts)
+    if not trims and (answer.dropped or answer.dropped_files or answer.dropped_more):
+        raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
+
+
+def hot_bytes(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> int:
+    """How much of a memory no size limit may drop."""
+    hot = {
+        root: compiled([*layouts[name].tiers.hot, *layouts[name].required]).match
+        for root, name in layout_of.items()
+        if name in layouts
+    }
+    total = 0
+    for path, entry in entries.items():
+        root, _, relative = path.partition("/")
+        if entry.type == FILE and root in hot and hot[root](relative):
+            total += entry.size
+    return total
+
+
+def near(limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]) -> list[str]:
+    """A warning for each limit that is nearly reached. ``entries`` may be empty: then less is known."""
+    return [
+        f"{have * 100 // most} % of {name} is used: {have:,} of {most:,}{about}."
+        for name, have, most, about in _used(limits, manifest, entries, packed, in_store)
+        if most and have >= most * limits.warn_at
+    ]
+
+
+def _used(
+    limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
+) -> Iterator[tuple[str, int, int, str]]:
+    layout_of = {root.name: root.layout for root in manifest.roots}
+    yield "limits.bytes", manifest.bytes, limits.bytes, " bytes"
+    yield "limits.files", len(entries) or manifest.files, limits.files, " files, folders and links"
+    yield "limits.packed_bytes", packed, limits.packed_bytes, " bytes"
+    for key, have in in_store.items():
+        yield f"limits.{key}", have, getattr(limits, key), " bytes"
+    for layout in {"", *limits.layouts}:
+        mine = limits.of_layout(layout)
+        own = [
+            entry
+            for path, entry in entries.items()
+            if layout == (name if (name := layout_of.get(path.split("/")[0], "")) in limits.layouts else "")
+        ]
+        prefix = f"limits.layouts.{layout}" if layout else "limits"
+        if own:
+            largest, deepest = max(own, key=lambda row: row.size), max(own, key=lambda row: row.path.count("/"))
+            yield f"{prefix}.file_bytes", largest.size, mine.file_bytes, f" bytes, by {largest.path}"
+            yield f"{prefix}.depth", deepest.path.count("/"), mine.depth, f" parts, by {deepest.path}"
+        if layout:
+            yield f"{prefix}.bytes", sum(row.size for row in own), mine.bytes, " bytes"
+            yield f"{prefix}.files", len(own), mine.files, " files, folders and links"

@@ -1,0 +1,104 @@
+"""Hold an export to its limits: by what was found before anything is read, and by what it really was afterwards.
+
+Some sizes show only when they are read (a database has part of its pages in its log, a pack is as small as it compresses).
+Where they make it too much, the export begins anew and knows them.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING, Any, Dict
+
+from .refusal import Refusal
+from .walk import Found
+
+if TYPE_CHECKING:
+    from .trimming import Dropped
+
+ROUNDS = 8
+MOST_FOUND = 2_000_000
+TIGHTER = 0.97
+"""Of what a pack may weigh, aimed at this share: what is dropped may have compressed better than the rest."""
+
+
+class Over(Exception):
+    """It was more than it had looked like: begin again with what is known now."""
+
+
+class Fit:
+    """The limits of one export, and what its rounds have learnt."""
+
+    def __init__(self, limits: dict[str, Any]) -> None:
+        self.whole = limits
+        self.layouts: Dict[str, dict[str, Any]] = limits["layouts"]
+        trims = limits["trim"] or any(table["trim"] for table in self.layouts.values())
+        self.most_found = MOST_FOUND if trims else limits["files"]
+        self.largest = min([limits["file_bytes"]] + [table["file_bytes"] for table in self.layouts.values()])
+        self.sizes: Dict[str, int] = {}
+        self.taken = (0, 0)
+        """Bytes and entries of layouts that were not asked for, and stay as they are."""
+        self.carried: Dict[str, int] = {}
+        self.may_carry = 0
+        self.packed = 0
+        self.rounds = 0
+
+    def of(self, layout: str) -> dict[str, Any]:
+        return self.layouts.get(layout, self.whole)
+
+    def dropped(self, found: list[Found]) -> dict[str, Dropped]:
+        """What of this to leave out, by path; nothing, as a rule. Raise Refusal when the rest is too much all the same."""
+        whole = self.whole
+        sizes = [one.status.st_size for one in found if stat.S_ISREG(one.status.st_mode)]
+        if (
+            not self.rounds
+            and not self.layouts
+            and sum(sizes) <= whole["bytes"]
+            and max(sizes, default=0) <= whole["file_bytes"]
+            and len(found) <= whole["files"]
+            and max((one.path.count("/") for one in found), default=0) <= whole["depth"]
+        ):
+            return {}
+        from .planning import planned
+
+        return planned(self, found)
+
+    def count(self, found: Found, size: int, total: int) -> None:
+        """What a file had when it was read, and all of them so far. Raise Over when that is too much."""
+        if size != found.status.st_size:
+            self.sizes[found.path] = size
+        if total > self.whole["bytes"] or (
+            size > self.largest and size > self.of(found.root.layout["name"])["file_bytes"]
+        ):
+            self.sizes[found.path] = size
+            raise Over
+
+    def check_all(self, sizes: Dict[str, int], layout_of: dict[str, str], taken: tuple[int, int]) -> None:
+        """What was read in the end, and what stays as it was. Raise Over when that is too much."""
+        total = sum(sizes.values()) if taken[1] or self.layouts else 0
+        over = taken[1] and (total > self.whole["bytes"] or len(sizes) > self.whole["files"])
+        for name, table in self.layouts.items():
+            own = [size for path, size in sizes.items() if layout_of.get(path.split("/")[0]) == name]
+            over = over or sum(own) > table["bytes"] or len(own) > table["files"]
+        if over:
+            self.taken = taken
+            raise Over
+
+    def check_pack(self, size: int, carried: Dict[str, int]) -> None:
+        """A finished pack and what is in it. Raise Over to pack less, Refusal when there is no room for it in the store."""
+        room = self.whole["room"]
+        if room is not None and size > room:
+            raise Refusal(
+                "limit-memory-bytes",
+                "This export would add %s bytes; limits.memory_bytes leaves room for %s."
+                % (format(size, ","), format(room, ",")),
+            )
+        if size > self.whole["packed_bytes"]:
+            self.packed, self.carried = size, carried
+            self.may_carry = int(sum(carried.values()) * self.whole["packed_bytes"] / size * TIGHTER)
+            raise Over
+
+    def again(self) -> None:
+        """Begin another round. Raise Refusal when there were too many: what is read does not hold still."""
+        self.rounds += 1
+        if self.rounds >= ROUNDS:
+            raise Refusal("limit-bytes", "This memory grows over its limits faster than it can be read.", True)

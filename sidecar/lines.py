@@ -1,0 +1,59 @@
+"""Which line of a TOML file says what, so that a wrong setting can be pointed at.
+
+The parser of the standard library does not tell. This one only looks for headers and keys at the beginning of lines,
+in a text that is known to be TOML; where it finds less than it is asked for, it answers with the nearest line above.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+Path = tuple[str | int, ...]
+
+_KEY = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
+_KEYS = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_KEYS})\s*\]")
+_SETTING = re.compile(rf"\s*({_KEYS})\s*=")
+_LONG = re.compile("\"\"\"|'''")
+
+
+class Lines:
+    """The lines of one file, by what they set: ``("limits", "bytes")``, ``("webhooks", 0, "url")``."""
+
+    def __init__(self, text: str) -> None:
+        self._places: dict[Path, int] = {}
+        section: Path = ()
+        counts: dict[Path, int] = {}
+        within = False
+        for number, line in enumerate(text.splitlines(), 1):
+            if not within and (header := _HEADER.match(line)):
+                section = _parts(header[2])
+                if header[1] == "[[":
+                    counts[section] = counts.get(section, -1) + 1
+                    section = (*section, counts[section])
+                self._note(section, number)
+            elif not within and (setting := _SETTING.match(line)):
+                self._note((*section, *_parts(setting[1])), number)
+            within ^= len(_LONG.findall(line)) % 2 == 1
+
+    def _note(self, path: Path, number: int) -> None:
+        for end in range(1, len(path) + 1):
+            self._places.setdefault(path[:end], number)
+
+    def of(self, path: Path) -> int:
+        """The line that sets this, or else what it is part of; 0 when the file says nothing of it."""
+        return next((self._places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._places), 0)
+
+
+def _parts(keys: str) -> Path:
+    return tuple(_plain(part) for part in re.findall(_KEY, keys))
+
+
+def _plain(part: str) -> str:
+    if part.startswith('"'):
+        try:
+            return str(json.loads(part))
+        except ValueError:  # an escape that TOML has and JSON has not
+            return part[1:-1]
+    return part.strip("'")

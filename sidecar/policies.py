@@ -1,0 +1,155 @@
+"""Whether limits and guards make sense, before anything is done by them.
+
+A policy that could never work (a size of nothing, a part larger than the whole, a table nobody's memory reaches) is refused
+when it is read, with the setting to change, not at the first export.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sidecar.errors import BadConfig
+from sidecar.inside.rules import compiled
+from sidecar.layouts import Layout
+from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.sections import check_known, converted, number, settable, shown
+
+At = tuple[str | int, ...]
+
+_MODE_KEYS = {f"{key}_over" for key in OF_MEMORIES} | {"over"}
+_LIMITS_OF_LAYOUTS = {*OF_FILES, *(f"{key}_over" for key in OF_FILES), "over"}
+_GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "required"}
+
+
+def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[str]) -> Limits:
+    """Limits as they are to be used; ``given`` is what the file says. Raise ``BadConfig``."""
+    _check_whole(limits, given, ("limits",))
+    limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
+    _check_names(limits.layouts, layouts, ("limits", "layouts"))
+    _check_reached(limits.memories, ("limits", "memories"))
+    keys = {entry.name for entry in settable(Limits)}
+    memories, parts = {}, {}
+    for pattern, table in limits.memories.items():
+        memories[pattern], narrowed = _narrowed(limits, table, keys, ("limits", "memories", pattern))
+        _check_whole(narrowed, table, ("limits", "memories", pattern))
+    most = max([limits.bytes, *(table.get("bytes", 0) for table in memories.values())])
+    for name, table in limits.layouts.items():
+        at: At = ("limits", "layouts", name)
+        if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
+            raise BadConfig(
+                f"{shown((*at, of_all[0]))} is of a whole memory, not of a layout.",
+                hint="Set it in [limits] or [limits.memories].",
+                at=(*at, of_all[0]),
+            )
+        parts[name], narrowed = _narrowed(limits, table, _LIMITS_OF_LAYOUTS, at)
+        _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at)
+        if table.get("bytes") is not None and parts[name]["bytes"] > most:
+            raise _contradiction((*at, "bytes"), parts[name]["bytes"], ("limits", "bytes"), most)
+    return replace(limits, layouts=parts, memories=memories)
+
+
+def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
+    """Guards as they are to be used. Raise ``BadConfig``."""
+    _check_guard(guards, ("guards",))
+    _check_names(_tables(guards.layouts), layouts, ("guards", "layouts"))
+    _check_reached(_tables(guards.memories), ("guards", "memories"))
+    keys = {entry.name for entry in settable(Guards)}
+    parts, memories = {}, {}
+    for pattern, table in _tables(guards.memories).items():
+        at: At = ("guards", "memories", pattern)
+        memories[pattern], narrowed = _narrowed(guards, table, keys, at)
+        _check_guard(narrowed, at)
+    for name, table in _tables(guards.layouts).items():
+        at = ("guards", "layouts", name)
+        check_known(table, _GUARDS_OF_LAYOUTS, at)
+        required = table.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(path, str) and path for path in required):
+            raise BadConfig(f"{shown((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
+        plain = {key: value for key, value in table.items() if key != "required"}
+        parts[name], narrowed = _narrowed(guards, plain, _GUARDS_OF_LAYOUTS, at)
+        _check_guard(narrowed, at)
+        parts[name] |= {"required": required} if "required" in table else {}
+    return replace(guards, layouts=parts, memories=memories)
+
+
+def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
+    """The layouts, with the paths they cannot do without as the guards say."""
+    given = {name: table["required"] for name, table in guards.layouts.items() if "required" in table}
+    return {
+        name: replace(layout, required=tuple(given[name])) if name in given else layout
+        for name, layout in layouts.items()
+    }
+
+
+def _check_whole(limits: Limits, given: Mapping[str, Any], at: At) -> None:
+    for key in (*OF_FILES, "packed_bytes"):
+        if getattr(limits, key) < 1:
+            raise BadConfig(f"{shown((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key))
+    for key in sorted(_MODE_KEYS):
+        mode = getattr(limits, key)
+        if mode not in MODES and (mode or key == "over"):
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, MODES, 1)) else ""
+            raise BadConfig(f'{shown((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key))
+    if not 0 < limits.warn_at <= 1:
+        raise BadConfig(f"{shown((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
+    for part, whole in (("file_bytes", "bytes"), ("packed_bytes", "memory_bytes"), ("memory_bytes", "store_bytes")):
+        least, most = getattr(limits, part), getattr(limits, whole)
+        if part in given and 0 < most < least:
+            raise _contradiction((*at, part), least, (*at, whole), most)
+
+
+def _contradiction(part: At, least: int, whole: At, most: int) -> BadConfig:
+    return BadConfig(
+        f"{shown(part)} is {least}, more than {shown(whole)}, which is {most}: it could never be reached.",
+        hint="Lower the first or raise the second.",
+        at=part,
+    )
+
+
+def _check_guard(guards: Guards, at: At) -> None:
+    if not 0 <= guards.shrink_to <= 1:
+        raise BadConfig(f"{shown((*at, 'shrink_to'))} is a share: from 0 (never object) to 1.", at=(*at, "shrink_to"))
+    for reason in guards.allow:
+        if reason not in REASONS:
+            near = difflib.get_close_matches(reason, REASONS, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
+            raise BadConfig(
+                f"{shown((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
+            )
+
+
+def _tables(tables: Tables) -> dict[str, dict[str, Any]]:
+    return {name: dict(table) for name, table in tables.items()}
+
+
+def _narrowed(whole: Any, table: Mapping[str, Any], known: Collection[str], at: At) -> tuple[dict[str, Any], Any]:
+    """A narrower table, and the whole with it laid over. Raise ``BadConfig``."""
+    check_known(table, known, at)
+    values = {key: number(value, (*at, key)) for key, value in table.items()}
+    checked = converted(values, type(whole), at)  # types only
+    values = {key: getattr(checked, key) for key in values}
+    return values, replace(whole, **values)
+
+
+def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
+    for name in tables:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
+
+
+def _check_reached(tables: Tables, at: At) -> None:
+    """Each pattern must fit some memory that none before it fits."""
+    before: list[str] = []
+    for pattern in tables:
+        some = pattern.replace("**", "\1/\1").replace("*", "\1").replace("?", "\1")
+        taken = next((earlier for earlier in before if compiled([earlier]).match(some)), None)
+        if taken is not None or not pattern:
+            why = f"every memory it fits is taken by {taken!r} before it" if taken else "it fits no memory"
+            hint = "The first pattern that fits counts: write the narrower one first."
+            raise BadConfig(f"[{at[0]}.{at[1]}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
+        before.append(pattern)

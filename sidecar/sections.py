@@ -1,0 +1,106 @@
+"""One section of the config: its table in the file, its variables in the environment, and what may be in it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+import msgspec
+
+from sidecar.errors import BadConfig
+from sidecar.sizes import HOW, size_of
+
+PREFIX = "MEMORY_SIDECAR_"
+TABLES = ("Tables", "dict[")
+"""How the types of options begin that are tables of their own: they have no variable."""
+
+T = TypeVar("T")
+
+
+def variable(section: str, key: str) -> str:
+    """The environment variable that sets an option."""
+    return f"{PREFIX}{section}_{key}".upper()
+
+
+def settable(kind: type[Any]) -> list[Field[Any]]:
+    """The options of a section that are one value each."""
+    return [entry for entry in fields(kind) if not str(entry.type).startswith(TABLES)]
+
+
+def section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """A section as its type, the environment's word over the file's. Raise ``BadConfig``."""
+    given = table.get(name, {})
+    if not isinstance(given, dict):
+        raise BadConfig(f"[{name}] must be a table.", at=(name,))
+    check_known(given, kind.__dataclass_fields__, (name,))  # type: ignore[attr-defined]
+    values = {key: number(value, (name, key)) for key, value in given.items()}
+    for entry in settable(kind):
+        value = from_text(variable(name, entry.name), entry.type)
+        values |= {} if value is None else {entry.name: value}
+    return converted(values, kind, (name,))
+
+
+def converted(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
+    try:
+        return msgspec.convert(values, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        inner = re.search(r" - at `\$\.?([^`\[]*)", str(problem))
+        key = (inner[1].split(".")[0],) if inner and inner[1] else ()
+        said = str(problem).partition(" - at ")[0]
+        raise BadConfig(f"{shown((*at, *key))} is not valid: {said}.", at=(*at, *key)) from None
+
+
+def shown(at: tuple[str | int, ...]) -> str:
+    """Where something is, as a person would write it: [limits.layouts.notes] bytes."""
+    *where, key = at
+    if not where:
+        return f"[{key}]"
+    parts = [part if re.fullmatch(r"[A-Za-z0-9_-]+", str(part)) else f'"{part}"' for part in where]
+    names = ".".join(str(part) for part in parts if not isinstance(part, int))
+    return f"[{names}] {key}" if not isinstance(where[-1], int) else f"[[{names}]] {key}"
+
+
+def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str | int, ...]) -> None:
+    for key in table:
+        if key not in known:
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(key, known, 1)) else ""
+            where = f"{shown((*at, key)).rpartition(' ')[0]} has an" if at else "There is an"
+            raise BadConfig(f"{where} unknown key {key!r}.", hint=hint, at=(*at, key))
+
+
+def number(value: Any, at: tuple[str | int, ...]) -> Any:
+    """A value of the file: sizes may be texts, and no number is negative. Raise ``BadConfig``."""
+    if isinstance(value, str) and str(at[-1]).endswith("bytes"):
+        try:
+            return size_of(value)
+        except ValueError:
+            raise BadConfig(f"{shown(at)} is not valid: {value!r} is no size.", hint=HOW, at=at) from None
+    if isinstance(value, int | float) and value < 0:
+        raise BadConfig(f"{shown(at)} must not be negative.", at=at)
+    return value
+
+
+def from_text(name: str, kind: object) -> Any:
+    """The value of a variable, as what the option is; ``None`` when it is not set. Raise ``BadConfig``."""
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if kind in (bool, "bool"):
+        word = text.strip().lower()
+        if word not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+            raise BadConfig(f"{name} must be true or false.")
+        return word in ("true", "1", "yes", "on")
+    if kind == "list[str]":
+        return [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        sized = kind == "int" and name.endswith("BYTES")
+        value = size_of(text) if sized else {"int": int, "float": float}.get(str(kind), str)(text)
+    except ValueError:
+        raise BadConfig(f"{name} must be a number.") from None
+    if isinstance(value, int | float) and value < 0:
+        raise BadConfig(f"{name} must not be negative.")
+    return value

@@ -1,0 +1,17 @@
+"""Sizes as people write them: 4096, "500 MB", "2 GiB"."""
+
+from __future__ import annotations
+
+import re
+
+_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
+HOW = 'Write a number of bytes, or a text such as "500 MB" or "2 GiB".'
+
+
+def size_of(text: str) -> int:
+    """The number of bytes a text means. Raise ``ValueError`` when it means none."""
+    found = _WRITTEN.match(text)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(text)
+    power = " kmgt".index(found[2].lower() or " ")
+    return round(float(found[1]) * (1024 if found[3] else 1000) ** power) if power else int(float(found[1]))

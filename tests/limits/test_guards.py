@@ -1,0 +1,160 @@
+"""Each guard objects for its own reason, and each can be allowed by itself."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.errors import UnknownReason
+from sidecar.limits import REASONS, Guards, Limits
+from sidecar.receipts import ExportReceipt
+from tests.parts.commands import call
+from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, write
+from tests.parts.memories import damage_database
+from tests.parts.services import serving
+
+MEMORY = "conductor"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return engine_at(tmp_path / "store")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    write(home / ".claude-mem/modes/code.json", b"{}")
+    write(home / ".claude-mem/corpora/large.json", b"corpus " * 40_000)
+    observe(home, 60)
+    return home
+
+
+async def exported(engine: Engine, home: Path, **asked: object) -> ExportReceipt:
+    return await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=(), **asked))  # type: ignore[arg-type]
+
+
+async def restored(engine: Engine, home: Path) -> Path:
+    receipt = await restore(engine, WatchedSandbox(empty_home(home)), RestoreRequest(memory=MEMORY, projects=()))
+    assert receipt.outcome == "complete"
+    return home
+
+
+def _schema(home: Path, version: int) -> None:
+    connection = sqlite3.connect(home / ".claude-mem/claude-mem.db", isolation_level=None)
+    connection.execute("DELETE FROM schema_versions WHERE version > ?", (version,))
+    connection.close()
+
+
+SPOILED: dict[str, Callable[[Path], None]] = {
+    "empty": lambda home: shutil.rmtree(home / ".claude-mem"),
+    "required-missing": lambda home: (home / ".claude-mem/claude-mem.db").unlink(),
+    "shrunk": lambda home: (home / ".claude-mem/corpora/large.json").unlink(),
+    "schema-downgrade": lambda home: _schema(home, 51),
+    "database-damaged": damage_database,
+}
+
+
+def test_there_is_a_case_for_each_guard() -> None:
+    assert set(SPOILED) == set(REASONS)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+async def test_a_guard_objects_and_is_allowed_by_itself(
+    reason: str, engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    head = (await exported(engine, home)).snapshot
+    worse = await restored(engine, tmp_path / "worse")
+    SPOILED[reason](worse)
+    others = tuple(other for other in REASONS if other != reason)
+    for allow in ((), others):
+        receipt = await exported(engine, worse, allow=allow)
+        assert receipt.reason is not None
+        assert (receipt.outcome, receipt.reason.code, receipt.head) == ("rejected", reason, head)
+    # Kept and unchanged since, or anew: only this reason has to be allowed.
+    allowed = await exported(engine, worse, allow=(reason,))
+    assert (allowed.outcome, allowed.head) == ("committed", receipt.snapshot)
+
+
+async def test_allowing_one_guard_leaves_the_others(engine: Engine, home: Path, tmp_path: Path) -> None:
+    head = (await exported(engine, home)).snapshot
+    worse = await restored(engine, tmp_path / "worse")
+    SPOILED["shrunk"](worse)
+    SPOILED["schema-downgrade"](worse)
+    reasons = []
+    for allow in ((), ("schema-downgrade",), ("shrunk",)):  # the second and third time nothing has changed since
+        receipt = await exported(engine, worse, allow=allow)
+        assert receipt.outcome == "rejected" and receipt.head == head and receipt.reason is not None
+        reasons.append(receipt.reason.code)
+    assert reasons == ["schema-downgrade", "shrunk", "schema-downgrade"]
+    assert (await exported(engine, worse, allow=("shrunk", "schema-downgrade"))).outcome == "committed"
+
+
+async def test_an_unknown_reason_is_refused_with_the_nearest(engine: Engine, home: Path) -> None:
+    sandbox = WatchedSandbox(home)
+    with pytest.raises(UnknownReason) as refused:
+        await export(engine, sandbox, ExportRequest(memory=MEMORY, allow=("shrank",)))
+    assert refused.value.hint == "Did you mean 'shrunk'?"
+    assert sandbox.calls == []
+
+
+async def test_guards_can_be_set_for_some_memories_and_layouts(engine: Engine, home: Path, tmp_path: Path) -> None:
+    await exported(engine, home)
+    worse = await restored(engine, tmp_path / "worse")
+    SPOILED["shrunk"](worse)
+    write(worse / "memory/a.md", b"x" * 400_000)  # by itself, it makes up for what the other layout lost
+    request = ExportRequest(memory=MEMORY, projects=("~",))
+    part = replace(engine, guards=Guards(layouts={"claude-mem": {"shrink_to": 0.9}}))
+    receipt = await export(part, WatchedSandbox(worse), request)
+    assert receipt.reason is not None
+    assert (receipt.reason.code, "Its claude-mem part" in receipt.reason.message) == ("shrunk", True)
+    other = replace(engine, guards=Guards(memories={"conduct*": {"allow": ["shrunk"]}}))
+    assert (await export(other, WatchedSandbox(worse), request)).outcome == "committed"
+
+
+async def test_a_limit_is_no_guard(engine: Engine, home: Path) -> None:
+    head = (await exported(engine, home)).snapshot
+    write(home / ".claude-mem/modes/more.json", b"[]")
+    small = replace(engine, limits=Limits(bytes=1000))
+    receipt = await exported(small, home, force=True, allow=REASONS)
+    assert receipt.reason is not None
+    assert (receipt.outcome, receipt.reason.code, receipt.head) == ("rejected", "limit-bytes", head)
+
+
+def test_the_command_line_says_how_to_allow_it(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sidecar.cli import main
+
+    store = tmp_path / "store"
+    words = ["export", MEMORY, "--sandbox", f"local:{home}"]
+    assert call(*words, store=store).code == 0
+    SPOILED["shrunk"](home)
+    assert main([*words, f"--store=file:{store}"]) == 3
+    assert "To let this be next time: --allow shrunk" in capsys.readouterr().out
+    wrong = call(*words, "--allow", "shrunken", store=store)
+    assert (wrong.code, wrong.error) == (2, "unknown-reason")
+    assert call(*words, "--allow", "empty", store=store).code == 3
+    assert call(*words, "--allow", "shrunk", store=store).code == 0
+
+
+def test_the_service_takes_the_same_words(home: Path, tmp_path: Path) -> None:
+    limits = '[limits.memories."small/*"]\nbytes = 100\n[limits.memories."trimmed/*"]\nbytes = 200000\nover = "trim"\n'
+    with serving(f"file:{tmp_path / 'store'}", tmp_path / "log", more=limits) as running:
+        sandbox = f"local:{home}"
+        over = running.export("small/a", sandbox).json()
+        assert (over["outcome"], over["reason"]["code"], over["snapshot"]) == ("rejected", "limit-bytes", None)
+        trimmed = running.export("trimmed/a", sandbox).json()
+        assert (trimmed["outcome"], trimmed["dropped_files"]) == ("committed", 1)
+        assert trimmed["dropped"][0]["path"] == "claude-mem/corpora/large.json"
+        assert running.export(MEMORY, sandbox).json()["outcome"] == "committed"
+        SPOILED["shrunk"](home)
+        assert running.export(MEMORY, sandbox).json()["reason"]["code"] == "shrunk"
+        wrong = running.export(MEMORY, sandbox, allow=["shrank"])
+        assert (wrong.status_code, wrong.json()["code"]) == (400, "unknown-reason")
+        assert "shrunk" in wrong.json()["hint"]
+        assert running.export(MEMORY, sandbox, allow=["shrunk"]).json()["outcome"] == "committed"

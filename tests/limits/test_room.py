@@ -1,0 +1,143 @@
+"""Room in the store: what a memory and all of them may have there, and what is known of it at start."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine import Engine, ExportRequest, export
+from sidecar.engine import room as rooms
+from sidecar.limits import Limits
+from sidecar.receipts import ExportReceipt
+from sidecar.retention.pins import pin
+from tests.parts.commands import call
+from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree, write
+
+MEMORY = "conductor"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = empty_home(tmp_path / "home")
+    grow(home, 1)
+    return home
+
+
+def grow(home: Path, seed: int) -> None:
+    write(home / "MEMORY.md", random.Random(seed).randbytes(20_000))
+
+
+def engine_with(tmp_path: Path, **limits: object) -> Engine:
+    return engine_at(tmp_path / "store", limits=Limits(**limits))  # type: ignore[arg-type]
+
+
+async def exported(engine: Engine, home: Path, memory: str = MEMORY) -> ExportReceipt:
+    return await export(engine, WatchedSandbox(home), ExportRequest(memory=memory, projects=("~",)))
+
+
+async def test_a_full_memory_is_refused_before_bytes_travel(home: Path, tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, memory_bytes=30_000)
+    assert (await exported(engine, home)).outcome == "committed"
+    grow(home, 2)
+    before = tree(tmp_path / "store")
+    refused = await exported(engine, home)
+    assert refused.reason is not None
+    assert (refused.outcome, refused.reason.code) == ("rejected", "limit-memory-bytes")
+    assert "leaves room for" in refused.reason.message, "said in the sandbox"
+    assert tree(tmp_path / "store") == before
+    grow(home, 1)
+    assert (await exported(engine, home)).outcome == "unchanged", "what adds nothing needs no room"
+
+
+@pytest.mark.parametrize("key", ["memory_bytes", "store_bytes"])
+async def test_with_trim_the_oldest_snapshots_make_room_and_no_more_of_them_than_needed(
+    key: str, home: Path, tmp_path: Path
+) -> None:
+    engine = engine_with(tmp_path, **{key: 50_000, "over": "trim"})
+    made = [await exported(engine, home)]
+    for seed in range(2, 6):
+        (home / ".cache").rename(tmp_path / f"cache-{seed}")  # full exports, so that the older ones are not needed
+        grow(home, seed)
+        request = ExportRequest(memory=MEMORY, projects=("~",), force=True)
+        made.append(await export(engine, WatchedSandbox(home), request))
+        assert made[-1].outcome == "committed", made[-1].reason
+    left = await engine.repository.snapshot_ids(MEMORY)
+    needed = sum(row.packed_bytes for row in made if row.snapshot in left)
+    assert left == sorted((row.snapshot or "" for row in made[-len(left) :]), reverse=True), "the oldest go first"
+    assert 50_000 - max(row.packed_bytes for row in made) < needed <= 50_000
+
+
+async def test_what_may_not_be_forgotten_makes_no_room(home: Path, tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, memory_bytes=50_000, over="trim")
+    first = await exported(engine, home)
+    await pin(engine.repository, MEMORY, first.snapshot or "")
+    for seed in (2, 3):
+        (home / ".cache").rename(tmp_path / f"cache-{seed}")
+        grow(home, seed)
+        receipt = await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=("~",), force=True))
+    assert receipt.reason is not None and receipt.reason.code == "limit-memory-bytes"
+    assert "no snapshots that may be forgotten" in receipt.reason.message
+    assert first.snapshot in await engine.repository.snapshot_ids(MEMORY)
+
+
+async def test_the_store_is_counted_now_and_then_and_before_it_refuses(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with(tmp_path, store_bytes=70_000)
+    lists = []
+    counted = engine.repository.store.list
+
+    def listed(prefix: str):  # type: ignore[no-untyped-def]
+        lists.append(prefix)
+        return counted(prefix)
+
+    monkeypatch.setattr(engine.repository.store, "list", listed)
+    for number in range(3):
+        assert (await exported(engine, home, f"memory-{number}")).outcome == "committed"
+    assert lists.count("memories/") == 1, "the second and third time it was known"
+    refused = await exported(engine, home, "memory-3")
+    assert refused.reason is not None and refused.reason.code == "limit-store-bytes"
+    assert lists.count("memories/") == 2
+    await engine.repository.delete_memory("memory-0")
+    assert (await exported(engine, home, "memory-3")).outcome == "committed", "counted again before it is refused"
+    monkeypatch.setattr(rooms, "STALE_SECONDS", 0.0)
+    await engine.repository.delete_memory("memory-1")
+    assert (await exported(engine, home, "memory-4")).outcome == "committed"
+
+
+def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path, tmp_path: Path) -> None:
+    store, config = tmp_path / "store", tmp_path / "config.toml"
+    words = ["export", MEMORY, "--sandbox", f"local:{home}", "--project", "~"]
+    assert call(*words, store=store).code == 0
+    config.write_text("[limits]\nfiles = 100\nbytes = 19999\n")
+    served = subprocess.run(
+        [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0", f"--config={config}"],
+        cwd=PROJECT,
+        env={**os.environ, "MEMORY_SIDECAR_TOKEN": "a-token-for-the-tests-0123456789"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert served.returncode == 2
+    assert f"{config}:3: [limits] bytes is 19,999, below the hot tier of 'conductor'" in served.stderr
+    checked = call("config", "check", "--config", config, store=store)
+    assert (checked.code, checked.error) == (2, "bad-config")
+    assert "20000 or more" in checked.document["error"]["hint"]
+
+    config.write_text("[limits]\nbytes = 19999\n[limits.memories.conductor]\nbytes = 20000\n")
+    assert call("config", "check", "--config", config, store=store).code == 0
+    config.write_text("[limits.memories.'con*']\nfiles = 9\nbytes = 3\n")
+    checked = call("config", "check", "--config", config, store=store)
+    assert f"{config}:3: " in checked.document["error"]["message"]
+
+
+def test_a_store_that_cannot_be_reached_does_not_make_the_config_wrong(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[limits]\nbytes = 5\n")
+    checked = call("config", "check", "--config", config, store=f"volume:{tmp_path}")
+    assert checked.code == 0 and checked.document["store_problem"]
