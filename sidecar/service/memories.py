@@ -80,7 +80,10 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
 @router.get(
     "/memories/{memory}/snapshots/{snapshot}/archive",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/gzip": {}}, "description": "A tarball of a home"}, **READING},
+    responses={
+        200: {"content": {"application/gzip": {}, "application/zstd": {}}, "description": "A tarball of a home"},
+        **READING,
+    },
 )
 async def get_archive(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
