@@ -44,8 +44,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
     [
         ("keep_lats = 3", "[retention] has an unknown key 'keep_lats'. Did you mean 'keep_last'?"),
         ("keep_last = -1", "[retention] keep_last must not be negative"),
-        ("keep_last = 'three'", "[retention] is not valid"),
-        ("keep_last = true", "[retention] is not valid"),
+        ("keep_last = 'three'", "[retention] keep_last is not valid"),
+        ("keep_last = true", "[retention] keep_last is not valid"),
         ("keep_last = 0", "keep_last = 0 and nothing else keeps no snapshot but the head. Write keep_last = 1 or more"),
         ("daily = 0\nyearly = 0", "daily = 0 and nothing else"),
         (
@@ -60,8 +60,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
         ("keep_calls = 'x'", "keep_calls = 'x' is no duration"),
         ("memory_bytes = 10\nstore_bytes = 9", "memory_bytes = 10 is more than store_bytes = 9"),
         ("keep_labelled = ['']", "empty pattern"),
-        ("keep_labelled = 'x'", "[retention] is not valid"),
-        ("memories = 3", '[retention.memories."PATTERN"]'),
+        ("keep_labelled = 'x'", "[retention] keep_labelled is not valid"),
+        ("memories = 3", "[retention] memories is not valid"),
         ("[retention.memories.'a/*']\nkeeplast = 1", """[retention.memories."a/*"] has an unknown key 'keeplast'"""),
         ("[retention.memories.'a/*']\nkeep_last = -1", '[retention.memories."a/*"] keep_last must not be negative'),
         ("[retention.memories.'a/*']\nkeep_last = 0", '[retention.memories."a/*"] keep_last = 0 and nothing else'),

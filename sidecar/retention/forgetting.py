@@ -61,7 +61,9 @@ class _Read:
     plan: Plan
     problem: str = ""
     bytes: int = 0
-    """Of all its packs, leftovers included."""
+    """Of all its packs and manifests, leftovers included."""
+    beside: int = 0
+    """Of whatever else it has in the store."""
 
 
 async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
@@ -118,12 +120,12 @@ async def make_room(
     """
     read = await _read(repository, memory, Policy())
     if read.problem:
-        return read.bytes
+        return read.bytes + read.beside
     rows = [decision.snapshot for decision in read.plan.decisions]
     held = [replace(row, pinned=row.pinned or row.id in keep) for row in rows]
-    decided = plan(held, Policy((), labelled, max(1, most)), datetime.now(UTC))
+    decided = plan(held, Policy((), labelled, max(1, most - read.beside)), datetime.now(UTC))
     await _remove(repository, memory, [row.id for row in decided.forgotten], read.manifests)
-    return needed_by(decided.kept)
+    return needed_by(decided.kept) + read.beside
 
 
 async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:
@@ -134,7 +136,9 @@ async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:
     problem = "A manifest cannot be read, so no pack is collected." if any(row.problem for row in rows) else ""
     if state.problem:
         policy, problem = Policy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
-    return _Read(manifests, plan(rows, policy, datetime.now(UTC)), problem, _stored(survey, keys))
+    stored = _stored(survey, keys)
+    beside = sum(survey.sizes.values()) - stored
+    return _Read(manifests, plan(rows, policy, datetime.now(UTC)), problem, stored, beside)
 
 
 def _stored(survey: Survey, keys: Keys) -> int:

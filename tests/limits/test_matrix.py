@@ -89,7 +89,7 @@ def check(bench: Bench, provider: Provider, key: str, mode: str, figure: dict[st
     head = done("log", over, store=bench.store)["head"]
     stored = tree(bench.store / Keys.of(over).prefix)
 
-    # One over, and nothing but the config moves a limit. A store cannot be trimmed without retention.
+    # One over, and nothing but the config moves a limit. A head is never forgotten to make room.
     ran = bench.export(over, "--force", limits=f'{key} = {most - 1}\nover = "{mode}"')
     if mode == "reject" or key in ("memory_bytes", "store_bytes"):
         assert (ran.code, ran.document["outcome"], ran.error) == (3, "rejected", CODES[key]), ran
