@@ -28,6 +28,7 @@ demo: .venv/ready
 	@$(BIN)/python docs/demo.py
 
 test: .venv/ready
+	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
 	$(BIN)/python -m pytest -n 3
 
 campaign: .venv/ready

@@ -74,7 +74,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     await check("memories", readable)
     if args.sandbox:
         await check("sandbox", sandbox)
-        await check("memory there", memory)
+        if checks[-1]["ok"]:
+            await check("memory there", memory)
     ok = all(row["ok"] for row in checks)
     table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
     hints = [row["hint"] for row in checks if row["hint"]]
