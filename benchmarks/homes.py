@@ -127,10 +127,10 @@ def _text(words: Words, length: int) -> bytes:
 
 
 def small_files(home: Path, count: int, words: Words) -> list[Path]:
-    """Markdown memory in many small files; return them."""
+    """PAI's memory in many small files; return them."""
     places = []
     for number in range(count):
-        place = home / f"memory/{number % 97}/note-{number}.md"
+        place = home / f".config/opencode/MEMORY/LEARNING/ALGORITHM/{number % 97}/note-{number}.md"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(words.take(300 + number % 4000))
         places.append(place)

@@ -34,7 +34,7 @@ COMMON = (
 )
 EXPORT = (
     *(*COMMON, "holders", "drain", "versions", "reading", "tiers", "trimming", "planning", "fitting"),
-    *("export", "reaper", "main"),
+    *("bundling", "export", "reaper", "main"),
 )
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
@@ -52,8 +52,9 @@ UNSUITABLE = 97
 # A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
 _BOOTSTRAP = """import sys
 if sys.version_info < (3, 8): sys.exit(97)
-try: import base64, fcntl, json, sqlite3, types, zlib
+try: import base64, fcntl, json, types, zlib, importlib.machinery as machinery
 except ImportError: sys.exit(97)
+if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
 texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))}
 class Sent:
     def find_spec(self, name, path=None, target=None):
@@ -96,7 +97,7 @@ def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
-$p -I -c '{_BOOTSTRAP}' {modules} {text} </dev/null
+$p -I -S -c '{_BOOTSTRAP}' {modules} {text} </dev/null
 r=$?
 [ $r = {UNSUITABLE} ] || break
 done

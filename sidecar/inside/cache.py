@@ -10,7 +10,7 @@ import json
 import marshal
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from .index import Entry
 
@@ -19,25 +19,48 @@ TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
 PREFIX, LINEAGE = "index-", "lineage"
 LONGEST_LINEAGE = 100
 # Read and written as a whole, by the quickest means there is: memories have thousands of files, and most do not change.
-VERSION = "2 %d.%d" % sys.version_info[:2]
+VERSION = "3 %d.%d" % sys.version_info[:2]
 
 
 class Known(NamedTuple):
-    """An entry with the stat signature it had when it was read, and a database's first page without its counters."""
+    """An entry with the stat signature it had when it was read, and a database's first page without its counters.
+
+    As it comes from the cache, it is a plain tuple of the same: nearly all of them are only written down again.
+    """
 
     entry: Entry
     signature: list[Any]
     first_page: str = ""
 
 
+Row = Tuple[Tuple[Any, ...], List[Any], str]
+
+
+def signature(status: os.stat_result) -> list[int]:
+    """What changes when a file does."""
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
 class Base(NamedTuple):
     snapshot: str
     taken: int
-    entries: dict[str, Known]
+    entries: Dict[str, Row]
+
+    def known(self, path: str) -> Known | None:
+        row = self.entries.get(path)
+        return Known(Entry._make(row[0]), row[1], row[2]) if row is not None else None
+
+    def unchanged(self, path: str, status: os.stat_result) -> Row | None:
+        """What is known of a file that is no database, if its status says that it did not change."""
+        row = self.entries.get(path)
+        if row is None or row[1] != signature(status):
+            return None
+        changed = status.st_ctime_ns
+        return row if changed < self.taken - (TICK_NS if changed % 1_000_000_000 else COARSE_TICK_NS) else None
 
     def same(self, path: str, signature: list[Any]) -> Known | None:
         """What is known of ``path``, if its signature is still that and old enough to be believed."""
-        known = self.entries.get(path)
+        known = self.known(path)
         if known is None or known.signature != signature or not signature:
             return None
         rows = signature if isinstance(signature[0], list) else [signature]
@@ -90,7 +113,7 @@ def _write_lineage(folder: str, lines: list[str]) -> None:
 
 
 def _write_index(folder: str, base: Base) -> None:
-    rows = marshal.dumps([(tuple(entry), signature, first) for entry, signature, first in base.entries.values()])
+    rows = marshal.dumps({path: (tuple(row[0]), row[1], row[2]) for path, row in base.entries.items()})
     digest = hashlib.sha256(rows).hexdigest()
     head = {"cache": VERSION, "snapshot": base.snapshot, "taken": base.taken, "sha256": digest}
     _write(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + rows)
@@ -114,7 +137,4 @@ def _load(path: str, snapshot: str) -> Base:
     # Only what was written here, by a Python like this one, is taken apart.
     if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(rows).hexdigest():
         raise ValueError("another cache")
-    made, entries = Entry._make, {}
-    for entry, signature, first in marshal.loads(rows):
-        entries[entry[0]] = Known(made(entry), signature, first)
-    return Base(snapshot, head["taken"], entries)
+    return Base(snapshot, head["taken"], marshal.loads(rows))

@@ -82,15 +82,6 @@ def _empty(place: str, tables: list[str]) -> None:
         connection.close()
 
 
-def has_magic(place: str) -> bool:
-    """Whether a file begins as a SQLite database does, whatever its name."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        return os.read(descriptor, len(MAGIC)) == MAGIC
-    finally:
-        os.close(descriptor)
-
-
 def page_size(place: str) -> int:
     """A database file's page size; 0 when it is too short to have one."""
     with open(place, "rb") as file:

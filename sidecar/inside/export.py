@@ -6,12 +6,11 @@ import hashlib
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from . import cache, databases, filters, index, keys, reading
-from .drain import drained
+from . import cache, index, keys, reading
+from .bundling import Bundle
 from .fitting import Fit
-from .packing import Packer
 from .refusal import Refusal
 from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
@@ -40,45 +39,55 @@ class Export:
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
         self.started = time.time_ns()
-        self.entries: dict[str, cache.Known] = {}
+        self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
         self.skipped = Skipped()
         self.warnings: list[str] = []
         self.databases: list[dict[str, Any]] = []
         self.dropped: dict[str, Dropped] = {}
-        self.carried: dict[str, int] = {}
         self.total = 0
         self.taken = (0, 0)
         self.refreshed = False
-        self.packer: Packer | None = None
-        self.pack_path = os.path.join(scratch.work, "bundle")
-        self.pack: BinaryIO | None = None
+        self.bundle = Bundle(scratch, request.get("zstd", True))
 
     def run(self) -> dict[str, Any]:
         for root in self.roots:
-            self.warnings += drained(root, self.request["worker_wait"])
+            if "worker" in root.layout:
+                from .drain import drained
+
+                self.warnings += drained(root, self.request["worker_wait"])
         found = [one for root in self.roots for one in walk(root, self.skipped, self.fit.most_found)]
         self.dropped = self.fit.dropped(found)
         for one in found:
-            if one.path not in self.dropped:
+            if one.path not in self.dropped and not self._is_as_before(one):
                 self._take(one)
         gone = sorted(self._gone())
         if self.taken[1] or self.fit.layouts:
-            sizes = {path: known.entry.size for path, known in self.entries.items()}
+            sizes = {path: row[0][index.SIZE] for path, row in self.entries.items()}
             self.fit.check_all(sizes, {root.name: root.layout["name"] for root in self.roots}, self.taken)
         if self.base is not None and not self.changes and not gone:
             if self.refreshed:
                 self._remember(self.base.snapshot)
             return self._answer("unchanged")
-        answer = self._finish_pack(gone)
+        answer = self._finish(gone)
         self._remember(self.request["snapshot"])
         return answer
+
+    def _is_as_before(self, found: Found) -> bool:
+        """Whether its status alone says that a file is as the base has it: as a rule, nearly all are. Then it is taken so."""
+        row = self.base.unchanged(found.path, found.status) if self.base is not None else None
+        size = found.status.st_size
+        if row is None or row[0][index.SIZE] != size or self.fit.full(size, self.total):
+            return False
+        self.entries[found.path] = row
+        self.total += size
+        return True
 
     def _gone(self) -> list[str]:
         """What the base has and the sandbox has not. Roots of layouts that were not asked for stay as the base has them."""
         asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
         gone = []
-        for path, known in self.base.entries.items() if self.base is not None else ():
+        for path, row in self.base.entries.items() if self.base is not None else ():
             if path in self.entries:
                 continue
             root = path.split("/")[0]
@@ -86,16 +95,10 @@ class Export:
             if root in asked or (number.isdigit() and stem in asked):
                 gone.append(path)
             else:
-                self.entries[path] = known
-                self.total += known.entry.size
-                self.taken = self.taken[0] + known.entry.size, self.taken[1] + 1
+                self.entries[path] = row
+                self.total += row[0][index.SIZE]
+                self.taken = self.taken[0] + row[0][index.SIZE], self.taken[1] + 1
         return gone
-
-    def abandon(self) -> None:
-        """Give up this run: its half-written pack goes, and whoever still writes to it."""
-        if self.packer is not None:
-            self.packer.abandon()
-            os.unlink(self.pack_path)
 
     def _remember(self, snapshot: str) -> None:
         keep = self.base.snapshot if self.base is not None else ""
@@ -120,9 +123,9 @@ class Export:
                 raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
 
     def _take_file(self, found: Found) -> None:
-        known = self.base.entries.get(found.path) if self.base is not None else None
+        known = self.base.known(found.path) if self.base is not None else None
         is_database = known.entry.database if known else False
-        signature = databases.signature(found.place) if is_database else _signature(found.status)
+        signature = _database_signature(found.place) if is_database else cache.signature(found.status)
         same = self.base.same(found.path, signature) if self.base is not None else None
         if same is not None:
             self._count(found, same.entry.size)
@@ -136,7 +139,7 @@ class Export:
         drop = found.root.rules.filters.get(found.relative)
         if drop is not None:
             self._take_filtered(found, known, drop)
-        elif found.root.rules.database(found.relative) or databases.has_magic(found.place):
+        elif found.root.rules.database(found.relative) or reading.is_database(found.place):
             self._take_database(found, known)
         else:
             contents = reading.read_file(found.place, known, self.scratch.work)
@@ -146,6 +149,8 @@ class Export:
             self._take_contents(found, known, contents, signature, mtime=found.status.st_mtime_ns)
 
     def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
+        from . import filters
+
         with open(found.place, "rb") as file:
             text = filters.filtered(file.read(self.fit.largest), drop)
         if text is None:
@@ -153,9 +158,11 @@ class Export:
             return
         self._count(found, len(text))
         contents = reading.read_bytes(text)
-        self._take_contents(found, known, contents, _signature(found.status), _mtime(found, known, contents))
+        self._take_contents(found, known, contents, cache.signature(found.status), _mtime(found, known, contents))
 
     def _take_database(self, found: Found, known: cache.Known | None) -> None:
+        from . import databases
+
         signature = databases.signature(found.place)
         target = os.path.join(self.scratch.work, "database")
         emptied = found.root.rules.emptied(found.relative)
@@ -184,6 +191,8 @@ class Export:
         os.unlink(target)
 
     def _say_free(self, found: Found, place: str) -> None:
+        from . import databases
+
         words = databases.mostly_free(found.path, place)
         self.warnings += [words] if words else []
 
@@ -221,9 +230,7 @@ class Export:
             self._record(entry, signature, blocks, contents.carried_sums() if blocks else b"", first_page)
             and blocks != []
         ):
-            packer = self._packer()
-            (packer.add if blocks is None else packer.add_blocks)(entry, contents.carried, contents.length)
-            self.carried[entry.path] = contents.length
+            self.bundle.add(entry, blocks, contents.carried, contents.length)
         contents.carried.close()
 
     def _record(
@@ -235,55 +242,30 @@ class Export:
         first_page: str = "",
     ) -> bool:
         """Note an entry; return whether it differs from the base. Folders and links are packed here, in a full pack."""
-        known = self.base.entries.get(entry.path) if self.base is not None else None
+        known = self.base.known(entry.path) if self.base is not None else None
         self.entries[entry.path] = cache.Known(entry, signature, first_page)
         if known is not None and known.entry == entry:
             self.refreshed = self.refreshed or known.signature != signature or bool(signature)
             return False
         self.changes.append(index.Change(entry if blocks is None else entry._replace(sums=sums), blocks))
         if entry.type != index.FILE and self.base is None:
-            self._packer().add(entry, None, 0)
+            self.bundle.packer.add(entry, None, 0)
         return True
 
     def _count(self, found: Found, size: int) -> None:
         self.total += size
         self.fit.count(found, size, self.total)
 
-    def _packer(self) -> Packer:
-        if self.packer is None:
-            self.pack = open(self.pack_path, "wb", buffering=0)
-            self.packer = Packer(self.pack, self.request.get("zstd", True))
-        return self.packer
-
-    def _finish_pack(self, gone: list[str]) -> dict[str, Any]:
-        codec = self._packer().finish()
-        assert self.pack is not None
-        self.pack.close()
+    def _finish(self, gone: list[str]) -> dict[str, Any]:
         kind = "delta" if self.base is not None else "full"
-        pack_size = os.path.getsize(self.pack_path)
-        with open(self.pack_path, "ab") as bundle:
-            index.write(bundle, index.Index(kind, self.changes, gone))
-        self.fit.check_pack(os.path.getsize(self.pack_path), self.carried)
-        pack_digest, index_digest = hashlib.sha256(), hashlib.sha256()
-        with open(self.pack_path, "rb") as bundle:
-            for chunk in iter(lambda: bundle.read(min(1 << 20, pack_size - bundle.tell())), b""):
-                pack_digest.update(chunk)
-            whole = pack_digest.copy()
-            for chunk in iter(lambda: bundle.read(1 << 20), b""):
-                index_digest.update(chunk)
-                whole.update(chunk)
-        self.scratch.give(self.pack_path)
+        told = self.bundle.finish(index.Index(kind, self.changes, gone))
+        self.fit.check_pack(told["bundle"]["bytes"], self.bundle.carried)
         return dict(
             self._answer("changed"),
             projects=projects_here(self.request["projects"], self.home),
             keyed=keyed_here(self.roots, self.request["projects"], self.home, self.entries),
             versions={root.name: version_here(root.layout, self.home) for root in self.roots},
-            kind=kind,
-            codec=codec,
-            pack_bytes=pack_size,
-            pack_sha256=pack_digest.hexdigest(),
-            index_sha256=index_digest.hexdigest(),
-            bundle={"path": self.pack_path, "bytes": os.path.getsize(self.pack_path), "sha256": whole.hexdigest()},
+            **told,
         )
 
     def _answer(self, status: str) -> dict[str, Any]:
@@ -292,7 +274,7 @@ class Export:
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
-            "files": sum(known.entry.type == index.FILE for known in self.entries.values()),
+            "files": sum(row[0][index.TYPE] == index.FILE for row in self.entries.values()),
             "bytes": self.total,
             "roots": [
                 {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
@@ -314,8 +296,10 @@ class Export:
         return report(self.dropped.values())
 
 
-def _signature(status: os.stat_result) -> list[int]:
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+def _database_signature(place: str) -> list[Any]:
+    from . import databases
+
+    return databases.signature(place)
 
 
 def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) -> int:

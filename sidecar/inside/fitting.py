@@ -62,6 +62,10 @@ class Fit:
 
         return planned(self, found)
 
+    def full(self, size: int, total: int) -> bool:
+        """Whether one more file of this size may be too much, so that it has to be counted with care."""
+        return size > self.largest or total + size > int(self.whole["bytes"])
+
     def count(self, found: Found, size: int, total: int) -> None:
         """What a file had when it was read, and all of them so far. Raise Over when that is too much."""
         if size != found.status.st_size:

@@ -13,7 +13,6 @@ it is carried whole. ``blocks`` may be empty: only its mode or time changed. Eve
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import zlib
 from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, NamedTuple, Optional
@@ -37,6 +36,10 @@ class Entry(NamedTuple):
     sums: bytes = b""
     target: str = ""
     database: bool = False
+
+
+TYPE, SIZE = 1, 3
+"""Where they are in an entry that is a plain tuple."""
 
 
 class Change(NamedTuple):
@@ -169,6 +172,8 @@ def write(target: BinaryIO, index: Index) -> None:
 
 def read(source: BinaryIO) -> Index:
     """Read a compressed index. Raise ValueError when it is not one."""
+    import gzip
+
     try:
         with gzip.GzipFile(fileobj=source, mode="rb") as lines:
             return load(lines)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import unicodedata
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -32,6 +31,10 @@ class Keys:
         self.known = known or {}
         self._prefix = folder + "/"
         self._stored = {key.local: name for name, key in self.known.items()}
+
+    def name_folders_in(self, folder: str) -> bool:
+        """Whether what lies right in this folder may have another name in the store."""
+        return folder + "/" == self._prefix
 
     def stored(self, relative: str) -> str:
         """A path as the store has it, of one as it is here."""
@@ -60,6 +63,8 @@ class Keys:
 def slug(path: str, longest: int) -> str:
     """The folder name of a project's path: what is no ASCII letter or digit is "-", once for each UTF-16 unit; a longer
     one is cut, and told apart by a hash of the whole path."""
+    import unicodedata
+
     path = unicodedata.normalize("NFC", path)
     units = path.encode("utf-16-le", "surrogatepass")
     codes = [units[at] | units[at + 1] << 8 for at in range(0, len(units), 2)]

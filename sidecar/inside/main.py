@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -19,10 +20,10 @@ from typing import Any
 
 from .refusal import Refusal
 from .scratch import Scratch
-from .swap import undo
 
 
 def main(argument: str) -> int:
+    gc.disable()  # one request, and out: there is nothing worth looking for
     request = json.loads(zlib.decompress(base64.b64decode(argument)))
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
     inline = b""
@@ -52,7 +53,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
     scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"])
     kept = False
     try:
-        undone = undo(scratch.journal)
+        undone = _undone(scratch.journal)
         if request["do"] == "tidy":
             return _last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
@@ -85,6 +86,15 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
                 os.unlink(path)
 
 
+def _undone(journal: str) -> bool:
+    """Undo a restore that was cut short. Return whether there was one."""
+    if not os.path.lexists(journal):
+        return False
+    from .swap import undo
+
+    return bool(undo(journal))
+
+
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
     """Export, and again from the start when it turns out to be more than it looked like."""
     from .export import Export
@@ -96,7 +106,7 @@ def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, A
         try:
             return run.run()
         except Over:
-            run.abandon()
+            run.bundle.abandon()
             fit.again()
 
 

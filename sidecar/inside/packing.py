@@ -6,16 +6,17 @@ goes through the fastest compressor there is: the ``zstd`` or ``pigz`` program, 
 
 from __future__ import annotations
 
-import gzip
 import io
 import shutil
-import subprocess
 import tarfile
 import zlib
-from typing import IO, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from . import index
 from .refusal import Refusal
+
+if TYPE_CHECKING:
+    import subprocess
 
 HELD_BACK = 8 << 20
 BLOCKS_PREFIX = "@blocks/"
@@ -49,6 +50,9 @@ class _Compressed(io.RawIOBase):
         return len(data)
 
     def _open_bulk(self) -> None:
+        import gzip
+        import subprocess
+
         assert self._held is not None
         held, self._held = self._held.getvalue(), None
         programs = [(["zstd", "-q", "-c", "-3", "-T0"], "zst")] if self._allow_zstd else []

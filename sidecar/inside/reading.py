@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import time
 from typing import BinaryIO, NamedTuple
 
@@ -16,6 +15,7 @@ from .cache import Known
 
 IN_MEMORY = 4 << 20
 TRIES = 3
+MAGIC = b"SQLite format 3\0"
 
 
 class Contents(NamedTuple):
@@ -44,7 +44,7 @@ class _Collector:
         self._base = base_sums
         self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
-        self.file: BinaryIO = tempfile.TemporaryFile(dir=folder) if self._on_disk else io.BytesIO()
+        self.file: BinaryIO = _temporary(folder) if self._on_disk else io.BytesIO()
         self.length = 0
 
     def __call__(self, number: int, data: bytes, block_sum: bytes) -> None:
@@ -111,3 +111,18 @@ def read_bytes(data: bytes) -> Contents:
     block = digests.block_size(len(data))
     digest, sums = digests.digest_of_bytes(data, block)
     return Contents(len(data), block, digest, sums, None, io.BytesIO(data), len(data))
+
+
+def _temporary(folder: str) -> BinaryIO:
+    import tempfile
+
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def is_database(place: str) -> bool:
+    """Whether a file begins as a SQLite database does, whatever its name. A link is not followed."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, len(MAGIC)) == MAGIC
+    finally:
+        os.close(descriptor)

@@ -246,7 +246,7 @@ class Restore:
 
     def _remember(self, entries: dict[str, index.Entry], staged: dict[str, Staged], placed: list[str]) -> None:
         """Keep the index of what is here now, so that the next export carries only what changes from here on."""
-        known = {}
+        known: dict[str, cache.Row] = {}
         ours = set(placed)
         for path, entry in entries.items():
             signature: list[Any] = []
@@ -259,8 +259,7 @@ class Restore:
                         first = file.read(databases.page_size(self._place(path)))
                     first_page = hashlib.sha256(databases.without_counters(first)).hexdigest()
                 elif path in ours:
-                    status = os.stat(self._place(path))
-                    signature = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+                    signature = cache.signature(os.stat(self._place(path)))
             known[path] = cache.Known(entry, signature, first_page)
         keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
         cache.begin(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known))

@@ -11,7 +11,7 @@ from typing import Any, Iterable, NamedTuple
 
 from .keys import Keys, paths_of
 from .refusal import Refusal
-from .rules import Rules
+from .rules import Rules, compiled
 
 
 class Root(NamedTuple):
@@ -109,9 +109,11 @@ def find_roots(layouts: list[dict[str, Any]], projects: list[str] | None, home: 
 
 def _holds_any(folder: str, layout: dict[str, Any]) -> bool:
     firsts = {pattern.split("/")[0] for pattern in layout["keep"] + layout["databases"]}
-    rules = [Rules({"keep": [first], "databases": [], "never": [], "secrets": []}) for first in firsts]
-    with os.scandir(folder) as names:
-        return any(rule.keep(entry.name) for entry in names for rule in rules)
+    plain = {first for first in firsts if not set("*?{") & set(first)}
+    if any(os.path.lexists(os.path.join(folder, name)) for name in plain):
+        return True
+    wanted = compiled(firsts - plain).match if firsts - plain else None
+    return wanted is not None and any(wanted(name) for name in os.listdir(folder))
 
 
 def place_roots(
@@ -175,10 +177,10 @@ def path_here(hint: str, projects: list[str], named: list[str] | None, home: str
 def keyed_here(roots: list[Root], named: list[str] | None, home: str, paths: Iterable[str]) -> dict[str, str]:
     """Which project each folder among ``paths`` is that is named after one, by its travelling name."""
     known = [*folders_named(named, home), os.path.realpath(os.getcwd()), home]
-    held = {"/".join(path.split("/")[:3]) for path in paths}
     rows = {}
     for root in roots:
         keyed = root.layout.get("keyed", {})
         for name, path in paths_of(root.folder, root.keys, keyed, known).items() if keyed else ():
             rows["/".join([root.name, keyed["folder"], name])] = hint_for(path, home)
+    held = {"/".join(path.split("/")[:3]) for path in paths} if rows else set()
     return {path: hint for path, hint in rows.items() if path in held}

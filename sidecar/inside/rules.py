@@ -8,7 +8,8 @@ a slash a folder with all it holds.
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Pattern
+from functools import cached_property
+from typing import Any, Callable, Iterable, Pattern
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -43,20 +44,52 @@ def compiled(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
     return re.compile("(?:" + "|".join(texts) + r")\Z" if texts else r"(?!)", re.DOTALL)
 
 
+Match = Callable[[str], Any]
+
+
 class Rules:
-    """The patterns of one layout, ready to ask."""
+    """The patterns of one layout, each compiled when it is first asked: most layouts are not there, and compiling is slow."""
 
     def __init__(self, layout: dict[str, Any]) -> None:
-        keep = [full for pattern in layout["keep"] + layout["databases"] for full in alternatives(pattern)]
-        self.keep = compiled(keep).match
-        self.database = compiled(layout["databases"]).match
-        self.never = compiled(layout["never"], anywhere=True).match
-        self.secret = compiled(layout["secrets"], anywhere=True).match
-        self.careful = compiled(layout.get("careful", []), anywhere=True).match
+        self._layout = layout
+        self._keep = [full for pattern in layout["keep"] + layout["databases"] for full in alternatives(pattern)]
         self.filters: dict[str, list[str]] = layout.get("filters", {})
-        self._emptied = [(compiled([name]).match, tables) for name, tables in layout.get("emptied", {}).items()]
-        self._folders = [
-            [re.compile(_part(p) + r"\Z", re.DOTALL) if p != "**" else None for p in k.split("/")] for k in keep
+
+    @cached_property
+    def keep(self) -> Match:
+        return compiled(self._keep).match
+
+    @cached_property
+    def all_below(self) -> Match:
+        """Whether one pattern keeps whatever lies below a folder."""
+        return compiled(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
+
+    @cached_property
+    def database(self) -> Match:
+        return compiled(self._layout["databases"]).match
+
+    @cached_property
+    def never(self) -> Match:
+        return compiled(self._layout["never"], anywhere=True).match
+
+    @cached_property
+    def secret(self) -> Match:
+        return compiled(self._layout["secrets"], anywhere=True).match
+
+    @cached_property
+    def left_out(self) -> Match:
+        """Whether it is never exported, or secret."""
+        return compiled(self._layout["never"] + self._layout["secrets"], anywhere=True).match
+
+    @cached_property
+    def careful(self) -> Match:
+        return compiled(self._layout.get("careful", []), anywhere=True).match
+
+    @cached_property
+    def _folders(self) -> list[list[Pattern[str] | None]]:
+        return [
+            [re.compile(_part(part) + r"\Z", re.DOTALL) if part != "**" else None for part in pattern.split("/")]
+            for pattern in self._keep
         ]
 
     def allows(self, relative: str, folder: bool) -> bool:
@@ -69,7 +102,8 @@ class Rules:
 
     def emptied(self, relative: str) -> list[str]:
         """The tables of a database that hold secrets."""
-        return [table for names, tables in self._emptied if names(relative) for table in tables]
+        emptied = self._layout.get("emptied", {})
+        return [table for name in emptied if compiled([name]).match(relative) for table in emptied[name]]
 
     def may_hold(self, folder: str) -> bool:
         """Whether anything kept can lie below this folder: a walk need not enter others."""

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 
 from .refusal import Refusal
@@ -36,7 +35,8 @@ class Scratch:
         self.journal = os.path.join(self.memory, "journal")
         self._turn = self._take_turn(wait)
         self._tidy()
-        self.work = tempfile.mkdtemp(prefix="work-", dir=self.base)
+        self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
+        os.mkdir(self.work, 0o700)
         self._lock = os.open(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -45,6 +45,8 @@ class Scratch:
         try:
             return self._folder(os.path.join(self._folder(cache, 0o755), "memory-sidecar"))
         except OSError:
+            import tempfile
+
             base = self._folder(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
             status = os.lstat(base)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -47,7 +47,7 @@ class Skipped:
 
 def is_database_tail(name: str, siblings: set[str]) -> bool:
     """Whether a name is the -wal, -shm or -journal of a file beside it: part of that database, never a file of its own."""
-    return any(name.endswith(tail) and name[: -len(tail)] in siblings for tail in SQLITE_TAILS)
+    return name.endswith(SQLITE_TAILS) and name[: name.rindex("-")] in siblings
 
 
 def walk(root: Root, skipped: Skipped, most: int = ENDLESS) -> Iterator[Found]:
@@ -55,18 +55,17 @@ def walk(root: Root, skipped: Skipped, most: int = ENDLESS) -> Iterator[Found]:
     count = 0
     pending = [""]
     while pending:
-        folder = pending.pop()
         held: list[str] = []
-        for found in _folder(root, folder, skipped, held):
-            count += 1
-            if count > most + SLACK:
-                raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
-            yield found
+        found = _folder(root, pending.pop(), skipped, held)
+        count += len(found)
+        if count > most + SLACK:
+            raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
+        yield from found
         pending.extend(reversed(held))
 
 
-def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Iterator[Found]:
-    """One folder's memory; the folders to enter next are appended to ``held``."""
+def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> list[Found]:
+    """One folder's memory; the folders to enter next are appended to ``held``. Most of an export's time may go here."""
     rules, prefix = root.rules, folder + "/" if folder else ""
     try:
         with os.scandir(os.path.join(root.folder, folder)) as scan:
@@ -74,46 +73,56 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> Itera
     except PermissionError:
         raise Refusal("unreadable", "Folder %s/%s may not be read by this user." % (root.name, folder)) from None
     except FileNotFoundError:
-        return
+        return []
     siblings = {entry.name for entry in names}
+    called = None if root.keys.name_folders_in(folder) else root.path(prefix)
+    keep = _always if folder and rules.all_below(folder) else rules.keep
+    found: list[Found] = []
     for entry in names:
         relative = prefix + entry.name
-        path = root.path(relative)
-        if rules.never(relative):
-            _say(root, skipped, path, entry, "never exported")
-        elif rules.secret(relative):
-            skipped.add(path, "secret")
+        if rules.left_out(relative):
+            _leave_out(root, relative, entry, skipped)
         elif entry.is_dir(follow_symlinks=False):
             if rules.may_hold(relative):
                 held.append(relative)
-                if rules.keep(relative + "/x"):
-                    yield Found(path, entry.path, relative, entry.stat(follow_symlinks=False), root)
+                if keep(relative + "/x"):
+                    path = root.path(relative) if called is None else called + entry.name
+                    found.append(Found(path, entry.path, relative, entry.stat(follow_symlinks=False), root))
             else:
-                _say(root, skipped, path, entry, "not part of the layout")
+                _say(root, skipped, relative, entry, "not part of the layout")
         elif is_database_tail(entry.name, siblings):
             continue
-        elif entry.is_symlink() and rules.may_hold(relative) and not rules.keep(relative):
-            skipped.add(path, "a link, not a folder")
-        elif not rules.keep(relative):
-            _say(root, skipped, path, entry, "not part of the layout")
+        elif keep(relative):
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                path = root.path(relative) if called is None else called + entry.name
+                found.append(Found(path, entry.path, relative, status, root))
+            else:
+                skipped.add(root.path(relative), "not a file, folder or link")
+        elif entry.is_symlink() and rules.may_hold(relative):
+            skipped.add(root.path(relative), "a link, not a folder")
         else:
-            yield from _file(root, path, relative, entry, skipped)
+            _say(root, skipped, relative, entry, "not part of the layout")
+    return found
 
 
-def _file(root: Root, path: str, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> Iterator[Found]:
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-        yield Found(path, entry.path, relative, status, root)
+def _always(relative: str) -> bool:
+    return True
+
+
+def _leave_out(root: Root, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> None:
+    if root.rules.never(relative):
+        _say(root, skipped, relative, entry, "never exported")
     else:
-        skipped.add(path, "not a file, folder or link")
+        skipped.add(root.path(relative), "secret")
 
 
-def _say(root: Root, skipped: Skipped, path: str, entry: os.DirEntry[str], reason: str) -> None:
-    if root.whole or root.rules.keep(path.split("/", 1)[1]):
-        skipped.add(path + ("/" if entry.is_dir(follow_symlinks=False) else ""), reason)
+def _say(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry[str], reason: str) -> None:
+    if root.whole or root.rules.keep(relative):
+        skipped.add(root.path(relative) + ("/" if entry.is_dir(follow_symlinks=False) else ""), reason)
 
 
 def link_target(place: str, root: Root, relative: str) -> str | None:

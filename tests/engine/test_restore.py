@@ -436,7 +436,7 @@ class _KilledSandbox(WatchedSandbox):
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and not running.done():
                 try:
-                    inside = b"-I\0-c\0" in (entry / "cmdline").read_bytes()
+                    inside = b"-I\0-S\0-c\0" in (entry / "cmdline").read_bytes()
                     if inside and os.readlink(entry / "cwd") == str(self.home):
                         os.kill(int(entry.name), signal.SIGKILL)
                         self.killed = True
