@@ -78,6 +78,12 @@ def _packed(modules: tuple[str, ...]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
 
 
+def prepare() -> None:
+    """Pack what commands carry now, rather than with the first of them."""
+    for modules in MODULES.values():
+        _packed(modules)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request on its way: the command to run, and the mark its answer will carry."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 
+from adapters.sandboxes.blocking import in_thread
+from adapters.sandboxes.local_command import Command
 from sidecar.errors import (
     BadReference,
-    OutputTooLarge,
     SandboxError,
     SandboxGone,
     SandboxNotFound,
@@ -25,7 +25,6 @@ from sidecar.errors import (
 from sidecar.ports import Finished, Presence
 
 CHUNK = 1 << 20
-COMPLAINT = 4096
 PARTING_SECONDS = 5
 # The machine's own; every other variable reaches the sandbox only if it points into its home.
 SHARED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
@@ -47,38 +46,24 @@ class LocalSandbox:
         return Presence()
 
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        # The script goes in by stdin: a command line has a size limit, and shows in the process list.
+        # In a thread from the first step: to start a process takes as long as the machine is busy.
+        job = Command(self.home, self._environment, output_limit)
+        running = in_thread(lambda: job.run(command))
         try:
-            process = await asyncio.create_subprocess_exec(
-                "/bin/sh",
-                "-s",
-                cwd=self.home,
-                env=self._environment,
-                start_new_session=True,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            await asyncio.wait({running}, timeout=timeout)
+            if not running.done():
+                raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.")
+            return running.result()
         except OSError as problem:
             if not self.home.is_dir():
                 raise SandboxGone(f"{self.ref} is gone: the folder is not there any more.") from None
             raise SandboxError(f"No command can be run in {self.ref}: {problem.strerror}.") from None
-        streams = [
-            asyncio.ensure_future(_drain(process.stdout, output_limit)),
-            asyncio.ensure_future(_drain(process.stderr, None)),
-            asyncio.ensure_future(_feed(process.stdin, command)),
-        ]
-        try:
-            async with asyncio.timeout(timeout):
-                output, complaint, _ = await asyncio.gather(*streams)
-                code = await process.wait()
-        except TimeoutError:
-            raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.") from None
         finally:
             # Also when cancelled: nothing of ours goes on running in a sandbox.
-            if process.returncode is None:
-                await _end(process, streams)
-        return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
+            if not running.done():
+                job.end()
+                await asyncio.wait({running}, timeout=PARTING_SECONDS)
+                running.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         with self._writing(path):
@@ -132,37 +117,3 @@ def _environment(home: Path) -> dict[str, str]:
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search])
     environment["HOME"] = str(home)
     return environment
-
-
-async def _end(process: asyncio.subprocess.Process, streams: Sequence[asyncio.Future[bytes]]) -> None:
-    """Kill a command with all its children, and throw away what they still say: asyncio waits for the end of that."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for stream in streams:
-        stream.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PARTING_SECONDS):
-            await asyncio.gather(_drain(process.stdout, None), _drain(process.stderr, None), process.wait())
-
-
-async def _drain(stream: asyncio.StreamReader | None, limit: int | None) -> bytes:
-    """Read to the end; without a limit only the tail is kept."""
-    assert stream is not None
-    kept = bytearray()
-    while chunk := await stream.read(CHUNK):
-        kept += chunk
-        if limit is None:
-            del kept[:-COMPLAINT]
-        elif len(kept) > limit:
-            raise OutputTooLarge(f"The sandbox printed more than {limit} bytes.")
-    return bytes(kept)
-
-
-async def _feed(stream: asyncio.StreamWriter | None, text: str) -> bytes:
-    assert stream is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(text.encode())
-        await stream.drain()
-    stream.close()
-    return b""

@@ -24,6 +24,7 @@ from sidecar.service.paths import WholeSegments
 from sidecar.service.problems import Problem, answer, on_bad_request, on_http_error, on_sidecar_error
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import Tokens
+from sidecar.service.warming import warm
 
 OPEN_TO_ALL = frozenset({*pages.FILES, "/healthz", "/readyz"})
 """What may be seen without a token: probes have none, and the page asks for one."""
@@ -42,6 +43,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await warm(app)
         yield
         await sidecar.close()
 

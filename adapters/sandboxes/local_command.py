@@ -1,0 +1,105 @@
+"""One command on this machine: run to its end, whatever it prints, and ended with all its children when told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO
+
+from sidecar.errors import OutputTooLarge
+from sidecar.ports import Finished
+
+CHUNK = 1 << 20
+COMPLAINT = 4096
+
+
+class Command:
+    """``run`` blocks; ``end`` may be called from another thread."""
+
+    def __init__(self, home: Path, environment: dict[str, str], limit: int) -> None:
+        self._home = home
+        self._environment = environment
+        self._limit = limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def run(self, script: str) -> Finished:
+        """Raise ``OSError`` when it cannot be started, ``OutputTooLarge`` when it prints too much."""
+        # The script goes in by stdin: a command line has a size limit, and shows in the process list.
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            ["/bin/sh", "-s"],
+            cwd=self._home,
+            env=self._environment,
+            start_new_session=True,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+        )
+        with self._lock:
+            self._process = process
+        if self._ended:
+            self.end()
+        try:
+            output, complaint = self._talk(process, memoryview(script.encode()))
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+            code = process.wait()
+        return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
+
+    def end(self) -> None:
+        """Kill it with all its children."""
+        with self._lock:
+            self._ended = True
+            if self._process is not None and self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _talk(self, process: subprocess.Popen[bytes], script: memoryview) -> tuple[bytes, bytes]:
+        """Send the script and read both streams to their ends; of complaints only the tail is kept."""
+        assert process.stdin and process.stdout and process.stderr
+        output, complaint = bytearray(), bytearray()
+        os.set_blocking(process.stdin.fileno(), False)
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdin, selectors.EVENT_WRITE)
+            ready.register(process.stdout, selectors.EVENT_READ, output)
+            ready.register(process.stderr, selectors.EVENT_READ, complaint)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+                    if stream is process.stdin:
+                        script = _sent(stream, script)
+                        done = not script
+                    else:
+                        chunk = os.read(stream.fileno(), CHUNK)
+                        key.data.extend(chunk)
+                        done = not chunk
+                    if done:
+                        ready.unregister(stream)
+                        stream.close()
+                del complaint[:-COMPLAINT]
+                if len(output) > self._limit:
+                    raise OutputTooLarge(f"The sandbox printed more than {self._limit} bytes.")
+        return bytes(output), bytes(complaint)
+
+
+def _sent(stream: IO[bytes], script: memoryview) -> memoryview:
+    """What is left to send; nothing, when nobody reads it any more."""
+    try:
+        return script[os.write(stream.fileno(), script[:CHUNK]) :]
+    except BlockingIOError:
+        return script
+    except BrokenPipeError:
+        return script[:0]
