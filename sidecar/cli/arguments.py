@@ -85,6 +85,8 @@ def _reading(command: Any) -> None:
     download.add_argument("-o", "--output", required=True, metavar="FILE", help=".tar.gz, .tar.zst or .tar")
     verify = command("verify", "Check that every snapshot is still whole.")
     verify.add_argument("memory", nargs="?", metavar="MEMORY")
+    verify.add_argument("--drill", action="store_true", help="restore random snapshots into a scratch sandbox instead")
+    verify.add_argument("--count", type=int, default=3, metavar="N", help="how many to restore (default: 3)")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     serve = command("serve", "Serve the HTTP API until told to stop.")

@@ -32,7 +32,7 @@ COMMANDS = {
     "diff": "stores.run_diff",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
-    "verify": "stores.run_verify",
+    "verify": "verifying.run_verify",
     "forget": "forgetting.run_forget",
     "pin": "forgetting.run_pin",
     "unpin": "forgetting.run_unpin",

@@ -11,7 +11,6 @@ from sidecar.engine.heads import fork, rollback
 from sidecar.engine.looking import (
     EntryRow,
     compare,
-    existing_snapshots,
     list_memories,
     list_snapshots,
     not_found,
@@ -20,7 +19,6 @@ from sidecar.engine.looking import (
 )
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
-from sidecar.snapshots.verify import verify
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
@@ -129,25 +127,6 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
         document,
         [f"{args.memory}: the head is {head.snapshot} now; it was {before or 'unreadable'}. Nothing was removed."],
     )
-
-
-async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
-    if args.memory:
-        await existing_snapshots(engine.repository, args.memory)
-    memories = [args.memory] if args.memory else await engine.repository.memories()
-    reports = [await verify(engine.repository, memory, engine.progress) for memory in memories]
-    ok = all(report.ok for report in reports)
-    words: list[str | Table] = []
-    for report in reports:
-        bad = [row for row in report.snapshots if not row.ok]
-        words.append(
-            f"{report.memory}: {plural(len(report.snapshots), 'snapshot')}, {plural(report.objects, 'object')}, "
-            f"{size(report.bytes)}: {'all whole' if report.ok else f'{len(bad)} damaged'}"
-        )
-        words += [f"  Head: {report.head_problem}"] if report.head_problem else []
-        words += [f"  {row.snapshot}: {row.problem}" for row in bad]
-    document = {"ok": ok, "memories": [asdict(report) for report in reports]}
-    return Result(document, words or [f"There are no memories in {engine.repository.store.url}."], 0 if ok else 1)
 
 
 async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:

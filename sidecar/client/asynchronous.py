@@ -16,7 +16,6 @@ from tenacity import AsyncRetrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
-from sidecar.client.calls import Call, check
 from sidecar.client.files import CHUNK, opened, written_whole
 from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
 from sidecar.client.methods import described
@@ -24,6 +23,7 @@ from sidecar.client.problems import ServiceUnreachable, told_plainly
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import client_settings
 from sidecar.client.talks import Course, Plan
+from sidecar.client.wire import Call, check
 from sidecar.errors import SidecarError
 
 P = ParamSpec("P")

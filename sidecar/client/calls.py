@@ -1,20 +1,13 @@
-"""The API, call by call: what is sent, how the answer is read, and whether it may be sent twice. No I/O here.
+"""The API, call by call: what is sent, what comes back, and whether it may be sent twice. No I/O here.
 
 Each function describes one call; ``Client`` and ``AsyncClient`` make methods of them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
-from urllib.parse import quote
-from uuid import uuid4
-
-import httpx
-import msgspec
+from typing import Any, Literal
 
 from sidecar.client.answers import (
     Attached,
@@ -30,48 +23,9 @@ from sidecar.client.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.client.problems import UnexpectedAnswer, problem_of
+from sidecar.client.wire import Call, converted, decoded, once, part, path_of, segment, whole, with_key
 from sidecar.errors import UsageError
-from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T]):
-    method: str
-    path: str
-    read: Callable[[bytes], T]
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, Any] | None = None
-    file: Path | None = None
-    """Sent instead of a body."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    repeatable: bool = True
-    """Whether doing it twice is as good as once."""
-
-    def request(self) -> dict[str, Any]:
-        """Arguments for ``httpx``."""
-        kind = {} if self.body is None else {"Content-Type": "application/json"}
-        return {
-            "method": self.method,
-            "url": self.path,
-            "params": dict(self.query),
-            "headers": {**kind, **self.headers},
-            "content": None if self.body is None else json.dumps(self.body).encode(),
-        }
-
-    def answer(self, response: httpx.Response) -> T:
-        """Read an answer. Raise ``SidecarProblem`` when it is one, and ``UnexpectedAnswer`` when it is no answer to this."""
-        check(response)
-        return self.read(response.content)
-
-
-def check(response: httpx.Response) -> None:
-    """Raise ``SidecarProblem`` unless a response, already read, is a success."""
-    if not response.is_success:
-        raise problem_of(response.status_code, response.headers, response.content)
 
 
 def export(
@@ -98,7 +52,7 @@ def export(
         **({"allow": list(allow)} if allow else {}),
         "wake": wake,
     }
-    return _once("exports", memory, body, idempotency_key, ExportReceipt)
+    return once("exports", memory, body, idempotency_key, ExportReceipt)
 
 
 def restore(
@@ -123,32 +77,32 @@ def restore(
         "force": force,
         "wake": wake,
     }
-    return _once("restores", memory, body, idempotency_key, RestoreReceipt)
+    return once("restores", memory, body, idempotency_key, RestoreReceipt)
 
 
 def memories() -> Call[list[Memory]]:
     """Every memory of the store."""
-    return Call(method="GET", path="/v1/memories", read=_part("memories", list[Memory]))
+    return Call(method="GET", path="/v1/memories", read=part("memories", list[Memory]))
 
 
 def memory(memory: str) -> Call[Memory]:
     """One memory: its head and how many snapshots it has."""
-    return Call(method="GET", path=path_of(memory), read=_whole(Memory))
+    return Call(method="GET", path=path_of(memory), read=whole(Memory))
 
 
 def snapshots(memory: str) -> Call[list[Snapshot]]:
     """A memory's snapshots, newest first."""
-    return Call(method="GET", path=path_of(memory, "snapshots"), read=_part("snapshots", list[Snapshot]))
+    return Call(method="GET", path=path_of(memory, "snapshots"), read=part("snapshots", list[Snapshot]))
 
 
 def snapshot(memory: str, snapshot: str = "latest") -> Call[SnapshotContents]:
     """A snapshot and every file in it."""
-    return Call(method="GET", path=path_of(memory, "snapshots", snapshot), read=_whole(SnapshotContents))
+    return Call(method="GET", path=path_of(memory, "snapshots", snapshot), read=whole(SnapshotContents))
 
 
 def diff(memory: str, from_: str = "", to: str = "latest") -> Call[Difference]:
     """What changed between two snapshots; by default, since the parent of ``to``."""
-    return Call(method="GET", path=path_of(memory, "diff"), query={"from": from_, "to": to}, read=_whole(Difference))
+    return Call(method="GET", path=path_of(memory, "diff"), query={"from": from_, "to": to}, read=whole(Difference))
 
 
 def adopt(memory: str, file: str | Path, *, label: str = "") -> Call[ExportReceipt]:
@@ -159,7 +113,7 @@ def adopt(memory: str, file: str | Path, *, label: str = "") -> Call[ExportRecei
         query={"label": label},
         file=Path(file),
         headers={"Content-Type": "application/octet-stream"},
-        read=_whole(ExportReceipt),
+        read=whole(ExportReceipt),
         repeatable=False,
     )
 
@@ -167,34 +121,34 @@ def adopt(memory: str, file: str | Path, *, label: str = "") -> Call[ExportRecei
 def fork(memory: str, new: str, *, snapshot: str = "latest") -> Call[Forked]:
     """Begin a new memory with a copy of a snapshot."""
     body = {"memory": new, "snapshot": snapshot}
-    return Call(method="POST", path=path_of(memory, "forks"), body=body, read=_whole(Forked), repeatable=False)
+    return Call(method="POST", path=path_of(memory, "forks"), body=body, read=whole(Forked), repeatable=False)
 
 
 def rollback(memory: str, snapshot: str) -> Call[Head]:
     """Make another snapshot the head; nothing is removed."""
     body = {"snapshot": snapshot}
     # Not repeatable: between the two, somebody's export may have become the head.
-    return Call(method="PUT", path=path_of(memory, "head"), body=body, read=_whole(Head), repeatable=False)
+    return Call(method="PUT", path=path_of(memory, "head"), body=body, read=whole(Head), repeatable=False)
 
 
 def pin(memory: str, snapshot: str) -> Call[Pinned]:
     """Keep a snapshot whatever the retention rules say."""
-    return Call(method="PUT", path=path_of(memory, "snapshots", snapshot, "pin"), read=_whole(Pinned))
+    return Call(method="PUT", path=path_of(memory, "snapshots", snapshot, "pin"), read=whole(Pinned))
 
 
 def unpin(memory: str, snapshot: str) -> Call[Pinned]:
     """Leave a snapshot to the retention rules again."""
-    return Call(method="DELETE", path=path_of(memory, "snapshots", snapshot, "pin"), read=_whole(Pinned))
+    return Call(method="DELETE", path=path_of(memory, "snapshots", snapshot, "pin"), read=whole(Pinned))
 
 
 def forget(memory: str, *, dry_run: bool = False) -> Call[Forgotten]:
     """Apply the service's retention rules to a memory; with ``dry_run``, only say what stays and what would go."""
-    return Call(method="POST", path=path_of(memory, "forget"), body={"dry_run": dry_run}, read=_whole(Forgotten))
+    return Call(method="POST", path=path_of(memory, "forget"), body={"dry_run": dry_run}, read=whole(Forgotten))
 
 
 def delete(memory: str) -> Call[Deleted]:
     """Remove every byte of a memory."""
-    return Call(method="DELETE", path=path_of(memory), read=_whole(Deleted), repeatable=False)
+    return Call(method="DELETE", path=path_of(memory), read=whole(Deleted), repeatable=False)
 
 
 def attach(
@@ -216,29 +170,29 @@ def attach(
         "restore": restore,
         "wake": wake,
     }
-    return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=_whole(Attached))
+    return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=whole(Attached))
 
 
 def detach(memory: str, *, export: bool = False, idempotency_key: str | None = None) -> Call[Attached]:
     """Stop looking after a memory's sandbox; with ``export``, export it a last time first."""
     query = {"export": "true" if export else "false"}
-    path, headers = path_of(memory, "attachment"), _key(idempotency_key)
-    return Call(method="DELETE", path=path, query=query, headers=headers, read=_whole(Attached))
+    path, headers = path_of(memory, "attachment"), with_key(idempotency_key)
+    return Call(method="DELETE", path=path, query=query, headers=headers, read=whole(Attached))
 
 
 def attachment(memory: str) -> Call[Attached]:
     """How the attached sandbox stands."""
-    return Call(method="GET", path=path_of(memory, "attachment"), read=_whole(Attached))
+    return Call(method="GET", path=path_of(memory, "attachment"), read=whole(Attached))
 
 
 def attachments() -> Call[list[Attachment]]:
     """Every sandbox that is looked after."""
-    return Call(method="GET", path="/v1/attachments", read=_part("attachments", list[Attachment]))
+    return Call(method="GET", path="/v1/attachments", read=part("attachments", list[Attachment]))
 
 
 def operation(id: str) -> Call[Operation]:
     """How an export or a restore stands."""
-    return Call(method="GET", path=f"/v1/operations/{_segment(id)}", read=_operation)
+    return Call(method="GET", path=f"/v1/operations/{segment(id)}", read=_operation)
 
 
 def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
@@ -256,50 +210,7 @@ def events(after: int | None) -> Call[None]:
     return Call(method="GET", path="/v1/events", headers=headers, read=lambda body: None)
 
 
-def path_of(memory: str, *rest: str) -> str:
-    """The path of a memory, or of something below it. The one place where ids become parts of a path."""
-    return "/".join(("/v1/memories", _segment(check_memory_id(memory)), *map(_segment, rest)))
-
-
-def _segment(text: str) -> str:
-    if text in ("", ".", ".."):
-        raise UsageError(f"{text!r} names nothing.")
-    return quote(text, safe="", errors="surrogateescape")
-
-
-def _once(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
-    """A call that is done once however often it is sent: it has a key, which all its attempts share."""
-    return Call(method="POST", path=path_of(memory, verb), body=body, headers=_key(key), read=_whole(kind))
-
-
-def _key(given: str | None) -> dict[str, str]:
-    return {"Idempotency-Key": given or str(uuid4())}
-
-
-def _whole(kind: type[T]) -> Callable[[bytes], T]:
-    return lambda body: _converted(_decoded(body), kind)
-
-
-def _part(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    return lambda body: _converted(_converted(_decoded(body), dict[str, Any]).get(name), kind)
-
-
 def _operation(body: bytes) -> Operation:
-    answer = _converted(_decoded(body), dict[str, Any])
+    answer = converted(decoded(body), dict[str, Any])
     place = "exported" if answer.get("kind") == "export" else "restored"
-    return _converted({**answer, place: answer.get("receipt")}, Operation)
-
-
-def _decoded(body: bytes) -> object:
-    try:
-        # Not msgspec's decoder: names of files that are not UTF-8 come as lone surrogates, which it refuses.
-        return json.loads(body)
-    except ValueError as problem:
-        raise UnexpectedAnswer(f"The answer is not JSON: {problem}.") from None
-
-
-def _converted(answer: object, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(answer, kind)
-    except msgspec.ValidationError as problem:
-        raise UnexpectedAnswer(f"The answer is not what was expected: {problem}.") from None
+    return converted({**answer, place: answer.get("receipt")}, Operation)

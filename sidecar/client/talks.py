@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from sidecar.client import calls
-from sidecar.client.calls import Call
 from sidecar.client.problems import NotRestored, NotSaved
+from sidecar.client.wire import Call
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 

@@ -17,7 +17,8 @@ from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatc
 from sidecar.inside.index import DIR, Entry, Index
 from sidecar.inside.layers import apply_index
 from sidecar.inside.rules import Rules
-from sidecar.snapshots.arrival import LONGEST_NAME, LONGEST_PATH, check_entries, check_pack, check_path, read_index
+from sidecar.snapshots.arrival import check_pack, read_index
+from sidecar.snapshots.claims import LONGEST_NAME, LONGEST_PATH, check_entries, check_path
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
 

@@ -16,7 +16,8 @@ from sidecar.inside.compression import opened
 from sidecar.inside.index import DIR, LINK, Entry
 from sidecar.inside.packing import CHUNK
 from sidecar.limits import Limits
-from sidecar.snapshots.arrival import FARTHEST_TIME, HEADER_ALLOWANCE, UNREADABLE, bounded, check_path, open_tar
+from sidecar.snapshots.arrival import HEADER_ALLOWANCE, UNREADABLE, bounded, open_tar
+from sidecar.snapshots.claims import FARTHEST_TIME, check_path
 
 
 class NotAnArchive(SidecarError):

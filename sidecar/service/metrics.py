@@ -58,6 +58,17 @@ class Metrics:
         self._forgotten = Counter(
             "memory_sidecar_snapshots_forgotten", "Snapshots that retention rules let go", registry=self.registry
         )
+        self._drills = Counter(
+            "memory_sidecar_drills",
+            "Snapshots brought back into a scratch sandbox",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._drilled = Gauge(
+            "memory_sidecar_last_good_drill_timestamp_seconds",
+            "When a snapshot was last brought back whole, by this service",
+            registry=self.registry,
+        )
         self._made: dict[str, float] = {}
         self._seen: dict[str, float] = {}
 
@@ -67,6 +78,10 @@ class Metrics:
         if event.type == "retention.forgot":
             self._forgotten.inc(int(event.details.get("snapshots", 0)))
         kind, _, outcome = event.type.partition(".")
+        if kind == "drill":
+            self._drills.labels(outcome).inc()
+            if outcome == "passed":
+                self._drilled.set(datetime.fromisoformat(event.at).timestamp())
         if kind not in ("export", "restore"):
             return
         self._operations.labels(kind, outcome).inc()

@@ -19,6 +19,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
+from sidecar.service.drills import Drills
 from sidecar.service.housekeeping import Housekeeping
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
@@ -60,6 +61,7 @@ async def serve(
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
     Housekeeping(sidecar, jobs).start()
+    Drills(sidecar, jobs).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads, first=0)
     jobs.start()
     listener = _listen(host, port)

@@ -25,6 +25,10 @@ class Service:
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
     """Seconds between two exports of an attached sandbox, unless the attachment says otherwise."""
+    drill_every: float = 86400.0
+    """Seconds between two drills: a random snapshot is restored into a scratch sandbox. 0: never."""
+    drill_bytes: int = 1 << 30
+    """Larger snapshots are not drilled; so much must fit into the temporary folder."""
     lead: float = 60.0
     """So many seconds before a provider ends a sandbox it is exported."""
 

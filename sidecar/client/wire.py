@@ -1,0 +1,99 @@
+"""How a call is sent and its answer read. No I/O here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+import msgspec
+
+from sidecar.client.problems import UnexpectedAnswer, problem_of
+from sidecar.errors import UsageError
+from sidecar.ids import check_memory_id
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    file: Path | None = None
+    """Sent instead of a body."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+    """Whether doing it twice is as good as once."""
+
+    def request(self) -> dict[str, Any]:
+        """Arguments for ``httpx``."""
+        kind = {} if self.body is None else {"Content-Type": "application/json"}
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": dict(self.query),
+            "headers": {**kind, **self.headers},
+            "content": None if self.body is None else json.dumps(self.body).encode(),
+        }
+
+    def answer(self, response: httpx.Response) -> T:
+        """Read an answer. Raise ``SidecarProblem`` when it is one, and ``UnexpectedAnswer`` when it is no answer to this."""
+        check(response)
+        return self.read(response.content)
+
+
+def check(response: httpx.Response) -> None:
+    """Raise ``SidecarProblem`` unless a response, already read, is a success."""
+    if not response.is_success:
+        raise problem_of(response.status_code, response.headers, response.content)
+
+
+def path_of(memory: str, *rest: str) -> str:
+    """The path of a memory, or of something below it. The one place where ids become parts of a path."""
+    return "/".join(("/v1/memories", segment(check_memory_id(memory)), *map(segment, rest)))
+
+
+def segment(text: str) -> str:
+    if text in ("", ".", ".."):
+        raise UsageError(f"{text!r} names nothing.")
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def once(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
+    """A call that is done once however often it is sent: it has a key, which all its attempts share."""
+    return Call(method="POST", path=path_of(memory, verb), body=body, headers=with_key(key), read=whole(kind))
+
+
+def with_key(given: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": given or str(uuid4())}
+
+
+def whole(kind: type[T]) -> Callable[[bytes], T]:
+    return lambda body: converted(decoded(body), kind)
+
+
+def part(name: str, kind: type[T]) -> Callable[[bytes], T]:
+    return lambda body: converted(converted(decoded(body), dict[str, Any]).get(name), kind)
+
+
+def decoded(body: bytes) -> object:
+    try:
+        # Not msgspec's decoder: names of files that are not UTF-8 come as lone surrogates, which it refuses.
+        return json.loads(body)
+    except ValueError as problem:
+        raise UnexpectedAnswer(f"The answer is not JSON: {problem}.") from None
+
+
+def converted(answer: object, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as problem:
+        raise UnexpectedAnswer(f"The answer is not what was expected: {problem}.") from None
