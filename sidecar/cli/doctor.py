@@ -45,7 +45,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         return f"{engine.repository.store.url} can be written, and honours conditional writes"
 
     async def readable() -> str:
-        return f"{len(await engine.repository.memories())} memories"
+        count = len(await engine.repository.memories())
+        return "1 memory" if count == 1 else f"{count} memories"
 
     async def sandbox() -> str:
         box = open_sandbox(args.sandbox)

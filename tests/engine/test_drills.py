@@ -52,16 +52,16 @@ async def test_memories_of_every_layout_and_several_projects_come_back(tmp_path:
     assert (done.ok, done.problem) == (True, "")
 
 
-async def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) -> None:
+def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) -> None:
     engine = engine_at(tmp_path / "store")
-    snapshot = await _exported(engine, home)
+    snapshot = asyncio.run(_exported(engine, home))
     (pack,) = (tmp_path / "store/memories" / MEMORY / "packs").glob("*.tar.*")
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    done = await drill(engine, MEMORY, snapshot)
+    done = asyncio.run(drill(engine, MEMORY, snapshot))
     assert not done.ok and done.problem
-    ran = await asyncio.to_thread(call, "verify", "--drill", store=tmp_path / "store")
+    ran = call("verify", "--drill", store=tmp_path / "store")
     assert ran.code == 1 and not ran.document["ok"]
     assert [row["snapshot"] for row in ran.document["drills"]] == [snapshot]
 
