@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.parts import memories
 from tests.parts.fault_table import table_of
 from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
@@ -22,6 +23,8 @@ from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedf
 
 T = TypeVar("T")
 Mount = Callable[..., Path]
+Name = memories.Name
+Open = Callable[[Name], memories.Provider]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,6 +127,20 @@ def provider_of(
     yield become
     for server in used:
         cleaned(server)
+
+
+@pytest.fixture
+def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Call it with a provider's name; its SDK then talks to that one, for this test."""
+    with ExitStack() as providers:
+
+        def opened(name: Name) -> memories.Provider:
+            provider = providers.enter_context(memories.provider_named(name, tmp_path / "provider"))
+            for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
+                monkeypatch.setenv(variable, value)
+            return provider
+
+        yield opened
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import traceback
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ from tests.parts.memories import (
     grow_large,
     manifests_of,
     plain_home,
-    provider_named,
     shell_tools,
     strays,
 )
@@ -69,20 +67,6 @@ def url(weed: S3Server, bucket: str, credentials_of: Become) -> str:
 @pytest.fixture
 def engine(url: str) -> Engine:
     return engine_on(url, direct=True)
-
-
-@pytest.fixture
-def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Call it with a provider's name; its SDK then talks to that one, for this test."""
-    with ExitStack() as providers:
-
-        def opened(name: Name) -> Provider:
-            provider = providers.enter_context(provider_named(name, tmp_path / "provider"))
-            for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
-                monkeypatch.setenv(variable, value)
-            return provider
-
-        yield opened
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,6 @@ from tests.parts.memories import (
     grow,
     grow_large,
     plain_home,
-    provider_named,
     shell_tools,
     strays,
 )
@@ -48,20 +46,6 @@ LATENCY = 0.3
 Become = Callable[[S3Server], None]
 remote = pytest.mark.parametrize("provider", ["e2b", "daytona"], indirect=True)
 on_disk = pytest.mark.parametrize("engine", ["file"], indirect=True)
-
-
-@pytest.fixture
-def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Name], Provider]]:
-    """Call it with a provider's name; its SDK then talks to that one, for this test."""
-    with ExitStack() as providers:
-
-        def opened(name: Name) -> Provider:
-            provider = providers.enter_context(provider_named(name, tmp_path / "provider"))
-            for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
-                monkeypatch.setenv(variable, value)
-            return provider
-
-        yield opened
 
 
 @pytest.fixture(params=["local", "e2b", "daytona"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,24 +12,11 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import KEPT_KEYS
 from tests.parts.homes import PROJECT as CODE
-from tests.parts.memories import Box, Name, Provider, engine_on, provider_named, strays
+from tests.parts.memories import Box, Name, Provider, engine_on, strays
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, leaked, memory
 
 MEMORY = "acme/agent 7"
 PROJECTS = (f"~/{PROJECT}",)
-
-
-@pytest.fixture
-def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Name], Provider]]:
-    with ExitStack() as providers:
-
-        def opened(name: Name) -> Provider:
-            provider = providers.enter_context(provider_named(name, tmp_path / "provider"))
-            for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
-                monkeypatch.setenv(variable, value)
-            return provider
-
-        yield opened
 
 
 @pytest.fixture

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from tests.parts.memories import Box, Name, engine_on, provider_named
+from tests.parts.memories import Name, Provider, engine_on
 
 FILES = 9_000
 
 
-@pytest.fixture(params=["local", pytest.param("e2b", marks=pytest.mark.slow)])
-def boxes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Box]]:
-    name: Name = request.param
-    with provider_named(name, tmp_path / "provider") as provider:
-        for variable, value in (provider.emulator.environment() if provider.emulator else {}).items():
-            monkeypatch.setenv(variable, value)
-        yield [provider.box(), provider.box()]
-
-
+@pytest.mark.parametrize("name", ["local", pytest.param("e2b", marks=pytest.mark.slow)])
 async def test_of_thousands_of_files_only_the_changed_ones_travel_and_all_arrive(
-    boxes: list[Box], tmp_path: Path
+    name: Name, open_provider: Callable[[Name], Provider], tmp_path: Path
 ) -> None:
-    first, second = boxes
+    provider = open_provider(name)
+    first, second = provider.box(), provider.box()
     data = first.home / ".config/opencode/MEMORY"
     for number in range(FILES):
         place = data / f"LEARNING/ALGORITHM/{number % 90:02}/note-{number}.md"
