@@ -13,7 +13,8 @@ from sidecar.engine import Engine
 from sidecar.progress import Unwatched
 from sidecar.service.server import serve
 
-TRY = """Serving at {url} (the API: {url}/docs). Three calls that try it, with a home of yours as the sandbox:
+TRY = """Serving at {url} (a page for people; the API: {url}/openapi.json).
+Three calls that try it, with a home of yours as the sandbox:
   curl -X POST {url}/v1/memories/me/exports{token} -H content-type:application/json -d '{{"sandbox": "local:'$HOME'"}}'
   curl -X POST {url}/v1/memories/me/restores{token} -H content-type:application/json -d '{{"sandbox": "local:'$(mktemp -d)'"}}'
   curl {url}/v1/memories{token}
