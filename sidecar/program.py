@@ -75,7 +75,7 @@ sys.exit(main(sys.argv[2]))
 def _packed(modules: tuple[str, ...]) -> str:
     folder = resources.files("sidecar.inside")
     texts = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in modules]
-    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 6)).decode()
 
 
 def prepare() -> None:
