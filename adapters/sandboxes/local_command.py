@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,7 @@ from sidecar.ports import Finished
 
 CHUNK = 1 << 20
 COMPLAINT = 4096
+BREATH_SECONDS = 0.05
 
 
 class Command:
@@ -56,16 +58,25 @@ class Command:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-            code = process.wait()
+            code = self._waited(process)
         return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
 
     def end(self) -> None:
-        """Kill it with all its children."""
+        """Kill it with all its children, also those that have outlived it."""
         with self._lock:
             self._ended = True
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _waited(self, process: subprocess.Popen[bytes]) -> int:
+        """Its exit code. It is reaped under the lock: its number, which somebody else may get then, is killed no more."""
+        while True:
+            with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(BREATH_SECONDS)
+                self._process = None
+                return code
+            time.sleep(BREATH_SECONDS)  # let others have the lock
 
     def _talk(self, process: subprocess.Popen[bytes], script: memoryview) -> tuple[bytes, bytes]:
         """Send the script and read both streams to their ends; of complaints only the tail is kept."""
