@@ -17,7 +17,8 @@ from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
 from sidecar.lines import Lines
-from sidecar.policies import check_guards, check_limits, with_required
+from sidecar.policies import check_guards, check_limits, check_privacy, with_required
+from sidecar.privacy import Privacy
 from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
 from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
@@ -33,6 +34,7 @@ class Config:
     """Let packs go straight between sandbox and bucket (``s3:`` stores)."""
     limits: Limits = Limits()
     guards: Guards = Guards()
+    privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
     service: Service = Service()
@@ -48,6 +50,7 @@ def default_store() -> str:
 SECTIONS: dict[str, type[Any]] = {
     "limits": Limits,
     "guards": Guards,
+    "privacy": Privacy,
     "timing": Timing,
     "retention": Retention,
     "service": Service,
@@ -102,6 +105,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         direct=direct,
         limits=limits,
         guards=guards,
+        privacy=check_privacy(section(table, "privacy", Privacy), layouts),
         timing=timing,
         retention=_retention(table, timing),
         service=section(table, "service", Service),

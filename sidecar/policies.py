@@ -1,4 +1,4 @@
-"""Whether limits and guards make sense, before anything is done by them.
+"""Whether limits, guards and privacy make sense, before anything is done by them.
 
 A policy that could never work (a size of nothing, a part larger than the whole, a table nobody's memory reaches) is refused
 when it is read, with the setting to change, not at the first export.
@@ -15,6 +15,8 @@ from sidecar.errors import BadConfig
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
 from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.privacy import MODES as PRIVACY_MODES
+from sidecar.privacy import Privacy
 from sidecar.sections import check_known, converted, number, settable, shown
 
 At = tuple[str | int, ...]
@@ -73,6 +75,28 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
         _check_guard(narrowed, at)
         parts[name] |= {"required": required} if "required" in table else {}
     return replace(guards, layouts=parts, memories=memories)
+
+
+def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
+    """Privacy as it is to be used. Raise ``BadConfig``."""
+    _check_modes(privacy, ("privacy",))
+    _check_names(_tables(privacy.layouts), layouts, ("privacy", "layouts"))
+    _check_reached(_tables(privacy.memories), ("privacy", "memories"))
+    narrower: dict[str, Any] = {"layouts": {}, "memories": {}}
+    for kind, tables in (("layouts", privacy.layouts), ("memories", privacy.memories)):
+        for name, table in _tables(tables).items():
+            narrower[kind][name], narrowed = _narrowed(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
+            _check_modes(narrowed, ("privacy", kind, name))
+    return replace(privacy, **narrower)
+
+
+def _check_modes(privacy: Privacy, at: At) -> None:
+    for key, modes in PRIVACY_MODES.items():
+        mode = getattr(privacy, key)
+        if mode not in modes:
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, modes, 1)) else ""
+            may_be = " or ".join(f'"{one}"' for one in modes)
+            raise BadConfig(f"{shown((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
 
 
 def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:

@@ -46,6 +46,43 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something private, or a credential: where it was and what was done, never what it was."""
+
+    path: str
+    name: str
+    """"private", "private-unclosed", or the kind of credential."""
+    action: str
+    """"removed", "redacted", "warned" or "refused"."""
+    line: int = 0
+    """In a text, as it was stored."""
+    column: str = ""
+    """In a database: "table.column"."""
+    row: str = ""
+    """Its key there, where that is a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed:
+    """How much was taken out of a snapshot before it was stored."""
+
+    private: int = 0
+    """Private passages."""
+    credentials: int = 0
+
+    @property
+    def words(self) -> str:
+        """What to say of it; empty when nothing was."""
+        parts = [
+            f"{count:,} {what}{'' if count == 1 else 's'}"
+            for count, what in ((self.private, "private passage"), (self.credentials, "credential"))
+            if count
+        ]
+        verb = "was" if self.private + self.credentials == 1 else "were"
+        return f"{' and '.join(parts)} {verb} taken out of this snapshot before it was stored." if parts else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why an outcome is not the one hoped for: a stable code and a sentence."""
 
@@ -74,6 +111,8 @@ class _Receipt:
     skipped: list[Skip] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     reason: Reason | None = None
+    scrubbed: Scrubbed = Scrubbed()
+    """Taken out of this snapshot before it was stored, by this export or an earlier one."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,6 +132,12 @@ class ExportReceipt(_Receipt):
     dropped_files: int = 0
     """How many files that were in all; the list has an end."""
     dropped_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    """Private passages and credentials in what this export read."""
+    findings_more: int = 0
+    """How many there were beyond the list."""
+    found: dict[str, int] = field(default_factory=dict)
+    """All of them by what was done: "removed", "redacted", "warned", "refused"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ async def _run(args: argparse.Namespace) -> Result:
         layouts=config.layouts,
         limits=config.limits,
         guards=config.guards,
+        privacy=config.privacy,
         timing=config.timing,
         retention=config.retention,
         direct=config.direct,

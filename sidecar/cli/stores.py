@@ -14,6 +14,7 @@ from sidecar.engine.looking import (
     list_memories,
     list_snapshots,
     not_found,
+    scrubbed_of,
     show_snapshot,
     trimmed_words,
 )
@@ -78,6 +79,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
         ),
         *([f"Rejected: {manifest.rejected}"] if manifest.rejected else []),
         *([trimmed] if (trimmed := trimmed_words(manifest)) else []),
+        *([scrubbed] if (scrubbed := scrubbed_of(manifest).words) else []),
         Table(
             ("MODE", "SIZE", "PATH"),
             [

@@ -12,6 +12,7 @@ from typing import Any
 from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt, download
+from sidecar.engine.privacy import where
 from sidecar.errors import UsageError
 from sidecar.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
@@ -115,7 +116,7 @@ def export_result(receipt: ExportReceipt) -> Result:
         words.append(f"To make it the head: memory-sidecar rollback {receipt.memory} {receipt.snapshot}")
     if receipt.reason is not None and receipt.reason.code in REASONS:
         words.append(f"To let this be next time: --allow {receipt.reason.code}")
-    words += _dropped(receipt)
+    words += _dropped(receipt) + _found(receipt)
     return Result(_document(receipt.as_dict()), words + _details(receipt), EXPORT_EXITS.get(receipt.outcome, 0))
 
 
@@ -125,6 +126,17 @@ def _dropped(receipt: ExportReceipt) -> list[str]:
     ]
     more = receipt.dropped_files - sum(not row.path.endswith("/") for row in receipt.dropped[:MOST_SHOWN])
     return shown + ([f"Dropped: {plural(more, 'more file')}; --json lists them."] if more > 0 else [])
+
+
+def _found(receipt: ExportReceipt) -> list[str]:
+    """Where there was something private, or a credential; never what it was."""
+    shown = [
+        f"{row.action.capitalize()}: {row.name} in {row.path} {where(row.line, row.column, row.row)}"
+        for row in receipt.findings[:MOST_SHOWN]
+    ]
+    more = sum(receipt.found.values()) - len(shown)
+    told = [f"And {more:,} more; --json lists up to {len(receipt.findings)}."] if more > 0 else []
+    return shown + told + ([receipt.scrubbed.words] if receipt.scrubbed.words else [])
 
 
 def restore_result(receipt: RestoreReceipt) -> Result:

@@ -41,6 +41,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """No retention rule may take it."""
     dropped: int = 0
     """How many files a size limit left out."""
+    scrubbed: int = 0
+    """How many private passages and credentials were taken out before it was stored."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

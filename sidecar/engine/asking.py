@@ -10,7 +10,8 @@ import msgspec
 from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
-from sidecar.receipts import DatabaseReport, Drop, Skip
+from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
+from sidecar.receipts import DatabaseReport, Drop, Finding, Skip
 
 ANSWER_ALLOWANCE = 4 << 20
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -83,7 +84,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAnswer(Answer):
-    statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "tarball", "error"})
+    statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "refused", "tarball", "error"})
 
     projects: list[str] = field(default_factory=list)
     keyed: dict[str, str] = field(default_factory=dict)
@@ -100,6 +101,12 @@ class ExportAnswer(Answer):
     dropped_more: Count = 0
     dropped_files: Count = 0
     dropped_bytes: Count = 0
+    policy: str = ""
+    findings: Annotated[list[Finding], msgspec.Meta(max_length=MOST_FINDINGS)] = field(default_factory=list)
+    findings_more: Count = 0
+    found: dict[str, Count] = field(default_factory=dict)
+    taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
+    taken_more: tuple[Count, Count] = (0, 0)
 
 
 A = TypeVar("A", bound=Answer)

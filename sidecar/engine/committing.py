@@ -12,6 +12,7 @@ from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
 from sidecar.engine.limiting import hot_bytes
 from sidecar.engine.parts import Engine
+from sidecar.engine.privacy import scrubbed_files
 from sidecar.engine.receiving import Arrived
 from sidecar.engine.room import check_room
 from sidecar.engine.storing import Measured, measure_packs, store_packs
@@ -61,8 +62,9 @@ def manifest_of(
     sandbox: str,
     parent: str,
     request: ExportRequest,
+    policy: str,
 ) -> Manifest:
-    """The manifest of a new snapshot, its packs still to be stored."""
+    """The manifest of a new snapshot, its packs still to be stored; ``policy`` is what the sandbox was told of privacy."""
     entries = grown.brought.entries
     files, size = count_files(entries)
     roots = _roots(grown, answer)
@@ -87,6 +89,8 @@ def manifest_of(
         hot_bytes=hot_bytes(entries, {root.name: root.layout for root in roots}, engine.layouts),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
+        scrubbed=scrubbed_files(grown.base, grown.base_entries, entries, answer),
+        privacy=answer.policy if answer.policy == policy else "",
     )
 
 

@@ -18,6 +18,7 @@ from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.parts import CountedSandbox, Engine, together
+from sidecar.engine.privacy import privacy_of, refusal
 from sidecar.engine.receiving import check, receive
 from sidecar.engine.room import room_left
 from sidecar.engine.tidying import tidy_store
@@ -68,10 +69,15 @@ async def _export(run: Run) -> ExportReceipt:
                 _reading_ahead(run, scratch),
             ):
                 answer, grown = await _collect(run, scratch)
+            if answer.status == "refused":
+                return run.receipt(ExportOutcome.REJECTED, run.state, answer, reason=refusal(answer))
             if grown.arrived is None:
                 return await _unchanged(run, answer, grown.unchanged, scratch)
             entries = grown.brought.entries
-            manifest = manifest_of(engine, grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request)
+            policy = privacy_of(run).for_sandbox([])["policy"]
+            manifest = manifest_of(
+                engine, grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request, policy
+            )
             head = await head_of(engine, run.state, run.survey, grown)
             if head is not None and head.tree == manifest.tree:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
@@ -149,6 +155,8 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, fallback=shell
             )
             read = time.monotonic()
+            if answer.status == "refused":
+                return answer, Grown(None, {})
             try:
                 base, entries = await _base(run, answer, scratch)
             except (SnapshotDamaged, SnapshotNotFound) as damage:
@@ -162,6 +170,8 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
             stored = ""
             if answer.status == "tarball":
                 answer, bundle = await read_tarball(engine, run.sandbox, answer, question, scratch)
+                if bundle is None:
+                    return answer, Grown(None, {})
             else:
                 bundle, stored = await receive(
                     engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
@@ -185,6 +195,7 @@ def _question(run: Run) -> dict[str, Any]:
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
         "limits": for_sandbox(run.engine.limits, [layout.name for layout in layouts], room),
+        "privacy": privacy_of(run).for_sandbox([layout.name for layout in layouts]),
         "inline_bytes": run.engine.inline_bytes,
         "database_wait": run.engine.timing.database_wait,
         "worker_wait": run.engine.timing.worker_wait,

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.looking import scrubbed_of
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.inside.index import Entry
 from sidecar.ports import Presence
-from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
+from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
 
@@ -114,4 +115,8 @@ class Run:
             dropped=list(answer.dropped) if answer else [],
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
+            findings=list(answer.findings) if answer else [],
+            findings_more=answer.findings_more if answer else 0,
+            found=dict(answer.found) if answer else {},
+            scrubbed=scrubbed_of(manifest) if manifest else Scrubbed(),
         )

@@ -22,8 +22,13 @@ RELAXED = 4
 
 
 def narrowed(engine: Engine, memory: str) -> Engine:
-    """The engine with the limits and guards of one memory."""
-    return replace(engine, limits=engine.limits.of(memory), guards=engine.guards.of(memory))
+    """The engine with the limits, guards and privacy of one memory."""
+    return replace(
+        engine,
+        limits=engine.limits.of(memory),
+        guards=engine.guards.of(memory),
+        privacy=engine.privacy.of(memory),
+    )
 
 
 def for_sandbox(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:

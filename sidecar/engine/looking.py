@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, UsageError
 from sidecar.ids import check_memory_id
 from sidecar.inside.index import Entry
+from sidecar.receipts import Scrubbed
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
@@ -45,6 +46,8 @@ class SnapshotRow:
     """No rule may take it."""
     dropped: int = 0
     """How many files a size limit left out."""
+    scrubbed: int = 0
+    """How many private passages and credentials were taken out before it was stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,7 @@ def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: He
         packs=len(manifest.packs),
         pinned=pinned,
         dropped=manifest.dropped,
+        scrubbed=sum(manifest.taken_out),
     )
 
 
@@ -183,6 +187,11 @@ def trimmed_words(manifest: Manifest) -> str:
     if not manifest.dropped:
         return ""
     return f"This snapshot was trimmed: {manifest.dropped:,} files with {manifest.dropped_bytes:,} bytes were left out."
+
+
+def scrubbed_of(manifest: Manifest) -> Scrubbed:
+    private, credentials = manifest.taken_out
+    return Scrubbed(private=private, credentials=credentials)
 
 
 def _entry_row(entry: Entry) -> EntryRow:

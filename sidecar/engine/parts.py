@@ -15,6 +15,7 @@ from sidecar.engine.room import StoreUse
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
 from sidecar.ports import Finished, Presence, Sandbox
+from sidecar.privacy import Privacy
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
 from sidecar.retention.settings import Retention
@@ -49,6 +50,7 @@ class Engine:
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
     limits: Limits = Limits()
     guards: Guards = Guards()
+    privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
     inline_bytes: int = 1 << 20

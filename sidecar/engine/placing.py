@@ -145,6 +145,7 @@ def _question(
         "project_hints": manifest.projects,
         "keyed": manifest.keyed,
         "versions": manifest.versions,
+        "policy": manifest.privacy,
         "mode": request.mode,
         "force": request.force,
         "turn_wait": engine.timing.turn_wait,

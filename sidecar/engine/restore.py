@@ -11,13 +11,13 @@ from sidecar.engine.asking import Answer
 from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
-from sidecar.engine.looking import trimmed_words
+from sidecar.engine.looking import scrubbed_of, trimmed_words
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
 from sidecar.ids import check_memory_id
 from sidecar.ports import Sandbox
-from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
+from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import spool
 
@@ -60,6 +60,7 @@ class _Run:
         self, outcome: RestoreOutcome, answer: Answer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         trimmed = trimmed_words(self.manifest) if self.manifest else ""
+        scrubbed = scrubbed_of(self.manifest) if self.manifest else Scrubbed()
         return RestoreReceipt(
             outcome=outcome,
             memory=self.request.memory,
@@ -76,8 +77,9 @@ class _Run:
             duration_ms=round((time.monotonic() - self.started) * 1000),
             databases=[row.report() for row in answer.databases] if answer else [],
             skipped=list(answer.skipped) if answer else [],
-            warnings=[*self.warnings, *(answer.warnings if answer else []), *filter(None, [trimmed])],
+            warnings=[*self.warnings, *(answer.warnings if answer else []), *filter(None, [trimmed, scrubbed.words])],
             reason=reason,
+            scrubbed=scrubbed,
         )
 
 

@@ -42,6 +42,10 @@ EXPORTED = (
 )
 COPIED = "{path} was copied as a file while others may have been writing to it; its check is {check}, but rows may be missing."
 LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets in the sandbox."
+LATE = (
+    "What is private in it, and its credentials, left the sandbox: without Python they can only be looked for here, before"
+    " anything is stored."
+)
 RESTORED = (
     "This sandbox has no usable python3: restored with sh and tar; a memory worker that runs there was not stopped."
 )
@@ -51,8 +55,11 @@ UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after t
 
 async def read_tarball(
     engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
-) -> tuple[ExportAnswer, Spooled]:
-    """Unpack the tarball a sandbox brought into a home of our own and let the real program export that."""
+) -> tuple[ExportAnswer, Spooled | None]:
+    """Unpack the tarball a sandbox brought into a home of our own and let the real program export that.
+
+    There is no bundle when that refuses to: the answer says why.
+    """
     limits = relaxed(engine.limits)
     tarball = await arrive(replace(engine, limits=limits), sandbox, answer, scratch)
     await tidy(engine, sandbox, question["memory"], question["snapshot"])
@@ -66,9 +73,9 @@ async def read_tarball(
         Path(project).mkdir(parents=True, exist_ok=True)
     here = {**question, "known": [], "projects": projects, "inline_bytes": 0}
     local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
-    if local.bundle is None:
+    if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
-    bundle = await scratch.take(ours.download(local.bundle.path))
+    bundle = await scratch.take(ours.download(local.bundle.path)) if local.bundle is not None else None
     methods = {row.path: row.method for row in answer.databases}
     return replace(
         local,
@@ -77,8 +84,12 @@ async def read_tarball(
         projects=[],
         keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
         databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
-        warnings=[EXPORTED, *local.warnings, *_losses(engine, local, methods)],
+        warnings=[EXPORTED, *_late(local), *local.warnings, *_losses(engine, local, methods)],
     ), bundle
+
+
+def _late(local: ExportAnswer) -> list[str]:
+    return [LATE] if any(local.found.values()) else []
 
 
 def _known(engine: Engine, root: FoundRoot | ManifestRoot) -> tuple[Root | None, int]:

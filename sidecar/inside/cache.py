@@ -45,6 +45,8 @@ class Base(NamedTuple):
     snapshot: str
     taken: int
     entries: Dict[str, Row]
+    policy: str = ""
+    """By which what is private was taken out of all of them; under another they have to be read again."""
 
     def known(self, path: str) -> Known | None:
         row = self.entries.get(path)
@@ -115,7 +117,7 @@ def _write_lineage(folder: str, lines: list[str]) -> None:
 def _write_index(folder: str, base: Base) -> None:
     rows = marshal.dumps({path: (tuple(row[0]), row[1], row[2]) for path, row in base.entries.items()})
     digest = hashlib.sha256(rows).hexdigest()
-    head = {"cache": VERSION, "snapshot": base.snapshot, "taken": base.taken, "sha256": digest}
+    head = {"cache": VERSION, "snapshot": base.snapshot, "taken": base.taken, "sha256": digest, "policy": base.policy}
     _write(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + rows)
 
 
@@ -137,4 +139,4 @@ def _load(path: str, snapshot: str) -> Base:
     # Only what was written here, by a Python like this one, is taken apart.
     if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(rows).hexdigest():
         raise ValueError("another cache")
-    return Base(snapshot, head["taken"], marshal.loads(rows))
+    return Base(snapshot, head["taken"], marshal.loads(rows), head.get("policy", ""))

@@ -7,11 +7,16 @@ A file of at most one block has the SHA-256 of its bytes. A longer one has the S
 from __future__ import annotations
 
 import hashlib
-from typing import BinaryIO, Callable
+from typing import Callable, Protocol
 
 SUM_BYTES = 16
 PLAIN_BLOCK = 64 * 1024
 MOST_BLOCKS = 1 << 18
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
 
 Sink = Callable[[int, bytes, bytes], None]
 """Takes a block's number, its bytes and its sum."""
@@ -45,7 +50,7 @@ def digest_of_bytes(data: bytes, block: int) -> tuple[str, bytes]:
     return digest_of_sums(sums), sums
 
 
-def digest_of_stream(stream: BinaryIO, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
+def digest_of_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
     """Read up to ``size`` bytes; return digest, sums and how many bytes there were, handing each block to ``sink``."""
     if size <= block:
         data = stream.read(size)

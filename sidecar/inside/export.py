@@ -18,6 +18,7 @@ from .versions import version_here
 from .walk import Found, Skipped, link_target, walk
 
 if TYPE_CHECKING:
+    from .screening import Screen
     from .trimming import Dropped
 
 PERMISSIONS = 0o777
@@ -38,6 +39,10 @@ class Export:
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
+        self.policy: str = request["privacy"]["policy"]
+        self.looked_at = self.base is not None and self.base.policy == self.policy
+        if self.base is not None and not self.looked_at:
+            self.base = self.base._replace(taken=0)  # nothing counts as unchanged: all is read again
         self.started = time.time_ns()
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
@@ -49,6 +54,7 @@ class Export:
         self.taken = (0, 0)
         self.refreshed = False
         self.bundle = Bundle(scratch, request.get("zstd", True))
+        self._screen: Screen | None = None
 
     def run(self) -> dict[str, Any]:
         for root in self.roots:
@@ -65,6 +71,9 @@ class Export:
         if self.taken[1] or self.fit.layouts:
             sizes = {path: row[0][index.SIZE] for path, row in self.entries.items()}
             self.fit.check_all(sizes, {root.name: root.layout["name"] for root in self.roots}, self.taken)
+        if self._screen is not None and self._screen.report.refused:
+            self.bundle.abandon()
+            return self._answer("refused")
         if self.base is not None and not self.changes and not gone:
             if self.refreshed:
                 self._remember(self.base.snapshot)
@@ -102,7 +111,20 @@ class Export:
 
     def _remember(self, snapshot: str) -> None:
         keep = self.base.snapshot if self.base is not None else ""
-        cache.go_on(self.scratch.memory, cache.Base(snapshot, self.started, self.entries), keep)
+        cache.go_on(self.scratch.memory, cache.Base(snapshot, self.started, self.entries, self._policy()), keep)
+
+    def _policy(self) -> str:
+        """By which all of this was looked at: not, where parts stay as a base has them that was looked at by another."""
+        return self.policy if self.looked_at or not self.taken[1] else ""
+
+    @property
+    def screen(self) -> Screen:
+        """Needed only where something is read."""
+        if self._screen is None:
+            from .screening import Screen
+
+            self._screen = Screen(self.request["privacy"], self.scratch.work, self.skipped)
+        return self._screen
 
     def _take(self, found: Found) -> None:
         mode = found.status.st_mode
@@ -134,6 +156,8 @@ class Export:
                 self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
                 self._say_free(found, found.place)
             return
+        if self.screen.keeps_back(found):
+            return
         if found.root.rules.careful(found.relative):
             self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
         drop = found.root.rules.filters.get(found.relative)
@@ -142,11 +166,15 @@ class Export:
         elif found.root.rules.database(found.relative) or reading.is_database(found.place):
             self._take_database(found, known)
         else:
-            contents = reading.read_file(found.place, known, self.scratch.work)
+            contents = self.screen.file(found, known)
+            if contents is None:
+                return
             self._count(found, contents.size)
             if not contents.steady:
                 self.warnings.append("%s kept changing while it was read." % found.path)
-            self._take_contents(found, known, contents, signature, mtime=found.status.st_mtime_ns)
+            scrubbed = contents.size != found.status.st_size
+            mtime = _mtime(found, known, contents) if scrubbed else found.status.st_mtime_ns
+            self._take_contents(found, known, contents, signature, mtime)
 
     def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
         from . import filters
@@ -156,6 +184,7 @@ class Export:
         if text is None:
             self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
             return
+        text = self.screen.text(found, text)
         self._count(found, len(text))
         contents = reading.read_bytes(text)
         self._take_contents(found, known, contents, cache.signature(found.status), _mtime(found, known, contents))
@@ -171,24 +200,43 @@ class Export:
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
             os.unlink(target)
             return
+        contents, first = self._read_copy(target, known, copied.page)
+        sound = copied.check == "ok"
+        scrubbed = self.screen.database(found, target, contents, copied.page, sound, self.looked_at)
+        if scrubbed is not False:
+            contents.carried.close()
+        if scrubbed is None:
+            os.unlink(target)
+            return
+        if scrubbed:
+            contents, first = self._read_copy(target, known, copied.page)
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":
             row["schema"] = databases.ask(target, schema)
         self.databases.append(row)
-        size = os.path.getsize(target)
+        size = contents.size
         self._count(found, size)
         self._say_free(found, target)
-        with open(target, "rb") as stream:
-            first = hashlib.sha256(databases.without_counters(stream.read(copied.page))).hexdigest()
-            stream.seek(0)
-            contents = reading.read_stream(stream, size, known, self.scratch.work, copied.page)
-            if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
-                # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
-                self._take_same(known, signature, first)
-            else:
-                self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
+        if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
+            # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
+            self._take_same(known, signature, first)
+            contents.carried.close()
+        else:
+            self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
         os.unlink(target)
+
+    def _read_copy(self, copy: str, known: cache.Known | None, page: int) -> tuple[reading.Contents, str]:
+        """A database's copy as contents, and its first page's digest without the counters."""
+        from . import databases
+
+        stream = open(copy, "rb")
+        first = hashlib.sha256(databases.without_counters(stream.read(page))).hexdigest()
+        stream.seek(0)
+        contents = reading.read_stream(stream, os.path.getsize(copy), known, self.scratch.work, page)
+        if contents.carried is not stream:
+            stream.close()
+        return contents, first
 
     def _say_free(self, found: Found, place: str) -> None:
         from . import databases
@@ -285,6 +333,8 @@ class Export:
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
             "warnings": self.warnings[:100],
+            "policy": self._policy(),
+            **(self._screen.report.answer() if self._screen is not None else {}),
             **self._left_out(),
         }
 

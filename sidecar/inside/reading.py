@@ -8,10 +8,13 @@ from __future__ import annotations
 import io
 import os
 import time
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from . import digests
 from .cache import Known
+
+if TYPE_CHECKING:
+    from .scrubbing import Watch
 
 IN_MEMORY = 4 << 20
 TRIES = 3
@@ -84,8 +87,11 @@ def read_stream(stream: BinaryIO, size: int, known: Known | None, folder: str, p
     return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
 
 
-def read_file(place: str, known: Known | None, folder: str) -> Contents:
-    """Read a file others may be writing to; when it never holds still, take the last reading and say so."""
+def read_file(place: str, known: Known | None, folder: str, watch: Watch | None = None) -> Contents:
+    """Read a file others may be writing to; when it never holds still, take the last reading and say so.
+
+    ``watch`` sees every byte that is kept.
+    """
     contents: Contents | None = None
     for attempt in range(TRIES):
         if attempt:
@@ -95,7 +101,8 @@ def read_file(place: str, known: Known | None, folder: str) -> Contents:
             before = os.fstat(descriptor)
             block, base_sums = base_for(known, before.st_size)
             collector = _Collector(base_sums, before.st_size, folder)
-            digest, sums, got = digests.digest_of_stream(stream, before.st_size, block, collector)
+            seen = watch.over(stream) if watch is not None else stream
+            digest, sums, got = digests.digest_of_stream(seen, before.st_size, block, collector)
             after = os.fstat(descriptor)
         blocks = collector.blocks if base_sums and got > block else None
         steady = got == before.st_size and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)

@@ -262,7 +262,9 @@ class Restore:
                     signature = cache.signature(os.stat(self._place(path)))
             known[path] = cache.Known(entry, signature, first_page)
         keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
-        cache.begin(self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known))
+        cache.begin(
+            self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known, self.request["policy"])
+        )
 
 
 def _beside(folder: str) -> str:

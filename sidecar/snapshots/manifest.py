@@ -80,6 +80,10 @@ class Manifest:
     dropped: int = 0
     """How many files a size limit left out."""
     dropped_bytes: int = 0
+    scrubbed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many private passages and credentials were taken out of a file before it left; under "": of others."""
+    privacy: str = ""
+    """By which policy all of it was looked at; "" when not all was, or nobody knows."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -91,6 +95,12 @@ class Manifest:
         if (manifest.memory, manifest.snapshot) != (memory, snapshot):
             raise SnapshotDamaged(f"The manifest of snapshot {snapshot} says it belongs to another memory or snapshot.")
         return manifest
+
+    @property
+    def taken_out(self) -> tuple[int, int]:
+        """Private passages and credentials that are not in this snapshot."""
+        counts = self.scrubbed.values()
+        return sum(private for private, _ in counts), sum(credentials for _, credentials in counts)
 
     @property
     def packed_bytes(self) -> int:

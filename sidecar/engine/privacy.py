@@ -1,0 +1,62 @@
+"""What was taken out of an export: by which policy, and what a snapshot remembers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sidecar.engine.asking import ExportAnswer
+from sidecar.inside.index import Entry
+from sidecar.inside.scrubbing import MOST_PATHS
+from sidecar.limits import CREDENTIALS
+from sidecar.privacy import Privacy
+from sidecar.receipts import Reason
+from sidecar.snapshots.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sidecar.engine.exporting import Run
+
+MOST_NAMED = 3
+OTHERS = ""
+
+
+def privacy_of(run: Run) -> Privacy:
+    """The policy of one export. Where credentials are allowed, they are still warned of."""
+    privacy = run.engine.privacy
+    return privacy.lenient() if CREDENTIALS in {*run.request.allow, *run.engine.guards.allow} else privacy
+
+
+def refusal(answer: ExportAnswer) -> Reason:
+    """Why an export with credentials in it is not stored."""
+    refused = [row for row in answer.findings if row.action == "refused"]
+    places = [f"{row.name} in {row.path} {where(row.line, row.column, row.row)}" for row in refused[:MOST_NAMED]]
+    count = answer.found.get("refused", len(refused))
+    more = f" and {count - len(places)} more" if count > len(places) else ""
+    return Reason(
+        code=CREDENTIALS, message=f"There are credentials in it, and nothing was stored: {', '.join(places)}{more}."
+    )
+
+
+def where(line: int, column: str, row: str) -> str:
+    """A place in a file, for a person."""
+    if line:
+        return f"line {line}"
+    return f"{column} row {row}" if row else column
+
+
+def scrubbed_files(
+    base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry], answer: ExportAnswer
+) -> dict[str, tuple[int, int]]:
+    """How much is missing from each file of a new snapshot: by what this export took out, and for a file it took nothing
+    out of by what the base says, for that may well be missing still."""
+    known = {path: counts for path, counts in (base.scrubbed if base else {}).items() if path in entries or not path}
+    for path, counts in answer.taken.items():
+        if path in entries:
+            known[path] = counts
+    others = (
+        (base.scrubbed.get(OTHERS, (0, 0)) if base else (0, 0)) if not any(answer.taken_more) else answer.taken_more
+    )
+    for path in [path for path in known if path][MOST_PATHS:]:
+        private, credentials = known.pop(path)
+        others = (others[0] + private, others[1] + credentials)
+    return known | ({OTHERS: others} if any(others) else {})

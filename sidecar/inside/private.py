@@ -1,0 +1,153 @@
+"""Take ``<private>…</private>`` out of text, a stream at a time.
+
+Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
+(``\\u003cprivate\\u003e``, ``<\\/private>``). Blocks may be nested: the outermost goes, with all it holds. One that is never
+closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON.
+
+What is left is a function of the text alone, however it is cut into pieces, and taking out again changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, List
+
+MARK = b"[private]"
+HOLD = 1024
+"""No tag is longer: so many bytes are held back until it is known what follows them."""
+
+_LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
+_BLANK = rb"(?:[ \t\r\n]|\\{1,32}[tnr])"
+_WORD = rb"[pP][rR][iI][vV][aA][tT][eE]"
+# No mark may become part of a tag, or taking out twice would take out more.
+_ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
+_OPEN = _LESS + _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
+_CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE
+OPEN = re.compile(_OPEN)
+_TAG = re.compile(rb"(" + _OPEN + rb")|" + _CLOSE)
+_IN_STRING = re.compile(rb'(?:[^"\\\n]+|\\.)*')
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*["}]|\[\s*["{\]])')
+
+Found = Callable[[int, bool], None]
+"""Told the line of each passage, as it is in what is left, and whether it was closed."""
+
+
+def may_hold(data: bytes) -> bool:
+    """Whether there is a tag that opens; quick where the word is not even there."""
+    return b"private" in data.lower() and OPEN.search(data) is not None
+
+
+def is_json(name: str, head: bytes) -> bool:
+    """Whether a text is to be read as JSON or JSON lines, by its name or how it begins."""
+    return name.lower().endswith((".json", ".jsonl", ".ndjson")) or _JSON.match(head) is not None
+
+
+class Private:
+    """Feed it a text in pieces; what comes back, piece by piece, is the text without what is private."""
+
+    def __init__(self, json: bool, found: Found) -> None:
+        self._json = json
+        self._found = found
+        self._buffer = b""
+        self._depth = 0
+        self._bound = False
+        """The block being left out ends with the JSON string it is in."""
+        self._in_string = self._escaped = False
+        self._end = -1
+        """Where that string ends, in the piece at hand."""
+        self._line = 1
+        self._out: List[bytes] = []
+
+    def feed(self, data: bytes, last: bool = False) -> bytes:
+        buffer = self._buffer + data
+        limit = len(buffer) if last else len(buffer) - HOLD
+        at, self._end = 0, -1
+        while at < limit or (last and self._depth):
+            before = at, self._depth, self._bound
+            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit, last)
+            if (at, self._depth, self._bound) == before:
+                break
+        self._buffer = buffer[at:]
+        out, self._out = b"".join(self._out), []
+        return out
+
+    def _outside(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
+        search = at
+        while True:
+            tag = OPEN.search(buffer, search)
+            if tag is None or (tag.start() >= limit and not last):
+                self._pass(buffer[at:limit])
+                return max(at, limit)
+            start = _start(buffer, tag.start())
+            self._pass(buffer[at:start])
+            at = start
+            if self._in_string and _string_end(buffer, start, tag.end()) < tag.end():
+                search = tag.end()  # its end is in another string: no tag
+                continue
+            self._depth, self._bound = 1, self._in_string
+            return tag.end()
+
+    def _within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
+        if self._bound and self._end < at:
+            self._end = _string_end(buffer, at, len(buffer))
+        end = self._end if self._bound else len(buffer)
+        ended = self._bound and end < len(buffer) and (last or buffer[end:] != b"\\")
+        tag = _TAG.search(buffer, at, end)
+        if tag is not None and (last or ended or tag.start() < limit):
+            self._depth += 1 if tag.group(1) else -1
+            if not self._depth:
+                self._leave(True)
+            return tag.end()
+        if not self._bound:
+            if last:
+                self._depth = 0
+                self._leave(False)
+            return max(at, limit)
+        if ended and buffer[end : end + 1] == b'"':
+            self._depth = 0
+            self._leave(False)
+            return end
+        if ended or last:
+            self._bound = False  # a line ends before the string does: this is no JSON
+            return at
+        return _string_end(buffer, at, max(at, limit))
+
+    def _leave(self, closed: bool) -> None:
+        self._found(self._line, closed)
+        self._escaped = False
+        self._out.append(MARK)
+
+    def _pass(self, data: bytes) -> None:
+        """Let text through, and keep track of whether a JSON string is open: no string goes on after a line's end."""
+        if not data:
+            return
+        self._out.append(data)
+        self._line += data.count(b"\n")
+        if not self._json:
+            return
+        line = data.rfind(b"\n") + 1
+        if line:
+            data = data[line:]
+            self._in_string = self._escaped = False
+        if self._escaped and data:
+            data = data[1:]
+            self._escaped = False
+        plain = _ESCAPED.sub(b"", data)
+        self._escaped = plain.endswith(b"\\")
+        self._in_string ^= bool(plain.count(b'"') & 1)
+
+
+def _string_end(buffer: bytes, at: int, most: int) -> int:
+    """How far the JSON string goes on that is open at ``at``; a backslash without what it escapes is not part of it."""
+    found = _IN_STRING.match(buffer, at, most)
+    assert found is not None
+    return found.end()
+
+
+def _start(buffer: bytes, at: int) -> int:
+    """Where a tag begins: of the backslashes before its "u003c", only those that escape it are part of it."""
+    count = 0
+    while buffer[at + count : at + count + 1] == b"\\":
+        count += 1
+    return at + count - (count & -count)

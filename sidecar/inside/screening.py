@@ -1,0 +1,100 @@
+"""Every file of an export that is read passes here, and goes on as it may leave."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import reading
+from .cache import Known
+from .scrubbing import OFF, Policy, Report, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import TEXT_ENDS as TEXTS
+from .walk import Found, Skipped
+
+SECRET = "secret"
+BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
+
+
+class Screen:
+    """One export's policy, and what came of it. ``work`` is a folder of our own."""
+
+    def __init__(self, privacy: dict[str, Any], work: str, skipped: Skipped) -> None:
+        self._privacy = privacy
+        self._copy = os.path.join(work, "scrubbed")
+        self._work = work
+        self._skipped = skipped
+        self.report = Report()
+
+    def _policy(self, found: Found, database: bool = False) -> Policy | None:
+        """What holds for a file; ``None`` when nothing does."""
+        table = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
+        return None if policy == (False, OFF) else policy
+
+    def keeps_back(self, found: Found) -> bool:
+        """Whether a file never leaves, whatever a layout says."""
+        if is_secret(found.relative):
+            self._skipped.add(found.path, SECRET)
+            return True
+        return False
+
+    def file(self, found: Found, known: Known | None) -> reading.Contents | None:
+        """A file's contents as they may leave; ``None`` when they may not."""
+        policy = self._policy(found)
+        watch = Watch(policy) if policy is not None else None
+        contents = reading.read_file(found.place, known, self._work, watch)
+        if policy is None or watch is None or not watch.hit:
+            return contents
+        if watch.binary and policy.strict and not found.relative.lower().endswith(TEXTS):
+            contents.carried.close()
+            self._skipped.add(found.path, BINARY)
+            return None
+        text, steady = scrub_file(found.place, self._copy, policy)
+        self.report.text(found.path, text)
+        if not policy.takes_out:
+            return contents
+        # What was read before may not be what was found clean: a writer may have been here in between.
+        contents.carried.close()
+        stream = open(self._copy, "rb")
+        os.unlink(self._copy)
+        clean = reading.read_stream(stream, os.fstat(stream.fileno()).st_size, known, self._work)
+        if clean.carried is not stream:
+            stream.close()
+        return clean._replace(steady=steady)
+
+    def text(self, found: Found, data: bytes) -> bytes:
+        """A text that was made in memory, as it may leave."""
+        policy = self._policy(found)
+        if policy is None or not policy.may_concern(data):
+            return data
+        clean, text = scrubbed(data, policy, found.relative)
+        self.report.text(found.path, text)
+        return clean
+
+    def database(
+        self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool
+    ) -> bool | None:
+        """Clear our copy of a database. Return whether that changed it; ``None`` when it may not leave.
+
+        ``fresh``: by its blocks alone it is known what has not been looked at yet.
+        """
+        policy = self._policy(found, database=True)
+        if policy is None:
+            return False
+        from .tables import Unscrubbable, scrub
+
+        pages = None
+        if fresh and contents.blocks is not None and page:
+            each = contents.block // page
+            count = contents.size // page
+            pages = [
+                number
+                for block in contents.blocks
+                for number in range(block * each + 1, (block + 1) * each + 1)
+                if number <= count
+            ]
+        try:
+            return scrub(copy, found.path, policy, pages, sound, self.report)
+        except Unscrubbable as problem:
+            self._skipped.add(found.path, str(problem))
+            return None

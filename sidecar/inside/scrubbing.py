@@ -1,0 +1,185 @@
+"""Take out of an export what must not leave the sandbox, and say where it was, never what.
+
+Files are looked at while they are read: only one in which there is something is read again and written, without it, to the
+scratch folder. Nobody's own files are ever written to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Tuple
+
+from . import credentials, private
+
+CHUNK = 1 << 20
+OVERLAP = 8 * 1024
+TRIES = 3
+MOST_FINDINGS = 200
+MOST_PATHS = 1000
+OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
+ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
+# Known by their names alone, wherever they are.
+SECRET_NAMES = frozenset(
+    (".env .netrc _netrc .pgpass .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
+     " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
+)  # fmt: skip
+SECRET_ENDS = (".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
+TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
+
+
+def is_secret(relative: str) -> bool:
+    """Whether a file is known to hold secrets by its name."""
+    name = relative.rpartition("/")[2].lower()
+    return name in SECRET_NAMES or name.startswith(".env.") or name.endswith(SECRET_ENDS)
+
+
+class Policy(NamedTuple):
+    """What is to be done for the files of one layout: with private passages, and with credentials."""
+
+    remove: bool
+    credentials: str
+
+    @property
+    def takes_out(self) -> bool:
+        return self.remove or self.credentials == REDACT
+
+    @property
+    def strict(self) -> bool:
+        """Whether there is anything that may not leave."""
+        return self.takes_out or self.credentials == REFUSE
+
+    @property
+    def without_warnings(self) -> Policy:
+        return Policy(self.remove, OFF if self.credentials == WARN else self.credentials)
+
+    def may_concern(self, data: bytes) -> bool:
+        """Whether there is anything in these bytes to be done."""
+        if self.remove and private.may_hold(data):
+            return True
+        return self.credentials != OFF and credentials.may_hold(data)
+
+
+class Watch:
+    """Sees the bytes of a file go by."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._tail = b""
+        self.hit = self.binary = False
+
+    def over(self, stream: BinaryIO) -> _Watched:
+        self._tail = b""
+        return _Watched(stream, self)
+
+    def see(self, data: bytes) -> None:
+        self.binary = self.binary or b"\0" in data
+        if not self.hit:
+            data = self._tail + data if self._tail else data
+            self.hit = self._policy.may_concern(data)
+            self._tail = data[-OVERLAP:]
+
+
+class _Watched:
+    def __init__(self, stream: BinaryIO, watch: Watch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._watch.see(data)
+        return data
+
+
+class Text:
+    """One text on its way through: feed it in pieces. ``taken`` counts private passages and blotted credentials."""
+
+    def __init__(self, policy: Policy, json: bool) -> None:
+        self.rows: List[Tuple[int, str, str]] = []
+        self.taken = [0, 0]
+        self._policy = policy
+        self._private = private.Private(json, self._passage) if policy.remove else None
+        redact = policy.credentials == REDACT
+        self._credentials = credentials.Credentials(redact, self._credential) if policy.credentials != OFF else None
+
+    def feed(self, data: bytes, last: bool = False) -> bytes:
+        if self._private is not None:
+            data = self._private.feed(data, last)
+        return self._credentials.feed(data, last) if self._credentials is not None else data
+
+    def _passage(self, line: int, closed: bool) -> None:
+        self.taken[0] += 1
+        self.rows.append((line, "private" if closed else "private-unclosed", "removed"))
+
+    def _credential(self, line: int, name: str) -> None:
+        self.taken[1] += self._policy.credentials == REDACT
+        self.rows.append((line, name, ACTIONS[self._policy.credentials]))
+
+
+def scrubbed(data: bytes, policy: Policy, name: str = "") -> Tuple[bytes, Text]:
+    """A text that is held in memory, as it may leave."""
+    text = Text(policy, private.is_json(name, data[:CHUNK]))
+    return text.feed(data, True), text
+
+
+def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
+    """Write a file to ``target`` as it may leave. Return what was in it, and whether it held still meanwhile."""
+    for _ in range(TRIES):
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as source, open(target, "wb") as out:
+            before = os.fstat(descriptor)
+            left = before.st_size
+            chunk = source.read(min(CHUNK, left))
+            text = Text(policy, private.is_json(place, chunk))
+            while chunk:
+                left -= len(chunk)
+                out.write(text.feed(chunk))
+                chunk = source.read(min(CHUNK, left))
+            out.write(text.feed(b"", True))
+            after = os.fstat(descriptor)
+        steady = not left and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        if steady:
+            break
+    return text, steady
+
+
+class Report:
+    """What was found and done: counts for all of it, places for the first."""
+
+    def __init__(self) -> None:
+        self.rows: List[Dict[str, Any]] = []
+        self.more = 0
+        self.refused = 0
+        self.taken: Dict[str, List[int]] = {}
+        self.taken_more = [0, 0]
+        self.counts: Dict[str, int] = {}
+
+    def add(self, path: str, name: str, action: str, line: int = 0, column: str = "", row: str = "") -> None:
+        self.refused += action == ACTIONS[REFUSE]
+        self.counts[action] = self.counts.get(action, 0) + 1
+        if len(self.rows) < MOST_FINDINGS:
+            place = {"line": line} if line else {"column": column, "row": row}
+            self.rows.append(dict(place, path=path, name=name, action=action))
+        else:
+            self.more += 1
+
+    def take(self, path: str, taken: List[int]) -> None:
+        """So many private passages and credentials were taken out of a file."""
+        if taken == [0, 0]:
+            return
+        if len(self.taken) < MOST_PATHS:
+            self.taken[path] = taken
+        else:
+            self.taken_more = [self.taken_more[0] + taken[0], self.taken_more[1] + taken[1]]
+
+    def text(self, path: str, text: Text) -> None:
+        for line, name, action in text.rows:
+            self.add(path, name, action, line)
+        self.take(path, text.taken)
+
+    def answer(self) -> Dict[str, Any]:
+        return {
+            "findings": self.rows,
+            "findings_more": self.more,
+            "found": self.counts,
+            "taken": self.taken,
+            "taken_more": self.taken_more,
+        }

@@ -1,0 +1,230 @@
+"""Take what must not leave out of a database: out of our own copy of it, value by value.
+
+SQLite is asked, so that indexes come along; triggers are set aside meanwhile, for nobody knows what they would write where,
+and full-text indexes are built anew. What was taken out is overwritten, in free pages and gaps as well. No page moves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from typing import Any, Iterator, List, NamedTuple, Tuple
+
+from . import pages
+from .databases import quick_check
+from .scrubbing import CHUNK, OFF, OVERLAP, REDACT, Policy, Report, scrubbed
+
+FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
+VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
+CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
+FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
+ROWS = 500
+
+
+class Unscrubbable(Exception):
+    """It holds what must not leave, and that cannot be taken out of it; the reason is said in words."""
+
+
+class _Table(NamedTuple):
+    name: str
+    keys: List[str]
+    columns: List[str]
+
+
+class _Hit(NamedTuple):
+    key: Tuple[Any, ...]
+    column: str
+
+
+class _Text(bytes):
+    """A value that is text, as opposed to one that is a blob."""
+
+
+def scrub(place: str, path: str, policy: Policy, changed: List[int] | None, sound: bool, report: Report) -> bool:
+    """Take out of a copy of a database what must not leave. Return whether the copy was changed.
+
+    ``changed`` are the pages that are not as they were when it was last looked at; ``None``: all of them. Raise Unscrubbable.
+    """
+    if not pages.concerns(place, policy.may_concern, changed):
+        return False
+    if not sound:
+        if policy.strict and _raw(place, policy):
+            raise Unscrubbable("damaged, so it could not be cleared of what is private")
+        return False
+    try:
+        cleaning = _Cleaning(place, policy)
+    except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
+        if not policy.strict:
+            return False
+        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
+    changed_it = cleaning.taken != [0, 0]
+    if changed_it:
+        _clear(place, policy)
+    elif policy.strict:
+        changed_it = pages.clear(place, policy.without_warnings.may_concern)
+    for column, row, name, action in cleaning.rows:
+        report.add(path, name, action, column=column, row=row)
+    report.take(path, cleaning.taken)
+    return changed_it
+
+
+def _clear(place: str, policy: Policy) -> None:
+    """Overwrite what is left of what was taken out. Where that cannot be done in place, all of it is written anew."""
+    look = Policy(policy.remove, REDACT if policy.credentials == REDACT else OFF).may_concern
+    if not pages.clear(place) or pages.concerns(place, look, None):
+        _run(place, "VACUUM")
+    if quick_check(place) != "ok":
+        raise Unscrubbable("it could not be cleared of what is private without damage")
+
+
+def _raw(place: str, policy: Policy) -> bool:
+    tail = b""
+    with open(place, "rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            if policy.may_concern(tail + chunk):
+                return True
+            tail = chunk[-OVERLAP:]
+    return False
+
+
+def _connected(place: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(place, isolation_level=None)
+    for setting in ("locking_mode=EXCLUSIVE", "secure_delete=ON", "synchronous=OFF", "ignore_check_constraints=ON"):
+        connection.execute("PRAGMA " + setting).fetchall()
+    return connection
+
+
+def _run(place: str, statement: str) -> None:
+    connection = _connected(place)
+    try:
+        connection.execute(statement)
+    except sqlite3.Error as problem:
+        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
+    finally:
+        connection.close()
+
+
+class _Cleaning:
+    """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
+
+    def __init__(self, place: str, policy: Policy) -> None:
+        self._policy = policy
+        self.rows: List[Tuple[str, str, str, str]] = []
+        self.taken = [0, 0]
+        self._connection = connection = _connected(place)
+        try:
+            self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
+            if policy.takes_out and any(policy.may_concern(os.fsencode(sql)) for _, _, sql in self._schema):
+                raise Unscrubbable("its schema itself holds what is private")
+            self._utf8 = connection.execute("PRAGMA encoding").fetchone()[0] == "UTF-8"
+            tables = [_table(connection, name) for name in self._tables()]
+            connection.text_factory = _Text
+            self._clean([(table, hit) for table in tables for hit in _hits(connection, table, policy)])
+        finally:
+            connection.close()
+
+    def _tables(self) -> List[str]:
+        """Those with values of their own: a full-text index is built anew from what it is about."""
+        indexes = {name + tail for kind, name, sql in self._schema if FULL_TEXT.match(sql) for tail in FULL_TEXT_TABLES}
+        return [
+            name
+            for kind, name, sql in self._schema
+            if kind == "table" and not VIRTUAL.match(sql) and name not in indexes
+        ]
+
+    def _clean(self, hits: List[Tuple[_Table, _Hit]]) -> None:
+        connection, writes = self._connection, 0
+        triggers = [(name, sql) for kind, name, sql in self._schema if kind == "trigger"]
+        connection.execute("BEGIN")
+        # A row is found by its key, so keys come last.
+        for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
+            statement, values = self._statement(table, hit)
+            if not statement:
+                continue
+            if not writes:
+                for name, _ in triggers:
+                    connection.execute("DROP TRIGGER " + _quoted(name))
+            writes += 1
+            connection.execute(statement, values)
+        if writes:
+            for _, sql in triggers:
+                connection.execute(sql)
+            _rebuild(connection, self._schema)
+        connection.execute("COMMIT")
+
+    def _statement(self, table: _Table, hit: _Hit) -> Tuple[str, Tuple[Any, ...]]:
+        """What clears one value; nothing, when nothing is to be taken out of it."""
+        name, column = _quoted(table.name), _quoted(hit.column)
+        where = " AND ".join("%s IS ?" % key for key in table.keys)
+        found = self._connection.execute("SELECT %s FROM %s WHERE %s" % (column, name, where), hit.key).fetchone()
+        if found is None:
+            raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
+        data = found[0]
+        clean, text = scrubbed(data, self._policy)
+        # A key that is text may itself be what must not leave, so it is not said.
+        row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
+        self.rows += [("%s.%s" % (table.name, hit.column), row, what, action) for _, what, action in text.rows]
+        self.taken = [self.taken[0] + text.taken[0], self.taken[1] + text.taken[1]]
+        if clean == data:
+            return "", ()
+        if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which it can do without
+            return "DELETE FROM %s WHERE %s" % (name, where), hit.key
+        is_text = isinstance(data, _Text)
+        if not is_text and b"\0" in data:
+            raise Unscrubbable(
+                "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
+            )
+        value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
+        new = clean.decode("utf-8") if is_text and not self._utf8 else bytes(clean)
+        return "UPDATE %s SET %s = %s WHERE %s" % (name, column, value, where), (new,) + hit.key
+
+
+def _rebuild(connection: sqlite3.Connection, schema: List[Any]) -> None:
+    for _, name, sql in schema:
+        if not FULL_TEXT.match(sql):
+            continue
+        if CONTENTLESS.search(sql):
+            raise Unscrubbable("its full-text index %s cannot be built anew" % name)
+        quoted = _quoted(name)
+        connection.execute("INSERT INTO %s(%s) VALUES ('rebuild')" % (quoted, quoted))
+
+
+def _table(connection: sqlite3.Connection, name: str) -> _Table:
+    columns, primary = [], []
+    for row in connection.execute("PRAGMA table_xinfo(%s)" % _quoted(name)):
+        if row[6] == 0:
+            columns.append(row[1])
+        if row[5]:
+            primary.append((row[5], _quoted(row[1])))
+    named = {column.lower() for column in columns}
+    for alias in ("rowid", "_rowid_", "oid"):
+        if alias in named:
+            continue
+        try:
+            connection.execute("SELECT %s FROM %s LIMIT 0" % (alias, _quoted(name)))
+            return _Table(name, [alias], columns)
+        except sqlite3.OperationalError:
+            break
+    return _Table(name, [key for _, key in sorted(primary)], columns)
+
+
+def _hits(connection: sqlite3.Connection, table: _Table, policy: Policy) -> Iterator[_Hit]:
+    """Where in a table there is something to be done. Most rows hold nothing, so many are looked at together."""
+    if not table.columns:
+        return
+    query = "SELECT %s FROM %s" % (", ".join(table.keys + [_quoted(one) for one in table.columns]), _quoted(table.name))
+    cursor, width = connection.execute(query), len(table.keys)
+    for rows in iter(lambda: cursor.fetchmany(ROWS), []):
+        if not policy.may_concern(b"\0".join(one for row in rows for one in row[width:] if isinstance(one, bytes))):
+            continue
+        for row in rows:
+            for column, value in zip(table.columns, row[width:]):
+                if isinstance(value, bytes) and policy.may_concern(value):
+                    if not width:
+                        raise Unscrubbable("%s has no key to clear its rows by" % table.name)
+                    yield _Hit(tuple(key.decode() if isinstance(key, _Text) else key for key in row[:width]), column)
+
+
+def _quoted(name: str) -> str:
+    return '"%s"' % name.replace('"', '""')

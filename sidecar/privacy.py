@@ -1,0 +1,64 @@
+"""What may not leave a sandbox: private passages and credentials, and what happens to them.
+
+Like limits, it can be said for all, for one layout's files (``[privacy.layouts.NAME]``) and for some memories
+(``[privacy.memories."acme/*"]``, the first pattern that fits): a narrower table overrides single keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sidecar.inside.credentials import VERSION
+from sidecar.limits import Tables, fitting
+
+KEEP, REMOVE = "keep", "remove"
+OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
+CREDENTIAL_MODES = (OFF, WARN, REDACT, REFUSE)
+MODES = {"private": (REMOVE, KEEP), "credentials": CREDENTIAL_MODES, "databases": CREDENTIAL_MODES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Privacy:
+    """What is taken out of a memory before it leaves its sandbox."""
+
+    private: str = REMOVE
+    """What happens to ``<private>…</private>``, in files and databases: "remove" or "keep"."""
+    credentials: str = WARN
+    """What happens to credentials in files: "off", "warn", "redact", or "refuse": such an export is rejected."""
+    databases: str = WARN
+    """The same for credentials in databases."""
+    layouts: Tables = field(default_factory=dict)
+    """For one layout's files alone: any of the keys above."""
+    memories: Tables = field(default_factory=dict)
+    """For the memories a pattern fits: any of the keys above."""
+
+    def of(self, memory: str) -> Privacy:
+        """The policy for one memory."""
+        return replace(self, **fitting(memory, self.memories), memories={})
+
+    def of_layout(self, layout: str) -> Privacy:
+        return replace(self, **self.layouts.get(layout, {}), layouts={})
+
+    def lenient(self) -> Privacy:
+        """The same, but what would be refused is only warned of."""
+
+        def softer(table: Any) -> dict[str, str]:
+            return {key: WARN if value == REFUSE else value for key, value in table.items()}
+
+        own: dict[str, Any] = softer({key: getattr(self, key) for key in MODES})
+        return replace(self, **own, layouts={name: softer(table) for name, table in self.layouts.items()})
+
+    def for_sandbox(self, layouts: Collection[str]) -> dict[str, Any]:
+        """What the in-sandbox program is told; ``policy`` names it all, so that it shows when any of it changes."""
+
+        def told(table: Privacy) -> dict[str, str]:
+            return {key: getattr(table, key) for key in MODES}
+
+        parts = {name: told(self.of_layout(name)) for name in self.layouts}
+        text = json.dumps([VERSION, told(self), parts], sort_keys=True).encode()
+        asked = {name: table for name, table in parts.items() if name in layouts}
+        return {**told(self), "layouts": asked, "policy": hashlib.sha256(text).hexdigest()[:16]}
