@@ -16,82 +16,80 @@ HOLD = 32 * 1024
 
 
 class Kind(NamedTuple):
-    """``literal`` is in every one of them. Where ``text`` has a group, that is the secret; else the whole is."""
+    """Each begins with ``literal``, which is quickly looked for; ``rest`` is what follows it.
+
+    Where ``rest`` has a group, that is the secret; else the whole is.
+    """
 
     name: str
     literal: bytes
-    text: bytes
-    sign: bytes = b""
-    """What a long one is suspected by, where only part of it may be to be seen."""
+    rest: bytes
+    edge: bool = True
+    """It does not begin in the middle of a word; a line break that JSON has escaped is no part of a word."""
+    long: bool = False
+    """It may be longer than what is looked at together, so its beginning alone is suspicious."""
+
+    @property
+    def text(self) -> bytes:
+        literal = re.escape(self.literal)
+        word = rb"(?:(?<![A-Za-z0-9_]" + literal + rb")|(?<=\\[nrt]" + literal + rb"))" if self.edge else b""
+        return literal + word + self.rest
 
 
-_EDGE = rb"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt]))"
 _END = rb"(?![A-Za-z0-9])"
 _LINE = rb"(?:[ \t\r\n]|\\{1,8}[nrt])"
 _PEM = (
-    rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:"
-    + _LINE
-    + rb"{1,8}[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
+    rb"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:" + _LINE + rb"{1,8}[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
     rb"" + _LINE + rb"{0,8}[A-Za-z0-9+/=]{32,12000}(?:" + _LINE + rb"{1,4}[A-Za-z0-9+/=]{1,80}){0,200}"
     rb"(?:" + _LINE + rb"{0,8}-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
 )
-_ASSIGNED = rb"(?:[\"']|\\{1,8}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}(?:[\"']|\\{1,8}[\"'])?"
+_AWS_SECRET = (
+    rb"(?:[\"']|\\{1,8}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}(?:[\"']|\\{1,8}[\"'])?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"
+)
 _WORDS = rb"[A-Za-z0-9_-]"
+_URL = rb"[^\s/:@\"'\\<>\[\]{}$]{1,64}:([^\s/@\"'\\<>\[\]{}$*]{3,128})@[A-Za-z0-9]"
 
 KINDS: Tuple[Kind, ...] = (
-    Kind("aws-access-key", b"AKIA", _EDGE + rb"AKIA[A-Z0-9]{16}" + _END),
-    Kind("aws-access-key", b"ASIA", _EDGE + rb"ASIA[A-Z0-9]{16}" + _END),
+    Kind("aws-access-key", b"AKIA", rb"[A-Z0-9]{16}" + _END),
+    Kind("aws-access-key", b"ASIA", rb"[A-Z0-9]{16}" + _END),
+    Kind("aws-secret-key", b"AccessKey", _AWS_SECRET, edge=False),
+    Kind("aws-secret-key", b"ACCESS_KEY", _AWS_SECRET, edge=False),
+    Kind("aws-secret-key", b"secret_access_key", _AWS_SECRET, edge=False),
+    *(Kind("github-token", b"gh" + kind + b"_", rb"[A-Za-z0-9]{36,255}") for kind in (b"p", b"o", b"u", b"s", b"r")),
+    Kind("github-fine-grained-token", b"github_pat_", rb"[A-Za-z0-9]{22}_[A-Za-z0-9]{40,100}"),
+    Kind("gitlab-token", b"glpat-", _WORDS + rb"{20,64}"),
+    Kind("anthropic-key", b"sk-ant-", rb"[a-z]{2,12}[0-9]{2}-" + _WORDS + rb"{32,160}"),
+    Kind("openai-key", b"sk-proj-", _WORDS + rb"{40,200}"),
+    Kind("openai-key", b"sk-svcacct-", _WORDS + rb"{40,200}"),
+    Kind("openai-key", b"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),
+    Kind("openrouter-key", b"sk-or-", rb"v1-[0-9a-f]{64}"),
+    Kind("google-api-key", b"AIza", _WORDS + rb"{35}(?!" + _WORDS + rb")"),
+    Kind("google-oauth-secret", b"GOCSPX-", _WORDS + rb"{28}"),
+    Kind("google-access-token", b"ya29.", _WORDS + rb"{40,400}"),
     *(
-        Kind("aws-secret-key", word, re.escape(word) + _ASSIGNED + rb"([A-Za-z0-9/+]{40})" + _END)
-        for word in (b"secret_access_key", b"SECRET_ACCESS_KEY", b"ecretAccessKey")
-    ),
-    *(
-        Kind("github-token", b"gh" + kind + b"_", _EDGE + rb"gh" + kind + rb"_[A-Za-z0-9]{36,255}")
-        for kind in (b"p", b"o", b"u", b"s", b"r")
-    ),
-    Kind("github-fine-grained-token", b"github_pat_", _EDGE + rb"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{40,100}"),
-    Kind("gitlab-token", b"glpat-", _EDGE + rb"glpat-" + _WORDS + rb"{20,64}"),
-    Kind("anthropic-key", b"sk-ant-", _EDGE + rb"sk-ant-[a-z]{2,12}[0-9]{2}-" + _WORDS + rb"{32,160}"),
-    Kind("openai-key", b"T3BlbkFJ", _EDGE + rb"sk-" + _WORDS + rb"{16,120}T3BlbkFJ" + _WORDS + rb"{16,120}"),
-    Kind("openai-key", b"sk-proj-", _EDGE + rb"sk-proj-" + _WORDS + rb"{40,200}"),
-    Kind("openrouter-key", b"sk-or-", _EDGE + rb"sk-or-v1-[0-9a-f]{64}"),
-    Kind("google-api-key", b"AIza", _EDGE + rb"AIza" + _WORDS + rb"{35}(?!" + _WORDS + rb")"),
-    Kind("google-oauth-secret", b"GOCSPX-", _EDGE + rb"GOCSPX-" + _WORDS + rb"{28}"),
-    Kind("google-access-token", b"ya29.", _EDGE + rb"ya29\." + _WORDS + rb"{40,400}"),
-    *(
-        Kind("slack-token", b"xox" + kind + b"-", _EDGE + rb"xox" + kind + rb"-[A-Za-z0-9-]{24,200}")
+        Kind("slack-token", b"xox" + kind + b"-", rb"[A-Za-z0-9-]{24,200}")
         for kind in (b"a", b"b", b"e", b"p", b"r", b"s")
     ),
-    Kind("slack-webhook", b"hooks.slack.com", rb"hooks\.slack\.com\\{0,8}/services\\{0,8}/([A-Za-z0-9/\\]{36,90})"),
-    Kind("stripe-key", b"sk_live_", _EDGE + rb"sk_live_[A-Za-z0-9]{20,128}"),
-    Kind("stripe-key", b"rk_live_", _EDGE + rb"rk_live_[A-Za-z0-9]{20,128}"),
-    Kind("stripe-webhook-secret", b"whsec_", _EDGE + rb"whsec_[A-Za-z0-9+/]{32,64}"),
-    Kind("npm-token", b"npm_", _EDGE + rb"npm_[A-Za-z0-9]{36}" + _END),
-    Kind("pypi-token", b"pypi-", _EDGE + rb"pypi-AgE" + _WORDS + rb"{50,400}"),
-    Kind("huggingface-token", b"hf_", _EDGE + rb"hf_[A-Za-z0-9]{34,40}" + _END),
-    Kind("sendgrid-key", b"SG.", _EDGE + rb"SG\." + _WORDS + rb"{22}\." + _WORDS + rb"{43}"),
-    Kind("telegram-token", b":AA", _EDGE + rb"[0-9]{8,10}:AA" + _WORDS + rb"{33}(?!" + _WORDS + rb")"),
-    Kind(
-        *(
-            "jwt",
-            b"eyJ",
-            _EDGE + rb"eyJ" + _WORDS + rb"{10,2000}\.eyJ" + _WORDS + rb"{10,4000}\." + _WORDS + rb"{16,1500}",
-        )
-    ),
-    Kind("private-key", b"PRIVATE KEY", _PEM, rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"),
-    Kind("age-secret-key", b"AGE-SECRET-KEY-", rb"AGE-SECRET-KEY-1[0-9A-Z]{58}"),
-    Kind("e2b-key", b"e2b_", _EDGE + rb"e2b_[0-9a-f]{40}" + _END),
-    Kind("daytona-key", b"dtn_", _EDGE + rb"dtn_[0-9a-f]{64}" + _END),
-    Kind("databricks-token", b"dapi", _EDGE + rb"dapi[0-9a-f]{32}(?:-[0-9])?" + _END),
-    *(
-        Kind("digitalocean-token", kind + b"_v1_", _EDGE + kind + rb"_v1_[0-9a-f]{64}" + _END)
-        for kind in (b"dop", b"doo", b"dor")
-    ),
-    Kind("azure-key", b"AccountKey=", rb"AccountKey=([A-Za-z0-9+/]{86}==)"),
-    Kind("azure-key", b"SharedAccessKey=", rb"SharedAccessKey=([A-Za-z0-9+/]{43}=)"),
-    Kind("url-password", b"://", rb"://[^\s/:@\"'\\<>\[\]{}$]{1,64}:([^\s/@\"'\\<>\[\]{}$*]{3,128})@[A-Za-z0-9]"),
+    Kind("slack-webhook", b"hooks.slack.com", rb"\\{0,8}/services\\{0,8}/([A-Za-z0-9/\\]{36,90})", edge=False),
+    Kind("stripe-key", b"sk_live_", rb"[A-Za-z0-9]{20,128}"),
+    Kind("stripe-key", b"rk_live_", rb"[A-Za-z0-9]{20,128}"),
+    Kind("stripe-webhook-secret", b"whsec_", rb"[A-Za-z0-9+/]{32,64}"),
+    Kind("npm-token", b"npm_", rb"[A-Za-z0-9]{36}" + _END),
+    Kind("pypi-token", b"pypi-", rb"AgE" + _WORDS + rb"{50,400}"),
+    Kind("huggingface-token", b"hf_", rb"[A-Za-z0-9]{34,40}" + _END),
+    Kind("sendgrid-key", b"SG.", _WORDS + rb"{22}\." + _WORDS + rb"{43}"),
+    Kind("telegram-token", b":AA", rb"(?<=[0-9]{8}:AA)" + _WORDS + rb"{33}(?!" + _WORDS + rb")", edge=False),
+    Kind("jwt", b"eyJ", _WORDS + rb"{10,2000}\.eyJ" + _WORDS + rb"{10,4000}\." + _WORDS + rb"{16,1500}"),
+    Kind("private-key", b"-----BEGIN ", _PEM, edge=False, long=True),
+    Kind("age-secret-key", b"AGE-SECRET-KEY-", rb"1[0-9A-Z]{58}"),
+    Kind("e2b-key", b"e2b_", rb"[0-9a-f]{40}" + _END),
+    Kind("daytona-key", b"dtn_", rb"[0-9a-f]{64}" + _END),
+    Kind("databricks-token", b"dapi", rb"[0-9a-f]{32}(?:-[0-9])?" + _END),
+    *(Kind("digitalocean-token", kind + b"_v1_", rb"[0-9a-f]{64}" + _END) for kind in (b"dop", b"doo", b"dor")),
+    Kind("azure-key", b"AccountKey=", rb"([A-Za-z0-9+/]{86}==)", edge=False),
+    Kind("azure-key", b"AccessKey=", rb"([A-Za-z0-9+/]{43}=)", edge=False),
+    Kind("url-password", b"://", _URL, edge=False),
 )
-NAMES = frozenset(kind.name for kind in KINDS)
 
 
 @lru_cache(maxsize=None)
@@ -100,27 +98,35 @@ def _pattern(text: bytes) -> Pattern[bytes]:
 
 
 @lru_cache(maxsize=None)
-def _quick() -> Tuple[Tuple[Pattern[bytes], ...], Tuple[bytes, ...]]:
-    """The literals, a few passes for all: those that end or begin with the same rare byte are looked for together."""
-    groups: Dict[bytes, List[bytes]] = {b"_": [], b"-": [], b"A": []}
+def _quick() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple[Kind, ...]]:
+    """The literals in a few passes: those that end or begin with the same rare byte are looked for together."""
+    groups: Dict[bytes, List[Kind]] = {b"_": [], b"-": [], b"A": []}
     others = []
     for kind in KINDS:
         first, last = kind.literal[:1], kind.literal[-1:]
         key = last if last in (b"_", b"-") else first
-        groups[key].append(kind.literal) if key in groups else others.append(kind.literal)
-    ending = [
-        key + b"(?:" + b"|".join(b"(?<=" + re.escape(one) + b")" for one in groups[key]) + b")" for key in (b"_", b"-")
-    ]
-    beginning = b"A(?:" + b"|".join(re.escape(one[1:]) for one in groups[b"A"]) + b")"
-    return tuple(re.compile(text) for text in ending + [beginning]), tuple(others)
+        (groups[key] if key in (last, b"A") and key in groups else others).append(kind)
+    return tuple((re.compile(_either(key, kinds)), tuple(kinds)) for key, kinds in groups.items()), tuple(others)
+
+
+def _either(key: bytes, kinds: List[Kind]) -> bytes:
+    texts = [re.escape(kind.literal) for kind in kinds]
+    if key == b"A":
+        return key + b"(?:" + b"|".join(text[1:] for text in texts) + b")"
+    return key + b"(?:" + b"|".join(b"(?<=" + text + b")" for text in texts) + b")"
 
 
 def may_hold(data: bytes) -> bool:
     """Whether there is a credential, or the beginning of a long one."""
-    together, others = _quick()
-    if not any(one.search(data) for one in together) and not any(one in data for one in others):
-        return False
-    return any(kind.literal in data and _pattern(kind.sign or kind.text).search(data) for kind in KINDS)
+    groups, others = _quick()
+    for quick, kinds in groups:
+        if quick.search(data) and any(_is_there(kind, data) for kind in kinds):
+            return True
+    return any(kind.literal in data and _is_there(kind, data) for kind in others)
+
+
+def _is_there(kind: Kind, data: bytes) -> bool:
+    return b"PRIVATE KEY" in data if kind.long else _pattern(kind.text).search(data) is not None
 
 
 Found = Callable[[int, str], None]

@@ -21,9 +21,12 @@ _BLANK = rb"(?:[ \t\r\n]|\\{1,32}[tnr])"
 _WORD = rb"[pP][rR][iI][vV][aA][tT][eE]"
 # No mark may become part of a tag, or taking out twice would take out more.
 _ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
-_OPEN = _LESS + _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
+_TAIL = _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
+_OPEN = _LESS + _TAIL
 _CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE
 OPEN = re.compile(_OPEN)
+# The same in two, each with a beginning that is quickly looked for.
+_PLAIN, _AS_JSON = re.compile(rb"<" + _TAIL), re.compile(rb"u003[cC](?<=\\u003.)" + _TAIL)
 _TAG = re.compile(rb"(" + _OPEN + rb")|" + _CLOSE)
 _IN_STRING = re.compile(rb'(?:[^"\\\n]+|\\.)*')
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
@@ -35,7 +38,7 @@ Found = Callable[[int, bool], None]
 
 def may_hold(data: bytes) -> bool:
     """Whether there is a tag that opens; quick where the word is not even there."""
-    return b"private" in data.lower() and OPEN.search(data) is not None
+    return b"private" in data.lower() and bool(_PLAIN.search(data) or _AS_JSON.search(data))
 
 
 def is_json(name: str, head: bytes) -> bool:
