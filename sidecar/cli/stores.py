@@ -10,6 +10,7 @@ from sidecar.engine import Engine
 from sidecar.engine.heads import fork, rollback
 from sidecar.engine.looking import (
     EntryRow,
+    SnapshotRow,
     compare,
     list_memories,
     list_snapshots,
@@ -54,7 +55,7 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                 f"{row.files:,}",
                 size(row.bytes),
                 str(row.packs),
-                row.label or row.problem or row.rejected,
+                " ".join(filter(None, [row.label or row.problem or row.rejected, _taken_out(row)])),
             )
             for row in rows
         ],
@@ -62,6 +63,10 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     words: list[str | Table] = [f"The head cannot be read: {state.problem}"] if state.problem else []
     document = {"memory": args.memory, "head": state.snapshot or None, "snapshots": [asdict(row) for row in rows]}
     return Result(document, [*words, table])
+
+
+def _taken_out(row: SnapshotRow) -> str:
+    return f"({row.scrubbed:,} private passages or credentials taken out)" if row.scrubbed else ""
 
 
 async def run_show(engine: Engine, args: argparse.Namespace) -> Result:

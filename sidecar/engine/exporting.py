@@ -15,6 +15,7 @@ from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Ski
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
 
+CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
 LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
 
 
@@ -91,6 +92,8 @@ class Run:
         warnings = [*self.warnings, *(answer.warnings if answer else [])]
         if answer and answer.dropped_files:
             warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
+        if answer and answer.found.get("warned"):
+            warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
         return ExportReceipt(
             outcome=outcome,
             memory=self.request.memory,

@@ -101,7 +101,7 @@ def _pattern(text: bytes) -> Pattern[bytes]:
 def _quick() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple[Kind, ...]]:
     """The literals in a few passes: those that end or begin with the same rare byte are looked for together."""
     groups: Dict[bytes, List[Kind]] = {b"_": [], b"-": [], b"A": []}
-    others = []
+    others: List[Kind] = []
     for kind in KINDS:
         first, last = kind.literal[:1], kind.literal[-1:]
         key = last if last in (b"_", b"-") else first

@@ -332,7 +332,7 @@ class Export:
             "databases": self.databases,
             "skipped": self.skipped.rows,
             "skipped_more": self.skipped.more,
-            "warnings": self.warnings[:100],
+            "warnings": (self.warnings + (self._screen.warnings if self._screen is not None else []))[:100],
             "policy": self._policy(),
             **(self._screen.report.answer() if self._screen is not None else {}),
             **self._left_out(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, List
 
 from . import reading
 from .cache import Known
-from .scrubbing import OFF, Policy, Report, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import OFF, UNCLOSED, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
@@ -24,6 +24,7 @@ class Screen:
         self._work = work
         self._skipped = skipped
         self.report = Report()
+        self.warnings: List[str] = []
 
     def _policy(self, found: Found, database: bool = False) -> Policy | None:
         """What holds for a file; ``None`` when nothing does."""
@@ -50,7 +51,7 @@ class Screen:
             self._skipped.add(found.path, BINARY)
             return None
         text, steady = scrub_file(found.place, self._copy, policy)
-        self.report.text(found.path, text)
+        self._note(found, text)
         if not policy.takes_out:
             return contents
         # What was read before may not be what was found clean: a writer may have been here in between.
@@ -68,8 +69,17 @@ class Screen:
         if policy is None or not policy.may_concern(data):
             return data
         clean, text = scrubbed(data, policy, found.relative)
-        self.report.text(found.path, text)
+        self._note(found, text)
         return clean
+
+    def _note(self, found: Found, text: Text) -> None:
+        self.report.text(found.path, text)
+        lines = [line for line, name, _ in text.rows if name == UNCLOSED]
+        if lines:
+            self.warnings.append(
+                "%s: a <private> is never closed (line %d), so all that follows it was left out."
+                % (found.path, lines[0])
+            )
 
     def database(
         self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool

@@ -17,6 +17,7 @@ TRIES = 3
 MOST_FINDINGS = 200
 MOST_PATHS = 1000
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
+PRIVATE, UNCLOSED = "private", "private-unclosed"
 ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
 # Known by their names alone, wherever they are.
 SECRET_NAMES = frozenset(
@@ -107,7 +108,7 @@ class Text:
 
     def _passage(self, line: int, closed: bool) -> None:
         self.taken[0] += 1
-        self.rows.append((line, "private" if closed else "private-unclosed", "removed"))
+        self.rows.append((line, PRIVATE if closed else UNCLOSED, "removed"))
 
     def _credential(self, line: int, name: str) -> None:
         self.taken[1] += self._policy.credentials == REDACT
