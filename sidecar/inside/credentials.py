@@ -46,6 +46,8 @@ _PEM = (
 _AWS_SECRET = (
     rb"(?:[\"']|\\{1,8}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}(?:[\"']|\\{1,8}[\"'])?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"
 )
+_SLASH = rb"\\{0,8}/"
+_HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
 _URL = rb"[^\s/:@\"'\\<>\[\]{}$]{1,64}:([^\s/@\"'\\<>\[\]{}$*]{3,128})@[A-Za-z0-9]"
 
@@ -70,7 +72,7 @@ KINDS: Tuple[Kind, ...] = (
         Kind("slack-token", b"xox" + kind + b"-", rb"[A-Za-z0-9-]{24,200}")
         for kind in (b"a", b"b", b"e", b"p", b"r", b"s")
     ),
-    Kind("slack-webhook", b"hooks.slack.com", rb"\\{0,8}/services\\{0,8}/([A-Za-z0-9/\\]{36,90})", edge=False),
+    Kind("slack-webhook", b"hooks.slack.com", _SLASH + rb"services" + _SLASH + _HOOK, edge=False),
     Kind("stripe-key", b"sk_live_", rb"[A-Za-z0-9]{20,128}"),
     Kind("stripe-key", b"rk_live_", rb"[A-Za-z0-9]{20,128}"),
     Kind("stripe-webhook-secret", b"whsec_", rb"[A-Za-z0-9+/]{32,64}"),

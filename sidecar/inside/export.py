@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .trimming import Dropped
 
 PERMISSIONS = 0o777
+SCRUBBED = "+"
+"""Noted beside the first page of a database out of whose copy something had to be taken."""
 
 
 class Export:
@@ -202,7 +204,8 @@ class Export:
             return
         contents, first = self._read_copy(target, known, copied.page)
         sound = copied.check == "ok"
-        scrubbed = self.screen.database(found, target, contents, copied.page, sound, self.looked_at)
+        before = known is not None and known.first_page.endswith(SCRUBBED)
+        scrubbed = self.screen.database(found, target, contents, copied.page, sound, self.looked_at, before)
         if scrubbed is not False:
             contents.carried.close()
         if scrubbed is None:
@@ -210,6 +213,7 @@ class Export:
             return
         if scrubbed:
             contents, first = self._read_copy(target, known, copied.page)
+            first += SCRUBBED
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":

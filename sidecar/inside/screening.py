@@ -82,11 +82,11 @@ class Screen:
             )
 
     def database(
-        self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool
+        self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool, before: bool
     ) -> bool | None:
         """Clear our copy of a database. Return whether that changed it; ``None`` when it may not leave.
 
-        ``fresh``: by its blocks alone it is known what has not been looked at yet.
+        ``fresh``: by its blocks alone it is known what has not been looked at yet. ``before``: the last copy was changed.
         """
         policy = self._policy(found, database=True)
         if policy is None:
@@ -104,7 +104,7 @@ class Screen:
                 if number <= count
             ]
         try:
-            return scrub(copy, found.path, policy, pages, sound, self.report)
+            return scrub(copy, found.path, policy, pages, sound, self.report, before)
         except Unscrubbable as problem:
             self._skipped.add(found.path, str(problem))
             return None

@@ -41,24 +41,29 @@ class _Text(bytes):
     """A value that is text, as opposed to one that is a blob."""
 
 
-def scrub(place: str, path: str, policy: Policy, changed: List[int] | None, sound: bool, report: Report) -> bool:
+def scrub(
+    place: str, path: str, policy: Policy, changed: List[int] | None, sound: bool, report: Report, before: bool = False
+) -> bool:
     """Take out of a copy of a database what must not leave. Return whether the copy was changed.
 
-    ``changed`` are the pages that are not as they were when it was last looked at; ``None``: all of them. Raise Unscrubbable.
+    ``changed`` are the pages that are not as they were when it was last looked at; ``None``: all of them. ``before``: there
+    was something in this database earlier. It may be deleted by now, and yet words of it be left in a full-text index, or
+    parts of it in gaps. Raise Unscrubbable.
     """
-    if not pages.concerns(place, policy.may_concern, changed):
+    before = before and policy.takes_out
+    if not before and not pages.concerns(place, policy.may_concern, changed):
         return False
     if not sound:
         if policy.strict and _raw(place, policy):
             raise Unscrubbable("damaged, so it could not be cleared of what is private")
         return False
     try:
-        cleaning = _Cleaning(place, policy)
+        cleaning = _Cleaning(place, policy, before)
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
         if not policy.strict:
             return False
         raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
-    changed_it = cleaning.taken != [0, 0]
+    changed_it = before or cleaning.taken != [0, 0]
     if changed_it:
         _clear(place, policy)
     elif policy.strict:
@@ -108,8 +113,9 @@ def _run(place: str, statement: str) -> None:
 class _Cleaning:
     """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
 
-    def __init__(self, place: str, policy: Policy) -> None:
+    def __init__(self, place: str, policy: Policy, before: bool) -> None:
         self._policy = policy
+        self._before = before
         self.rows: List[Tuple[str, str, str, str]] = []
         self.taken = [0, 0]
         self._connection = connection = _connected(place)
@@ -150,6 +156,7 @@ class _Cleaning:
         if writes:
             for _, sql in triggers:
                 connection.execute(sql)
+        if writes or self._before:
             _rebuild(connection, self._schema)
         connection.execute("COMMIT")
 

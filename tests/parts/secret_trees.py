@@ -176,13 +176,15 @@ class Planted:
         place.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(place)
         connection.executescript(SCHEMA)
+        exported = list(self.rows)  # what is deleted before any export may leave words in a full-text index
         for _ in range(self.chance.randint(1, 6)):
             long = self.chance.choice((0, 0, 2000, 4096, 9000))
             pairs = self.text(5, long=long), self.json({"facts": self.value()}), self.text(3)
             blob = self.chance.random() < 0.3
             there = (pairs[0][0], pairs[1][0], pairs[2][0].encode() if blob else pairs[2][0])
             left = (pairs[0][1], pairs[1][1], pairs[2][1].encode() if blob else pairs[2][1])
-            row = self.chance.choice([*self.rows, max(self.rows, default=0) + 1, max(self.rows, default=0) + 1])
+            row = self.chance.choice([*exported, *[max(self.rows, default=0) + 1] * 2])
+            exported = [one for one in exported if one != row]
             connection.execute("DELETE FROM observations WHERE id = ?", (row,))
             connection.execute("INSERT INTO observations VALUES (?, ?, ?, ?)", (row, *there))
             self.rows[row] = left

@@ -1,0 +1,126 @@
+"""What is private leaves a text, whatever form its tags have and however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from sidecar.inside.private import MARK, Private, is_json, may_hold
+from tests.parts.private_model import without_private
+
+PIECES = (
+    *(
+        b"<private>",
+        b"</private>",
+        b"<PRIVATE>",
+        b"< Private >",
+        b'<private a=\\"b\\">',
+        b'<private a="b">',
+        b"<private ",
+        b"<",
+    ),
+    *(
+        b"\\u003cprivate\\u003e",
+        b"\\\\u003cprivate\\\\u003e",
+        b"<\\/private>",
+        b"\\u003c/private\\u003E",
+        b"</ private\n>",
+    ),
+    *(
+        b"\\\\u003c\\\\/private\\\\u003e",
+        b"private",
+        b">",
+        b"\\",
+        b"\\\\",
+        b'"',
+        b'"',
+        b'\\"',
+        b"\n",
+        b"secret",
+        b'{"a": "',
+    ),
+    *(b"[private]", b" x ", b"\\n", b"<private\\n>", b"<private-key>", b"u003c", b"\\u003c", b"q" * 900, b"q" * 1100),
+)
+
+
+def scrubbed(text: bytes, *, json: bool = False, chance: random.Random | None = None) -> bytes:
+    """In one piece, or in random ones."""
+    found: list[int] = []
+    stream, out, at = Private(json, lambda line, closed: found.append(line)), b"", 0
+    while chance is not None and at < len(text):
+        size = chance.choice((1, 2, 3, 7, 20, 100, 2000))
+        out, at = out + stream.feed(text[at : at + size]), at + size
+    out += stream.feed(text[at:], True)
+    assert len(found) == without_private(text, json)[1]
+    return out
+
+
+@pytest.mark.parametrize("first", (0, 1000))
+def test_it_does_as_the_model_does_in_whatever_pieces_it_reads(first: int) -> None:
+    for seed in range(first, first + 1000):
+        chance = random.Random(seed)
+        text = b"".join(chance.choices(PIECES, k=chance.randint(1, 40)))
+        as_json = chance.random() < 0.6
+        left = scrubbed(text, json=as_json, chance=chance)
+        assert left == without_private(text, as_json)[0], (seed, text)
+        assert scrubbed(left, json=as_json, chance=chance) == left, (seed, text)
+        if left != text:
+            assert may_hold(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a <private>b</private> c", "a [private] c"),
+        ("a <PRIVATE>b</Private> c", "a [private] c"),
+        ('a <private why="x">b</private > c', "a [private] c"),
+        ("<private>a<private>b</private>c</private>d", "[private]d"),
+        ("a <private>b <private>c</private> d", "a [private]"),
+        ("a <private>b\nc", "a [private]"),
+        ("a </private> b", "a </private> b"),
+        ("<privateer>a</privateer> private <private", "<privateer>a</privateer> private <private"),
+        ("a \\u003cprivate\\u003eb\\u003c/private\\u003e c", "a [private] c"),
+        ("", ""),
+    ],
+)
+def test_a_text_without_what_is_private(text: str, left: str) -> None:
+    assert scrubbed(text.encode()).decode() == left
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('{"a": "x <private>b", "c": "d"}', '{"a": "x [private]", "c": "d"}'),
+        ('{"a": "<private>b\\" c", "d": 1}', '{"a": "[private]", "d": 1}'),
+        ('{"a": "<private>b", "c": "d</private>"}', '{"a": "[private]", "c": "d</private>"}'),
+        ('{"a": "C:\\\\\\u003cprivate>b</private>"}', '{"a": "C:\\\\[private]"}'),
+        ('{"a": "{\\"b\\": \\"<private>c<\\/private>d\\"}"}', '{"a": "{\\"b\\": \\"[private]d\\"}"}'),
+        (
+            '{"a": "{\\"b\\": \\"\\\\u003cprivate\\\\u003ec\\\\u003c/private\\\\u003ed\\"}"}',
+            '{"a": "{\\"b\\": \\"[private]d\\"}"}',
+        ),
+        ('{"a": "<private", "b": ">"}', '{"a": "<private", "b": ">"}'),
+        ('{"a": "<private>b\nno JSON at all</private> c', '{"a": "[private] c'),
+    ],
+)
+def test_json_stays_json(text: str, left: str) -> None:
+    got = scrubbed(text.encode(), json=True).decode()
+    assert got == left
+    if "\n" not in text:
+        json.loads(got)
+
+
+def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
+    stream, out = Private(False, lambda line, closed: None), 0
+    for _ in range(64):
+        out += len(stream.feed(b"x" * (1 << 20)))
+    out += len(stream.feed(b"<pri")) + len(stream.feed(b"vate>" + b"y" * (2 << 20))) + len(stream.feed(b"z</priv"))
+    out += len(stream.feed(b"ate>", True))
+    assert out == (64 << 20) + len(MARK)
+
+
+def test_what_is_read_as_json() -> None:
+    assert is_json("x.JSONL", b"anything") and is_json("", b' {"a": 1}') and is_json("", b'["a"]')
+    assert not is_json("x.md", b"[[wiki]]") and not is_json("x.md", b"[link](x)") and not is_json("", b"{{x}}")

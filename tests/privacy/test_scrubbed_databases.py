@@ -1,0 +1,200 @@
+"""What is private leaves the copy of a database: its rows, indexes, full-text mirrors, free pages and gaps."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from sidecar.inside.databases import page_size
+from sidecar.inside.pages import concerns
+from sidecar.inside.scrubbing import Policy, Report
+from sidecar.inside.tables import Unscrubbable, scrub
+
+SECRET = "zqjxkvw-hunter2"
+TEXT = f"public <private>{SECRET} and more</private> rest"
+LEFT = "public [private] rest"
+STRICT = Policy(True, "redact")
+MIRROR = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
+CREATE VIRTUAL TABLE f USING fts5(a, content='t', content_rowid='id');
+CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
+CREATE TABLE log (x TEXT);
+CREATE TRIGGER au AFTER UPDATE ON t BEGIN
+  INSERT INTO f(f, rowid, a) VALUES ('delete', old.id, old.a); INSERT INTO f(rowid, a) VALUES (new.id, new.a);
+  INSERT INTO log VALUES (old.a);
+END"""
+CASES = {
+    "plain": ("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)", [(1, TEXT), (2, "kept"), (3, TEXT)]),
+    "overflow": ("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)", [(n, "y" * 700 * n + TEXT) for n in range(1, 30)]),
+    "no-rowid": ("CREATE TABLE t (id INTEGER, a TEXT, PRIMARY KEY (a)) WITHOUT ROWID", [(1, TEXT), (2, f"2 {TEXT}")]),
+    "unique": ("CREATE TABLE t (id INTEGER, a TEXT UNIQUE)", [(n, f"{n} {TEXT}") for n in range(300)]),
+    "indexes": ("CREATE TABLE t (id INTEGER, a TEXT); CREATE INDEX i ON t (lower(a)); CREATE INDEX j ON t (a, id)", [(1, TEXT)]),
+    "blob": ("CREATE TABLE t (id INTEGER, a BLOB)", [(1, TEXT.encode())]),
+    "generated": ("CREATE TABLE t (id, a TEXT, g TEXT AS (upper(a)) STORED, v TEXT AS (a || '!')); CREATE INDEX i ON t (v)", [(1, TEXT)]),
+    "checked": ("CREATE TABLE t (id INTEGER, a TEXT CHECK (a NOT LIKE '[private%'))", [(1, TEXT)]),
+    "utf-16": ("PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (id INTEGER, a TEXT)", [(1, TEXT + "é")]),
+    "auto-vacuum": ("PRAGMA auto_vacuum = 1; CREATE TABLE t (id INTEGER, a TEXT)", [(n, "q" * 6000 + TEXT) for n in range(20)]),
+    "wal": ("PRAGMA journal_mode = wal; CREATE TABLE t (id INTEGER, a TEXT)", [(1, TEXT)]),
+    "small-pages": ("PRAGMA page_size = 512; CREATE TABLE t (id INTEGER, a TEXT)", [(n, "q" * 900 + TEXT) for n in range(20)]),
+    "large-pages": ("PRAGMA page_size = 65536; CREATE TABLE t (id INTEGER, a TEXT)", [(n, "q" * 90_000 + TEXT) for n in range(3)]),
+    "mirror": (MIRROR, [(n, TEXT) for n in range(40)]),
+    "full-text": ("CREATE VIRTUAL TABLE t USING fts5(id, a)", [(n, TEXT) for n in range(40)]),
+    "older-full-text": ("CREATE VIRTUAL TABLE t USING fts4(id, a)", [(n, TEXT) for n in range(40)]),
+    "statistics": ("CREATE TABLE t (id INTEGER, a TEXT); CREATE INDEX i ON t (a); ANALYZE", [(n, TEXT) for n in range(40)]),
+    "view": ("CREATE TABLE t (id INTEGER, a TEXT); CREATE VIEW w AS SELECT a FROM t", [(1, TEXT)]),
+}  # fmt: skip
+
+
+def made(place: Path, script: str, rows: list[tuple[object, ...]]) -> Path:
+    connection = sqlite3.connect(place)
+    connection.executescript(script)
+    connection.executemany("INSERT INTO t (id, a) VALUES (?, ?)", rows)
+    connection.commit()
+    if "ANALYZE" in script:
+        connection.execute("ANALYZE")
+        connection.commit()
+    connection.close()
+    return place
+
+
+def holds(place: Path, text: str = SECRET) -> bool:
+    raw = place.read_bytes().lower()
+    return any(text.lower().encode(code) in raw for code in ("utf-8", "utf-16-le"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
+    script, rows = CASES[case]
+    place = made(tmp_path / "x.db", script, list(rows))
+    assert holds(place)
+    size, report = place.stat().st_size, Report()
+    assert scrub(str(place), "x.db", STRICT, None, True, report)
+    assert not holds(place)
+    assert not holds(place, "hunter2")  # as a full-text index has it
+    private = sum(TEXT in str(value) or TEXT.encode() == value for _, value in rows)
+    assert report.taken == {"x.db": [private, 0]} and report.counts == {"removed": private}
+    assert {row["column"] for row in report.rows} <= {"t.a", "t_content.c1", "t_content.c1a"}
+    connection = sqlite3.connect(place)
+    expected = [
+        (
+            key,
+            value.replace(TEXT.encode(), LEFT.encode()) if isinstance(value, bytes) else str(value).replace(TEXT, LEFT),
+        )
+        for key, value in rows
+    ]
+    assert sorted(connection.execute("SELECT id, a FROM t")) == sorted(expected)
+    assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok" or case == "checked"
+    assert place.stat().st_size <= size + page_size(str(place)) * 8
+    connection.close()
+    again = Report()
+    assert not scrub(str(place), "x.db", STRICT, None, True, again) and not again.rows
+
+
+def test_triggers_are_there_again_and_did_nothing(tmp_path: Path) -> None:
+    script, rows = CASES["mirror"]
+    place = made(tmp_path / "x.db", script, list(rows))
+    scrub(str(place), "x.db", STRICT, None, True, Report())
+    connection = sqlite3.connect(place)
+    assert connection.execute("SELECT count(*) FROM log").fetchone() == (0,)
+    assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'public'").fetchone() == (40,)
+    assert connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'").fetchone() == (2,)
+    connection.execute("UPDATE t SET a = 'new words' WHERE id = 1")
+    assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'words'").fetchone() == (1,)
+    connection.close()
+
+
+@pytest.mark.parametrize("before", range(3950, 4060, 3))
+def test_a_tag_that_is_cut_by_a_page_is_found(before: int, tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", CASES["plain"][0], [(1, "y" * before + TEXT + "z" * 5000)])
+    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not holds(place)
+
+
+def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", CASES["plain"][0], [(n, "z" * (n * 40) + TEXT) for n in range(200)])
+    connection = sqlite3.connect(place)
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("DELETE FROM t WHERE id > 3")
+    connection.execute("UPDATE t SET a = 'gone'")
+    connection.commit()
+    connection.close()
+    assert holds(place)
+    size, report = place.stat().st_size, Report()
+    assert scrub(str(place), "x.db", STRICT, None, True, report)
+    assert not holds(place) and not report.rows and place.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("script", "value", "reason"),
+    [
+        ("CREATE TABLE t (id, a TEXT); CREATE VIRTUAL TABLE f USING fts5(a, content='')", TEXT, "full-text"),
+        ("CREATE TABLE t (id, a BLOB)", b"\0\1" + TEXT.encode(), "cannot be cleared"),
+        ("CREATE TABLE t (id, a TEXT DEFAULT '<private>x</private>')", "x", "schema"),
+        ("CREATE TABLE t (id, a TEXT, rowid TEXT, _rowid_ TEXT, oid TEXT)", TEXT, "no key"),
+        (f"CREATE TABLE t (id, a TEXT UNIQUE); INSERT INTO t VALUES (0, '{LEFT}')", TEXT, "UNIQUE"),
+    ],
+)
+def test_what_cannot_be_taken_out_keeps_the_database_back(
+    script: str, value: object, reason: str, tmp_path: Path
+) -> None:
+    place = made(tmp_path / "x.db", script, [(1, value)])
+    report = Report()
+    with pytest.raises(Unscrubbable, match=reason):
+        scrub(str(place), "x.db", STRICT, None, True, report)
+    assert not report.rows and not report.taken
+
+
+def test_a_damaged_one_is_kept_back_only_if_it_holds_something(tmp_path: Path) -> None:
+    for number, text in enumerate(("harmless", TEXT)):
+        place = made(tmp_path / f"{number}.db", CASES["plain"][0], [(n, text * 9) for n in range(200)])
+        raw = bytearray(place.read_bytes())
+        raw[8192:8300] = bytes(108)
+        place.write_bytes(raw)
+        if text == TEXT:
+            with pytest.raises(Unscrubbable, match="damaged"):
+                scrub(str(place), "x.db", STRICT, None, False, Report())
+        else:
+            assert not scrub(str(place), "x.db", STRICT, None, False, Report())
+
+
+def test_one_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", MIRROR, [(n, f"a private matter, <privateer> {n} task-x" * 90) for n in range(300)])
+    raw = place.read_bytes()
+    assert not scrub(str(place), "x.db", Policy(True, "warn"), None, True, Report())
+    assert place.read_bytes() == raw
+
+
+def test_looking_at_changed_pages_alone_finds_what_changed(tmp_path: Path) -> None:
+    """Rows are added, changed in place and made longer; only pages that differ from before are looked at."""
+    place = made(tmp_path / "x.db", CASES["plain"][0], [(n, "w" * (n % 50) * 300) for n in range(1, 200)])
+    for seed in range(25):
+        chance = random.Random(seed)
+        before = place.read_bytes()
+        connection = sqlite3.connect(place)
+        for _ in range(3):
+            text = "v" * chance.randint(0, 15_000)
+            connection.execute("UPDATE t SET a = ? WHERE id = ?", (text, chance.randint(1, 199)))
+        connection.commit()
+        target = chance.randint(1, 199)
+        old = connection.execute("SELECT a FROM t WHERE id = ?", (target,)).fetchone()[0]
+        at = chance.randint(0, max(0, len(old) - len(TEXT)))
+        secret = old[:at] + TEXT + old[at + len(TEXT) :] if len(old) >= len(TEXT) else TEXT
+        clean = place.read_bytes()
+        connection.execute("UPDATE t SET a = ? WHERE id = ?", (secret, target))
+        connection.commit()
+        changed = _changed(clean, place.read_bytes())
+        assert concerns(str(place), STRICT.may_concern, changed), (seed, changed)
+        connection.execute("UPDATE t SET a = ? WHERE id = ?", (old, target))
+        connection.commit()
+        connection.close()
+        assert _changed(before, clean) == [] or not concerns(str(place), Policy(False, "off").may_concern, [1])
+
+
+def _changed(old: bytes, new: bytes, page: int = 4096) -> list[int]:
+    return [
+        number // page + 1
+        for number in range(0, len(new), page)
+        if old[number : number + page] != new[number : number + page]
+    ]
