@@ -1,0 +1,289 @@
+"""What each policy does to an export, who is told, and that nothing is looked at twice."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.sandboxes.local import LocalSandbox
+from sidecar.config import load_config
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.archives import adopt
+from sidecar.engine.looking import list_snapshots, show_snapshot
+from sidecar.errors import BadConfig
+from sidecar.inside import credentials, scrubbing
+from sidecar.privacy import Privacy
+from sidecar.receipts import ExportReceipt, Scrubbed
+from tests.parts.homes import engine_at, run_cli, write
+from tests.parts.in_process import InProcess
+from tests.parts.memories import TOOLS
+from tests.parts.secret_trees import everything_in
+
+TOKEN = "ghp_" + "a1B2" * 9
+SECRET = "zqjxkvw"
+NOTE = f"# Notes\n\n<private>{SECRET}</private>\nkey {TOKEN}\n"
+
+
+def home_with(path: Path, text: str = NOTE) -> Path:
+    write(path / "app/memory/note.md", text.encode())
+    write(path / "app/MEMORY.md", b"nothing to hide")
+    return path
+
+
+def observed(home: Path, *texts: str) -> None:
+    place = home / ".claude-mem/claude-mem.db"
+    place.parent.mkdir(exist_ok=True)
+    connection = sqlite3.connect(place)
+    connection.execute("CREATE TABLE IF NOT EXISTS observations (id INTEGER PRIMARY KEY, text TEXT)")
+    connection.executemany("INSERT INTO observations (text) VALUES (?)", [(text,) for text in texts])
+    connection.commit()
+    connection.close()
+
+
+async def exported(engine: Engine, home: Path, **more: Any) -> ExportReceipt:
+    return await export(engine, InProcess(home), ExportRequest(memory="m", projects=(str(home / "app"),), **more))
+
+
+def stored(store: Path, text: str) -> bool:
+    return any(text.encode() in data for _, data in everything_in(store))
+
+
+def engine_with(tmp_path: Path, **privacy: str) -> Engine:
+    return engine_at(tmp_path / "store", privacy=Privacy(**privacy))
+
+
+async def test_by_default_what_is_private_goes_and_credentials_are_warned_of(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, "harmless", f"{TOKEN} and <private>{SECRET}</private>")
+    receipt = await exported(engine_at(tmp_path / "store"), home)
+    assert receipt.outcome == "committed"
+    found = [(row.path, row.name, row.action, row.line, row.column, row.row) for row in receipt.findings]
+    assert sorted(found) == [
+        ("claude-mem/claude-mem.db", "github-token", "warned", 0, "observations.text", "2"),
+        ("claude-mem/claude-mem.db", "private", "removed", 0, "observations.text", "2"),
+        ("project/memory/note.md", "github-token", "warned", 4, "", ""),
+        ("project/memory/note.md", "private", "removed", 3, "", ""),
+    ]
+    assert receipt.found == {"removed": 2, "warned": 2} and receipt.scrubbed == Scrubbed(private=2)
+    assert any("Credentials found: 2" in warning for warning in receipt.warnings)
+    assert TOKEN not in str(receipt) and SECRET not in str(receipt)
+    assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", TOKEN)
+
+
+@pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
+async def test_each_way_with_credentials(mode: str, tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", f"{TOKEN}\n")
+    observed(home, TOKEN)
+    engine = engine_with(tmp_path, credentials=mode, databases=mode)
+    receipt = await exported(engine, home)
+    assert (
+        receipt.found == {"off": {}, "warn": {"warned": 2}, "redact": {"redacted": 2}, "refuse": {"refused": 2}}[mode]
+    )
+    if mode == "refuse":
+        assert (receipt.outcome, receipt.snapshot, receipt.head) == ("rejected", None, None)
+        assert receipt.reason is not None and receipt.reason.code == "credentials"
+        assert "note.md line 1" in receipt.reason.message and TOKEN not in str(receipt)
+        assert not list(everything_in(tmp_path / "store"))
+        assert (await exported(engine, home)).outcome == "rejected"
+        allowed = await exported(engine, home, allow=("credentials",))
+        assert (allowed.outcome, allowed.found) == ("committed", {"warned": 2})
+        assert (await exported(engine, home)).outcome == "rejected"
+    else:
+        assert receipt.outcome == "committed"
+        assert stored(tmp_path / "store", TOKEN) == (mode != "redact")
+        assert receipt.scrubbed.credentials == (2 if mode == "redact" else 0)
+
+
+async def test_what_is_kept_is_kept_to_the_byte(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    engine = engine_with(tmp_path, private="keep", credentials="off", databases="off")
+    assert (await exported(engine, home)).findings == []
+    assert stored(tmp_path / "store", SECRET)
+
+
+async def test_a_layout_and_a_memory_may_have_a_policy_of_their_own(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, f"<private>{SECRET}</private>")
+    tables: dict[str, Any] = {
+        "layouts": {"three-tier": {"private": "keep"}},
+        "memories": {"other": {"private": "keep"}},
+    }
+    engine = engine_at(tmp_path / "store", privacy=Privacy(credentials="off", **tables))
+    assert [row.path for row in (await exported(engine, home)).findings] == ["claude-mem/claude-mem.db"]
+    request = ExportRequest(memory="other", projects=(str(home / "app"),))
+    assert (await export(engine, InProcess(home), request)).findings == []
+
+
+async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    engine = engine_with(tmp_path, credentials="redact")
+    _age(home)
+    first = await exported(engine, home)
+    write(home / "app/memory/other.md", b"more")
+    second = await exported(engine, home)  # the note is as it was, so it is not read
+    words = "1 private passage and 1 credential were taken out of this snapshot before it was stored."
+    assert (first.scrubbed.words, second.scrubbed.words, second.findings) == (words, words, [])
+    (tmp_path / "other/app").mkdir(parents=True)
+    request = RestoreRequest(memory="m", projects=(str(tmp_path / "other/app"),))
+    back = await restore(engine, InProcess(tmp_path / "other"), request)
+    assert words in back.warnings and back.scrubbed == Scrubbed(private=1, credentials=1)
+    expected = "# Notes\n\n[private]\nkey [redacted:github-token]\n"
+    assert (tmp_path / "other/app/memory/note.md").read_text() == expected
+    again = await exported(engine, tmp_path / "other")
+    assert (again.outcome, again.findings) == ("unchanged", [])
+    _, rows = await list_snapshots(engine.repository, "m")
+    assert [row.scrubbed for row in rows] == [2, 2]
+    contents = await show_snapshot(engine.repository, "m", "latest")
+    assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}
+
+
+async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, "harmless")
+    engine = engine_with(tmp_path)
+    looks: list[int] = []
+    look = scrubbing.Policy.may_concern
+    monkeypatch.setattr(
+        scrubbing.Policy, "may_concern", lambda policy, data: looks.append(len(data)) or look(policy, data)
+    )
+    await exported(engine, home)
+    assert looks
+    for _ in range(2):  # the first reads what is too young to be believed
+        await exported(engine, home)
+        looks.clear()
+        _age(home)
+    await exported(engine, home)
+    looks.clear()
+    assert (await exported(engine, home)).outcome == "unchanged" and not looks
+    stricter = replace(engine, privacy=Privacy(credentials="redact"))
+    receipt = await exported(stricter, home)
+    assert (receipt.outcome, receipt.found) == ("committed", {"removed": 1, "redacted": 1}) and looks
+    await exported(stricter, home)
+    looks.clear()
+    assert (await exported(stricter, home)).outcome == "unchanged" and not looks
+    before = stricter.privacy.for_sandbox([])["policy"]
+    monkeypatch.setattr("sidecar.privacy.VERSION", credentials.VERSION + 1)
+    assert stricter.privacy.for_sandbox([])["policy"] != before
+
+
+def _age(home: Path) -> None:
+    """Let the files be older than a tick of the file system's clock."""
+    time.sleep(0.15)
+
+
+async def test_what_was_restored_under_the_same_policy_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with(tmp_path)
+    await exported(engine, home_with(tmp_path / "home"))
+    (tmp_path / "other/app").mkdir(parents=True)
+    await restore(
+        engine, InProcess(tmp_path / "other"), RestoreRequest(memory="m", projects=(str(tmp_path / "other/app"),))
+    )
+    await exported(engine, tmp_path / "other")  # reads what is too young to be believed
+    _age(tmp_path)
+    await exported(engine, tmp_path / "other")
+    monkeypatch.setattr(scrubbing.Policy, "may_concern", None)
+    assert (await exported(engine, tmp_path / "other")).outcome == "unchanged"
+
+
+async def test_known_secret_files_and_settings_stay_behind(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    for name in (".env.local", ".netrc", "id_ed25519", "store.p12", ".npmrc"):
+        write(home / "app/memory/deep" / name, SECRET.encode())
+    write(
+        home / ".claude-mem/settings.json",
+        f'{{"X_API_KEY": "{SECRET}", "NOTE": "<private>{SECRET}</private> x"}}'.encode(),
+    )
+    receipt = await exported(engine_with(tmp_path), home)
+    assert {row.path.rpartition("/")[2] for row in receipt.skipped if row.reason == "secret"} == {
+        *(".env.local", ".netrc", "id_ed25519", "store.p12", ".npmrc")
+    }
+    assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", "[private] x")
+
+
+async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / "app/memory/odd.bin", b"\0\1<private>" + SECRET.encode())
+    write(home / "app/memory/torn.jsonl", b'{"a": "<private>' + SECRET.encode() + b'"}\n' + bytes(64))
+    receipt = await exported(engine_with(tmp_path), home)
+    assert [(row.path, row.reason[:10]) for row in receipt.skipped] == [("project/memory/odd.bin", "not a text")]
+    assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", '{"a": "[private]"}\n\0')
+
+
+async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", f"kept\n<private>{SECRET}\nall of it")
+    receipt = await exported(engine_with(tmp_path), home)
+    assert [row.name for row in receipt.findings] == ["private-unclosed"]
+    assert any("never closed (line 2)" in warning for warning in receipt.warnings)
+
+
+async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    (tmp_path / "bin").mkdir()
+    for name in TOOLS:
+        if found := shutil.which(name):
+            (tmp_path / "bin" / name).symlink_to(found)
+    sandbox = LocalSandbox(home)
+    sandbox._environment = {"HOME": str(home), "PATH": str(tmp_path / "bin")}
+    request = ExportRequest(memory="m", projects=(str(home / "app"),))
+    receipt = await export(engine_with(tmp_path), sandbox, request)
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 1}
+    assert any("left the sandbox" in warning for warning in receipt.warnings)
+    assert not stored(tmp_path / "store", SECRET)
+    refusing = engine_with(tmp_path, credentials="refuse")
+    refused = await export(refusing, sandbox, request)
+    assert (refused.outcome, refused.reason and refused.reason.code) == ("rejected", "credentials")
+
+
+async def test_an_import_goes_through_the_same(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    with tarfile.open(tmp_path / "home.tar", "w") as tar:
+        tar.add(home / "app", "app")
+    receipt = await adopt(engine_with(tmp_path), tmp_path / "home.tar", ExportRequest(memory="m"))
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 1}
+    assert not stored(tmp_path / "store", SECRET)
+
+
+def test_the_command_line_says_where_and_never_what(tmp_path: Path) -> None:
+    home, store = home_with(tmp_path / "home"), tmp_path / "store"
+    words = ("export", "m", "--sandbox", f"local:{home}", "--project", str(home / "app"))
+    refused = run_cli(*words, store=store, env={"MEMORY_SIDECAR_PRIVACY_CREDENTIALS": "refuse"})
+    assert (refused.code, refused.error) == (3, "credentials") and not store.exists()
+    done = run_cli(*words, store=store, env={"MEMORY_SIDECAR_PRIVACY_CREDENTIALS": "redact"})
+    assert done.code == 0 and done.document["scrubbed"] == {"private": 1, "credentials": 1}
+    assert TOKEN not in str(done) + str(refused) and SECRET not in str(done)
+    shown = run_cli("show", "m", store=store)
+    assert shown.document["scrubbed"] == {"project/memory/note.md": [1, 1]}
+    wrong = run_cli(*words, store=store, env={"MEMORY_SIDECAR_PRIVACY_PRIVATE": "hide"})
+    assert wrong.code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[privacy]\nprivate = 'removed'\n", 2, "Did you mean 'remove'?"),
+        ("[privacy]\ncredentials = 'redacted'\n", 2, "Did you mean 'redact'?"),
+        ("[privacy]\ndatabases = 3\n", 2, "not valid"),
+        ("[privacy]\nsecrets = 'warn'\n", 2, "unknown key"),
+        ("[privacy.layouts.claude-men]\nprivate = 'keep'\n", 1, "Did you mean 'claude-mem'?"),
+        ("[privacy.layouts.claude-mem]\nprivate = 'warn'\n", 2, '"remove" or "keep"'),
+        ("[privacy.memories.'a/**']\nprivate='keep'\n[privacy.memories.'a/b']\nprivate='keep'\n", 3, "never reached"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_line(text: str, line: int, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(BadConfig) as refused:
+        load_config(str(file))
+    assert refused.value.message.startswith(f"{file}:{line}: "), refused.value.message
+    assert words in f"{refused.value.message} {refused.value.hint}"
