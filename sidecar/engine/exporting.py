@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.looking import scrubbed_of
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.inside.index import Entry
+from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
 
+Base = tuple[Manifest, dict[str, Entry], list[Index]]
+"""A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
 LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
 
@@ -51,7 +53,7 @@ class Run:
     snapshot: str
     presence: Presence
     warnings: list[str] = field(default_factory=list)
-    ahead: asyncio.Task[tuple[Manifest, dict[str, Entry]]] | None = None
+    ahead: asyncio.Task[Base] | None = None
     """The head, being read while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
     """Keys of objects that are in the store already, and that no snapshot names."""

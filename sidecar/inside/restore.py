@@ -263,7 +263,8 @@ class Restore:
             known[path] = cache.Known(entry, signature, first_page)
         keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
         cache.begin(
-            self.scratch.memory, cache.Base(self.request["snapshot"], time.time_ns(), known, self.request["policy"])
+            self.scratch.memory,
+            cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
         )
 
 
