@@ -14,9 +14,10 @@ from sidecar.engine.direct import RELAYED, NotDirect, bring
 from sidecar.engine.limiting import check_dropped, check_layouts, loosest
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
-from sidecar.inside.index import DIR, Entry, Index
+from sidecar.inside.index import DIR, FILE, Entry, Index
 from sidecar.inside.layers import apply_index
 from sidecar.inside.rules import Rules
+from sidecar.inside.scrubbing import is_secret
 from sidecar.snapshots.arrival import check_pack, read_index
 from sidecar.snapshots.claims import LONGEST_NAME, LONGEST_PATH, check_entries, check_path
 from sidecar.snapshots.fold import PackFile
@@ -170,5 +171,9 @@ def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
     rules = {root.name: Rules(engine.layouts[root.layout].for_sandbox()) for root in answer.roots}
     for change in index.changes:
         root, _, relative = change.entry.path.partition("/")
-        if root in rules and not rules[root].allows(relative, change.entry.type == DIR):
+        if root in rules and (not rules[root].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
             raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
+
+
+def _secret(entry: Entry) -> bool:
+    return entry.type == FILE and is_secret(entry.path)

@@ -9,7 +9,16 @@ from pydantic import BaseModel
 
 from sidecar import __version__
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
-from sidecar.receipts import DatabaseReport, ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt, Skip
+from sidecar.receipts import (
+    DatabaseReport,
+    ExportOutcome,
+    ExportReceipt,
+    Finding,
+    RestoreOutcome,
+    RestoreReceipt,
+    Scrubbed,
+    Skip,
+)
 from sidecar.retention.forgetting import Fate
 from sidecar.service import bodies
 from sidecar.service.attaching import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
@@ -50,6 +59,9 @@ EXPORTED = ExportReceipt(
     duration_ms=640,
     databases=[DatabaseReport(path=DATABASE, method="online-backup", check="ok")],
     skipped=[Skip(path="claude-mem/worker.pid", reason="never leaves a sandbox")],
+    findings=[Finding(path="project/MEMORY.md", name="private", action="removed", line=12)],
+    found={"removed": 1},
+    scrubbed=Scrubbed(private=3),
     conversation=CONVERSATION,
 )
 RESTORED = RestoreReceipt(
