@@ -10,7 +10,8 @@ What is left is a function of the text alone, however it is cut into pieces, and
 from __future__ import annotations
 
 import re
-from typing import Callable, List
+from functools import lru_cache
+from typing import Callable, List, Pattern
 
 MARK = b"[private]"
 HOLD = 1024
@@ -24,26 +25,31 @@ _ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}
 _TAIL = _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
 _OPEN = _LESS + _TAIL
 _CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE
-OPEN = re.compile(_OPEN)
-# The same in two, each with a beginning that is quickly looked for.
-_PLAIN, _AS_JSON = re.compile(rb"<" + _TAIL), re.compile(rb"u003[cC](?<=\\u003.)" + _TAIL)
-_TAG = re.compile(rb"(" + _OPEN + rb")|" + _CLOSE)
-_IN_STRING = re.compile(rb'(?:[^"\\\n]+|\\.)*')
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*["}]|\[\s*["{\]])')
+_TAG = rb"(" + _OPEN + rb")|" + _CLOSE
+# An opening tag in two ways, each with a beginning that is quickly looked for.
+_PLAIN, _AS_JSON = rb"<" + _TAIL, rb"u003[cC](?<=\\u003.)" + _TAIL
+_IN_STRING = rb'(?:[^"\\\n]+|\\.)*'
+_ESCAPED = rb"(?s)\\."
+_JSON = rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*["}]|\[\s*["{\]])'
 
 Found = Callable[[int, bool], None]
 """Told the line of each passage, as it is in what is left, and whether it was closed."""
 
 
+@lru_cache(maxsize=None)
+def _compiled(text: bytes) -> Pattern[bytes]:
+    """When it is first needed: compiling takes longer than looking at most files."""
+    return re.compile(text)
+
+
 def may_hold(data: bytes) -> bool:
     """Whether there is a tag that opens; quick where the word is not even there."""
-    return b"private" in data.lower() and bool(_PLAIN.search(data) or _AS_JSON.search(data))
+    return b"private" in data.lower() and bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
 
 
 def is_json(name: str, head: bytes) -> bool:
     """Whether a text is to be read as JSON or JSON lines, by its name or how it begins."""
-    return name.lower().endswith((".json", ".jsonl", ".ndjson")) or _JSON.match(head) is not None
+    return name.lower().endswith((".json", ".jsonl", ".ndjson")) or _compiled(_JSON).match(head) is not None
 
 
 class Private:
@@ -78,7 +84,7 @@ class Private:
     def _outside(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
         search = at
         while True:
-            tag = OPEN.search(buffer, search)
+            tag = _compiled(_OPEN).search(buffer, search)
             if tag is None or (tag.start() >= limit and not last):
                 self._pass(buffer[at:limit])
                 return max(at, limit)
@@ -96,7 +102,7 @@ class Private:
             self._end = _string_end(buffer, at, len(buffer))
         end = self._end if self._bound else len(buffer)
         ended = self._bound and end < len(buffer) and (last or buffer[end:] != b"\\")
-        tag = _TAG.search(buffer, at, end)
+        tag = _compiled(_TAG).search(buffer, at, end)
         if tag is not None and (last or ended or tag.start() < limit):
             self._depth += 1 if tag.group(1) else -1
             if not self._depth:
@@ -136,14 +142,14 @@ class Private:
         if self._escaped and data:
             data = data[1:]
             self._escaped = False
-        plain = _ESCAPED.sub(b"", data)
+        plain = _compiled(_ESCAPED).sub(b"", data)
         self._escaped = plain.endswith(b"\\")
         self._in_string ^= bool(plain.count(b'"') & 1)
 
 
 def _string_end(buffer: bytes, at: int, most: int) -> int:
     """How far the JSON string goes on that is open at ``at``; a backslash without what it escapes is not part of it."""
-    found = _IN_STRING.match(buffer, at, most)
+    found = _compiled(_IN_STRING).match(buffer, at, most)
     assert found is not None
     return found.end()
 
