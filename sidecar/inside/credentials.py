@@ -118,13 +118,16 @@ def _either(key: bytes, kinds: List[Kind]) -> bytes:
     return key + b"(?:" + b"|".join(b"(?<=" + text + b")" for text in texts) + b")"
 
 
+def _possible(data: bytes) -> List[Kind]:
+    """The kinds whose literals are there."""
+    groups, others = _quick()
+    kinds = [kind for quick, kinds in groups if quick.search(data) for kind in kinds if kind.literal in data]
+    return kinds + [kind for kind in others if kind.literal in data]
+
+
 def may_hold(data: bytes) -> bool:
     """Whether there is a credential, or the beginning of a long one."""
-    groups, others = _quick()
-    for quick, kinds in groups:
-        if quick.search(data) and any(_is_there(kind, data) for kind in kinds):
-            return True
-    return any(kind.literal in data and _is_there(kind, data) for kind in others)
+    return any(_is_there(kind, data) for kind in _possible(data))
 
 
 def _is_there(kind: Kind, data: bytes) -> bool:
@@ -150,7 +153,7 @@ class Credentials:
         buffer, at = self._buffer + data, self._context
         out: List[bytes] = []
         limit = len(buffer) if last else len(buffer) - HOLD
-        kinds = [kind for kind in KINDS if kind.literal in buffer] if at < limit else []
+        kinds = _possible(buffer) if at < limit else []
         nexts: Dict[Kind, Tuple[int, int]] = {}
         while at < limit:
             best = self._next(buffer, at, kinds, nexts)

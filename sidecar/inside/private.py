@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Callable, List, Pattern
+from typing import Callable, Dict, List, Pattern, Tuple
 
 MARK = b"[private]"
+LONGEST_RUN = 32
+"""Of backslashes before what they escape."""
 HOLD = 1024
 """No tag is longer: so many bytes are held back until it is known what follows them."""
 
@@ -65,13 +67,15 @@ class Private:
         self._in_string = self._escaped = False
         self._end = -1
         """Where that string ends, in the piece at hand."""
+        self._ahead: Dict[bytes, Tuple[int, int]] = {}
+        """The next tag of either kind in it, as far as it was looked for."""
         self._line = 1
         self._out: List[bytes] = []
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
         buffer = self._buffer + data
         limit = len(buffer) if last else len(buffer) - HOLD
-        at, self._end = 0, -1
+        at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
         while at < limit or (last and self._depth):
             before = at, self._depth, self._bound
             at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit, last)
@@ -84,18 +88,31 @@ class Private:
     def _outside(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
         search = at
         while True:
-            tag = _compiled(_OPEN).search(buffer, search)
-            if tag is None or (tag.start() >= limit and not last):
+            begin, end = self._opening(buffer, search)
+            if begin >= limit:
                 self._pass(buffer[at:limit])
                 return max(at, limit)
-            start = _start(buffer, tag.start())
+            start = _start(buffer, begin)
             self._pass(buffer[at:start])
             at = start
-            if self._in_string and _string_end(buffer, start, tag.end()) < tag.end():
-                search = tag.end()  # its end is in another string: no tag
+            if self._in_string and _string_end(buffer, start, end) < end:
+                search = end  # its end is in another string: no tag
                 continue
             self._depth, self._bound = 1, self._in_string
-            return tag.end()
+            return end
+
+    def _opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
+        """Where the next tag that opens begins and ends, from ``search`` on; both are beyond the piece when there is none."""
+        for text in (_PLAIN, _AS_JSON):
+            if self._ahead[text][0] >= search:
+                continue
+            tag = _compiled(text).search(buffer, search)
+            begin, end = tag.span() if tag is not None else (len(buffer), len(buffer))
+            first = max(search, begin - LONGEST_RUN) if text is _AS_JSON and tag is not None else begin
+            while begin > first and buffer[begin - 1 : begin] == b"\\":
+                begin -= 1
+            self._ahead[text] = begin, end
+        return min(self._ahead.values())
 
     def _within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
         if self._bound and self._end < at:

@@ -59,7 +59,7 @@ def scrubbed(text: bytes, *, json: bool = False, chance: random.Random | None = 
 
 @pytest.mark.parametrize("first", (0, 1000))
 def test_it_does_as_the_model_does_in_whatever_pieces_it_reads(first: int) -> None:
-    for seed in range(first, first + 1000):
+    for seed in range(first, first + 500):
         chance = random.Random(seed)
         text = b"".join(chance.choices(PIECES, k=chance.randint(1, 40)))
         as_json = chance.random() < 0.6
@@ -114,11 +114,11 @@ def test_json_stays_json(text: str, left: str) -> None:
 
 def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
     stream, out = Private(False, lambda line, closed: None), 0
-    for _ in range(64):
+    for _ in range(16):
         out += len(stream.feed(b"x" * (1 << 20)))
     out += len(stream.feed(b"<pri")) + len(stream.feed(b"vate>" + b"y" * (2 << 20))) + len(stream.feed(b"z</priv"))
     out += len(stream.feed(b"ate>", True))
-    assert out == (64 << 20) + len(MARK)
+    assert out == (16 << 20) + len(MARK)
 
 
 def test_what_is_read_as_json() -> None:
