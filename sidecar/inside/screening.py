@@ -7,7 +7,7 @@ from typing import Any, List
 
 from . import reading
 from .cache import Known
-from .scrubbing import OFF, UNCLOSED, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import OFF, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
@@ -74,12 +74,9 @@ class Screen:
 
     def _note(self, found: Found, text: Text) -> None:
         self.report.text(found.path, text)
-        lines = [line for line, name, _ in text.rows if name == UNCLOSED]
-        if lines:
-            self.warnings.append(
-                "%s: a <private> is never closed (line %d), so all that follows it was left out."
-                % (found.path, lines[0])
-            )
+        if text.unclosed:
+            told = "%s: a <private> is never closed (line %d), so all that follows it was left out."
+            self.warnings.append(told % (found.path, text.unclosed))
 
     def database(
         self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool, before: bool

@@ -95,6 +95,10 @@ class Text:
 
     def __init__(self, policy: Policy, json: bool) -> None:
         self.rows: List[Tuple[int, str, str]] = []
+        self.more: Dict[str, int] = {}
+        """By what was done: those that are not in the list."""
+        self.unclosed = 0
+        """The line of a private passage that is never closed."""
         self.taken = [0, 0]
         self._policy = policy
         self._private = private.Private(json, self._passage) if policy.remove else None
@@ -108,11 +112,18 @@ class Text:
 
     def _passage(self, line: int, closed: bool) -> None:
         self.taken[0] += 1
-        self.rows.append((line, PRIVATE if closed else UNCLOSED, "removed"))
+        self._add(line, PRIVATE if closed else UNCLOSED, "removed")
+        self.unclosed = self.unclosed or (0 if closed else line)
 
     def _credential(self, line: int, name: str) -> None:
         self.taken[1] += self._policy.credentials == REDACT
-        self.rows.append((line, name, ACTIONS[self._policy.credentials]))
+        self._add(line, name, ACTIONS[self._policy.credentials])
+
+    def _add(self, line: int, name: str, action: str) -> None:
+        if len(self.rows) < MOST_FINDINGS:
+            self.rows.append((line, name, action))
+        else:
+            self.more[action] = self.more.get(action, 0) + 1
 
 
 def scrubbed(data: bytes, policy: Policy, name: str = "") -> Tuple[bytes, Text]:
@@ -162,6 +173,13 @@ class Report:
         else:
             self.more += 1
 
+    def add_more(self, more: Dict[str, int]) -> None:
+        """What others have found and only counted."""
+        for action, count in more.items():
+            self.refused += count if action == ACTIONS[REFUSE] else 0
+            self.counts[action] = self.counts.get(action, 0) + count
+            self.more += count
+
     def take(self, path: str, taken: List[int]) -> None:
         """So many private passages and credentials were taken out of a file."""
         if taken == [0, 0]:
@@ -174,6 +192,7 @@ class Report:
     def text(self, path: str, text: Text) -> None:
         for line, name, action in text.rows:
             self.add(path, name, action, line)
+        self.add_more(text.more)
         self.take(path, text.taken)
 
     def answer(self) -> Dict[str, Any]:

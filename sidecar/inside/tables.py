@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from typing import Any, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from . import pages
 from .databases import quick_check
-from .scrubbing import CHUNK, OFF, OVERLAP, REDACT, Policy, Report, scrubbed
+from .scrubbing import CHUNK, MOST_FINDINGS, OFF, OVERLAP, REDACT, Policy, Report, scrubbed
 
 FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
 CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
 FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
-ROWS = 500
+ROWS = 100
 
 
 class Unscrubbable(Exception):
@@ -50,12 +50,12 @@ def scrub(
     was something in this database earlier. It may be deleted by now, and yet words of it be left in a full-text index, or
     parts of it in gaps. Raise Unscrubbable.
     """
+    if not sound:
+        if policy.strict and _raw(place, policy.without_warnings):
+            raise Unscrubbable("damaged, so it could not be cleared of what is private")
+        return False
     before = before and policy.takes_out
     if not before and not pages.concerns(place, policy.may_concern, changed):
-        return False
-    if not sound:
-        if policy.strict and _raw(place, policy):
-            raise Unscrubbable("damaged, so it could not be cleared of what is private")
         return False
     try:
         cleaning = _Cleaning(place, policy, before)
@@ -70,6 +70,7 @@ def scrub(
         changed_it = pages.clear(place, policy.without_warnings.may_concern)
     for column, row, name, action in cleaning.rows:
         report.add(path, name, action, column=column, row=row)
+    report.add_more(cleaning.more)
     report.take(path, cleaning.taken)
     return changed_it
 
@@ -117,6 +118,7 @@ class _Cleaning:
         self._policy = policy
         self._before = before
         self.rows: List[Tuple[str, str, str, str]] = []
+        self.more: Dict[str, int] = {}
         self.taken = [0, 0]
         self._connection = connection = _connected(place)
         try:
@@ -171,7 +173,13 @@ class _Cleaning:
         clean, text = scrubbed(data, self._policy)
         # A key that is text may itself be what must not leave, so it is not said.
         row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
-        self.rows += [("%s.%s" % (table.name, hit.column), row, what, action) for _, what, action in text.rows]
+        for _, what, action in text.rows:
+            if len(self.rows) < MOST_FINDINGS:
+                self.rows.append(("%s.%s" % (table.name, hit.column), row, what, action))
+            else:
+                self.more[action] = self.more.get(action, 0) + 1
+        for action, count in text.more.items():
+            self.more[action] = self.more.get(action, 0) + count
         self.taken = [self.taken[0] + text.taken[0], self.taken[1] + text.taken[1]]
         if clean == data:
             return "", ()

@@ -220,6 +220,14 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", '{"a": "[private]"}\n\0')
 
 
+async def test_the_list_has_an_end_but_all_are_counted(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", f"<private>{SECRET}</private>\n" * 300)
+    observed(home, *[f"<private>{SECRET}</private>" * 3] * 100)
+    receipt = await exported(engine_with(tmp_path), home)
+    assert (len(receipt.findings), receipt.findings_more, receipt.found) == (200, 400, {"removed": 600})
+    assert receipt.scrubbed == Scrubbed(private=600)
+
+
 async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", f"kept\n<private>{SECRET}\nall of it")
     receipt = await exported(engine_with(tmp_path), home)
