@@ -220,6 +220,16 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", '{"a": "[private]"}\n\0')
 
 
+@pytest.mark.parametrize("secret", [f"<private>{SECRET}</private>", TOKEN])
+async def test_what_lies_across_the_blocks_of_a_file_is_found(secret: str, tmp_path: Path) -> None:
+    engine = engine_with(tmp_path, credentials="redact")
+    for before in (3, len(secret) // 2, len(secret) - 1):
+        home = home_with(tmp_path / f"home-{before}", "x" * (65536 - before - 1) + " " + secret + " " + "x" * 65536)
+        receipt = await exported(engine, home, force=True)
+        assert sum(receipt.found.values()) == 1
+    assert not stored(tmp_path / "store", SECRET) and not stored(tmp_path / "store", TOKEN)
+
+
 async def test_the_list_has_an_end_but_all_are_counted(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", f"<private>{SECRET}</private>\n" * 300)
     observed(home, *[f"<private>{SECRET}</private>" * 3] * 100)

@@ -6,13 +6,16 @@ import json
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
+from sidecar.ports import Sandbox
 from sidecar.privacy import Privacy
+from tests.parts.commands import python_38
 from tests.parts.homes import engine_at
 from tests.parts.in_process import InProcess
 from tests.parts.secret_trees import NEEDLE, Planted, everything_in
@@ -21,7 +24,7 @@ STRICT = Privacy(private="remove", credentials="redact", databases="redact")
 TREES, EACH, ALL = 45, 15, 5000
 
 
-async def tried(seed: int, folder: Path, sandbox: type[LocalSandbox] = InProcess) -> int:
+async def tried(seed: int, folder: Path, sandbox: Callable[[Path], Sandbox] = InProcess) -> int:
     """One tree: exported, changed, exported again, restored elsewhere. Return how many secrets there were."""
     planted = Planted(folder / "home", random.Random(seed))
     planted.home.mkdir(parents=True)
@@ -91,8 +94,21 @@ async def test_nothing_planted_is_found_in_the_store(first: int, tmp_path: Path)
 
 
 async def test_the_same_holds_for_the_program_as_it_is_sent(tmp_path: Path) -> None:
-    for seed in (7001, 7002):
-        await tried(seed, tmp_path / str(seed), LocalSandbox)
+    await tried(7001, tmp_path / "here", LocalSandbox)
+
+
+async def test_the_same_holds_on_python_38(tmp_path: Path) -> None:
+    if not (python := python_38()):
+        pytest.skip("there is no Python 3.8 on this machine")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(python)
+
+    def older(home: Path) -> Sandbox:
+        sandbox = LocalSandbox(home)
+        sandbox._environment = {**sandbox._environment, "PATH": str(tmp_path / "bin")}
+        return sandbox
+
+    await tried(7002, tmp_path / "older", older)
 
 
 @pytest.mark.slow
