@@ -28,6 +28,13 @@ SCRUBBED = "+"
 """Noted beside the first page of a database out of whose copy something had to be taken."""
 
 
+class Anew(Exception):
+    """The base was made by another policy, and holds what must not leave: a snapshot that builds on it would keep it.
+
+    Not where the base has layouts that were not asked for: they are nowhere else.
+    """
+
+
 class Export:
     """One run. ``request`` is what the sidecar asked for; ``answer`` is what it is told."""
 
@@ -77,6 +84,9 @@ class Export:
         if self._screen is not None and self._screen.report.refused:
             self.bundle.abandon()
             return self._answer("refused")
+        took = self._screen is not None and self._screen.took
+        if self.base is not None and not self.looked_at and took and not self.taken[1]:
+            raise Anew
         if self.base is not None and not self.changes and not gone:
             if self.refreshed:
                 self._remember(self.base.snapshot)

@@ -97,7 +97,7 @@ def _undone(journal: str) -> bool:
 
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
     """Export, and again from the start when it turns out to be more than it looked like."""
-    from .export import Export
+    from .export import Anew, Export
     from .fitting import Fit, Over
 
     fit = Fit(request["limits"])
@@ -108,6 +108,9 @@ def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, A
         except Over:
             run.bundle.abandon()
             fit.again()
+        except Anew:
+            run.bundle.abandon()
+            request = dict(request, unusable=request.get("unusable", []) + run.lineage[:1])
 
 
 def _answer_file(scratch: Scratch) -> str:

@@ -25,6 +25,8 @@ class Screen:
         self._skipped = skipped
         self.report = Report()
         self.warnings: List[str] = []
+        self.took = False
+        """Something was taken out, or held back."""
 
     def _policy(self, found: Found, database: bool = False) -> Policy | None:
         """What holds for a file; ``None`` when nothing does."""
@@ -36,6 +38,7 @@ class Screen:
         """Whether a file never leaves, whatever a layout says."""
         if is_secret(found.relative):
             self._skipped.add(found.path, SECRET)
+            self.took = True
             return True
         return False
 
@@ -49,6 +52,7 @@ class Screen:
         if watch.binary and policy.strict and not found.relative.lower().endswith(TEXTS):
             contents.carried.close()
             self._skipped.add(found.path, BINARY)
+            self.took = True
             return None
         text, steady = scrub_file(found.place, self._copy, policy)
         self._note(found, text)
@@ -74,6 +78,7 @@ class Screen:
 
     def _note(self, found: Found, text: Text) -> None:
         self.report.text(found.path, text)
+        self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
             told = "%s: a <private> is never closed (line %d), so all that follows it was left out."
             self.warnings.append(told % (found.path, text.unclosed))
@@ -101,7 +106,10 @@ class Screen:
                 if number <= count
             ]
         try:
-            return scrub(copy, found.path, policy, pages, sound, self.report, before)
+            changed = scrub(copy, found.path, policy, pages, sound, self.report, before)
+            self.took = self.took or changed
+            return changed
         except Unscrubbable as problem:
             self._skipped.add(found.path, str(problem))
+            self.took = True
             return None

@@ -175,6 +175,35 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     assert stricter.privacy.for_sandbox([])["policy"] != before
 
 
+async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    write(home / "app/memory/.npmrc", b"zqjxkvw")
+    observed(home, f"<private>{SECRET}</private>")
+    loose = await exported(engine_with(tmp_path, private="keep", credentials="off", databases="off"), home)
+    for engine, kind in ((engine_with(tmp_path), "full"), (engine_with(tmp_path, credentials="redact"), "full")):
+        receipt = await exported(engine, home)
+        assert (receipt.outcome, receipt.kind, receipt.parent) == ("committed", kind, loose.snapshot)
+        manifest = await engine.repository.manifest("m", receipt.snapshot or "")
+        assert len(manifest.packs) == 1
+        for path, data in everything_in(tmp_path / "store"):
+            if manifest.packs[0].id in path.name:
+                assert SECRET.encode() not in data
+        loose = receipt
+    write(home / "app/memory/more.md", b"more")
+    assert (await exported(engine, home)).kind == "delta"
+
+
+async def test_layouts_that_are_not_asked_for_stay_when_the_policy_changes(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, f"<private>{SECRET}</private>")
+    await exported(engine_with(tmp_path, private="keep"), home)
+    engine = engine_with(tmp_path)
+    part = await exported(engine, home, layouts=("three-tier",))
+    assert (part.outcome, part.kind, part.files) == ("committed", "delta", 3)
+    whole = await exported(engine, home)
+    assert (whole.outcome, whole.kind, whole.scrubbed.private) == ("committed", "full", 2)
+
+
 def _age(home: Path) -> None:
     """Let the files be older than a tick of the file system's clock."""
     time.sleep(0.15)
