@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +127,28 @@ def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
 def test_what_is_read_as_json() -> None:
     assert is_json("x.JSONL", b"anything") and is_json("", b' {"a": 1}') and is_json("", b'["a"]')
     assert not is_json("x.md", b"[[wiki]]") and not is_json("x.md", b"[link](x)") and not is_json("", b"{{x}}")
+
+
+MEASURED = """
+import resource, sys
+from sidecar.inside.scrubbing import Policy, scrub_file
+text, steady = scrub_file(sys.argv[1], sys.argv[2], Policy(True, "redact"))
+print(text.taken[0], steady, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line_break", ["\n", " "])
+def test_a_gigabyte_is_read_in_little_memory(line_break: str, tmp_path: Path) -> None:
+    """As JSON lines, and as one single line."""
+    line = json.dumps({"text": 'what the agent said, "quoted" ' * 2000 + "<private>zqjxkvw</private>"}) + line_break
+    count = (1 << 30) // len(line)
+    with (tmp_path / "large.jsonl").open("w") as file:
+        for _ in range(count):
+            file.write(line)
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "large.jsonl"), str(tmp_path / "out")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken, steady, megabytes = ran.stdout.split()
+    assert (int(taken), steady) == (count, "True") and int(megabytes) < 150
+    (tmp_path / "large.jsonl").unlink()
+    (tmp_path / "out").unlink()
