@@ -65,8 +65,12 @@ def manifest_of(
     parent: str,
     request: ExportRequest,
     policy: str,
+    earlier: Manifest | None,
 ) -> Manifest:
-    """The manifest of a new snapshot, its packs still to be stored; ``policy`` is what the sandbox was told of privacy."""
+    """The manifest of a new snapshot, its packs still to be stored.
+
+    ``policy`` is what the sandbox was told of privacy; ``earlier`` the snapshot it held before, as far as that is known.
+    """
     entries = grown.brought.entries
     files, size = count_files(entries)
     roots = _roots(grown, answer)
@@ -91,7 +95,7 @@ def manifest_of(
         hot_bytes=hot_bytes(entries, {root.name: root.layout for root in roots}, engine.layouts),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
-        scrubbed=scrubbed_files(grown.base, grown.base_entries, entries, answer),
+        scrubbed=scrubbed_files(grown.base or earlier, entries, answer),
         privacy=answer.policy if answer.policy == policy else "",
     )
 

@@ -73,11 +73,12 @@ async def _export(run: Run) -> ExportReceipt:
             if grown.arrived is None:
                 return await _unchanged(run, answer, grown.unchanged, scratch)
             entries = grown.brought.entries
-            policy = privacy_of(run).for_sandbox([])["policy"]
-            manifest = manifest_of(
-                engine, grown, answer, run.snapshot, run.sandbox.ref, run.parent(answer), request, policy
-            )
             head = await head_of(engine, run.state, run.survey, grown)
+            parent, policy = run.parent(answer), privacy_of(run).for_sandbox([])["policy"]
+            earlier = head if head is not None and head.snapshot == parent else None
+            manifest = manifest_of(
+                engine, grown, answer, run.snapshot, run.sandbox.ref, parent, request, policy, earlier
+            )
             if head is not None and head.tree == manifest.tree:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
             reason = None

@@ -45,18 +45,15 @@ def where(line: int, column: str, row: str) -> str:
 
 
 def scrubbed_files(
-    base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry], answer: ExportAnswer
+    earlier: Manifest | None, entries: Mapping[str, Entry], answer: ExportAnswer
 ) -> dict[str, tuple[int, int]]:
     """How much is missing from each file of a new snapshot: by what this export took out, and for a file it took nothing
-    out of by what the base says, for that may well be missing still."""
-    known = {path: counts for path, counts in (base.scrubbed if base else {}).items() if path in entries or not path}
-    for path, counts in answer.taken.items():
-        if path in entries:
-            known[path] = counts
-    others = (
-        (base.scrubbed.get(OTHERS, (0, 0)) if base else (0, 0)) if not any(answer.taken_more) else answer.taken_more
-    )
-    for path in [path for path in known if path][MOST_PATHS:]:
+    out of by what the ``earlier`` snapshot says, for that may well be missing still."""
+    known = dict(earlier.scrubbed) if earlier else {}
+    others = known.pop(OTHERS, (0, 0))
+    others = answer.taken_more if any(answer.taken_more) else others
+    known = {path: counts for path, counts in {**known, **answer.taken}.items() if path in entries}
+    for path in list(known)[MOST_PATHS:]:
         private, credentials = known.pop(path)
-        others = (others[0] + private, others[1] + credentials)
+        others = others[0] + private, others[1] + credentials
     return known | ({OTHERS: others} if any(others) else {})

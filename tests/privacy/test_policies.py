@@ -138,8 +138,16 @@ async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
     assert (tmp_path / "other/app/memory/note.md").read_text() == expected
     again = await exported(engine, tmp_path / "other")
     assert (again.outcome, again.findings) == ("unchanged", [])
+    write(tmp_path / "other/app/memory/note.md", expected.encode() + b"more")
+    third = await exported(engine, tmp_path / "other")
+    for index in (tmp_path / "other/.cache/memory-sidecar/m").glob("index-*"):
+        index.unlink()
+    write(tmp_path / "other/app/memory/fourth.md", b"all is read again, and sent in full")
+    fourth = await exported(engine, tmp_path / "other")
+    assert fourth.kind == "full"
+    assert (third.findings, third.scrubbed.words, fourth.scrubbed.words) == ([], words, words)
     _, rows = await list_snapshots(engine.repository, "m")
-    assert [row.scrubbed for row in rows] == [2, 2]
+    assert [row.scrubbed for row in rows] == [2, 2, 2, 2]
     contents = await show_snapshot(engine.repository, "m", "latest")
     assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}
 
