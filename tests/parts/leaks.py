@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
-VARIABLES = ("E2B_API_KEY", "DAYTONA_API_KEY", "AWS_SECRET_ACCESS_KEY", "MEMORY_SIDECAR_TOKEN")
+VARIABLES = (
+    "E2B_API_KEY",
+    "DAYTONA_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "MEMORY_SIDECAR_TOKEN",
+    "MEMORY_SIDECAR_POSTGRES",
+)
 SIGNATURE = "X-Amz-Signature="
 
 _seen: set[str] = set()
@@ -14,6 +21,7 @@ _seen: set[str] = set()
 def secrets_in_use() -> set[str]:
     """Every credential that this process has had in its environment when this was called."""
     _seen.update(value for name in VARIABLES if len(value := os.environ.get(name, "")) > 7)
+    _seen.update(filter(None, [urlsplit(os.environ.get("MEMORY_SIDECAR_POSTGRES", "")).password]))
     return _seen
 
 

@@ -1,0 +1,1 @@
+"""What the memories of a store say, as rows that can be searched: read out of snapshots, kept in a sink."""
