@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sidecar.errors import BadReference, DriverMissing
 from sidecar.ports import Sandbox, Store
 from sidecar.sink.settings import Postgres, postgres_url
-from sidecar.sink.sink import Sink
+
+if TYPE_CHECKING:
+    from sidecar.repository import Repository
+    from sidecar.sink.indexing import MemoryIndex
+    from sidecar.sink.sink import Sink
 
 
 def open_store(url: str) -> Store:
@@ -55,3 +60,13 @@ def open_sink(settings: Postgres) -> Sink | None:
             hint="pip install 'memory-sidecar[postgres]'",
         ) from None
     return open_postgres(url, settings)
+
+
+def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None:
+    """What makes a store's memories searchable, where something does. Raise ``BadConfig`` or ``DriverMissing``."""
+    sink = open_sink(settings)
+    if sink is None:
+        return None
+    from sidecar.sink.indexing import MemoryIndex
+
+    return MemoryIndex(repository, sink)

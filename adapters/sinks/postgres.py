@@ -28,7 +28,12 @@ LOCK_SECONDS = 60.0
 WRITE_SECONDS = 900.0
 IDLE_SECONDS = 300.0
 """How long Postgres waits for a caller that has stopped in the middle, before it lets others have their turn."""
-DEAD_AFTER: dict[str, Any] = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+DEAD_AFTER: dict[str, Any] = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 LIMITS = """
 SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),

