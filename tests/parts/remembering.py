@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -72,24 +73,24 @@ class Agent:
         """A conversation: a session, a prompt, some observations, a summary, something learned, a day's notes."""
         self._clock += 86_400
         self._session(self._chance.randrange(10**9))
-        for _ in range(observations):
-            self.observe()
+        self.observe(observations)
         self.learn()
         self.note()
         if self._chance.random() < 0.5:
             self.forget()
 
-    def observe(self) -> None:
-        self._clock += 60
-        title, narrative, fact = self._words(3), self._words(30), self._words(5)
-        number = self._run(
-            self.database,
-            "INSERT INTO observations (memory_session_id, project, type, title, narrative, facts, created_at,"
-            " created_at_epoch) VALUES ('s', 'app', 'change', ?, ?, ?, '', ?)",
-            values=(title, narrative, json.dumps([fact, "second"]), self._clock * 1000),
-        )
-        text = f"{narrative}\n\n{fact}\nsecond"
-        self.rows["observation", f"claude-mem/{number}"] = (title, text, "app", "s", self._now, MEM)
+    def observe(self, count: int = 1) -> None:
+        with contextlib.closing(sqlite3.connect(self.database)) as connection, connection:
+            for _ in range(count):
+                self._clock += 60
+                title, narrative, fact = self._words(3), self._words(30), self._words(5)
+                cursor = connection.execute(
+                    "INSERT INTO observations (memory_session_id, project, type, title, narrative, facts, created_at,"
+                    " created_at_epoch) VALUES ('s', 'app', 'change', ?, ?, ?, '', ?)",
+                    (title, narrative, json.dumps([fact, "second"]), self._clock * 1000),
+                )
+                key, text = f"claude-mem/{cursor.lastrowid}", f"{narrative}\n\n{fact}\nsecond"
+                self.rows["observation", key] = (title, text, "app", "s", self._now, MEM)
 
     def forget(self) -> None:
         """Remove an observation and a section, change another observation."""
@@ -182,14 +183,10 @@ class Agent:
         os.utime(self.home / path, (self._clock, self._clock))
 
     def _run(self, database: Path, *statements: str, values: tuple[Any, ...] = ()) -> int:
-        connection = sqlite3.connect(database)
-        try:
-            with connection:
-                for statement in statements:
-                    cursor = connection.execute(statement, values)
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            for statement in statements:
+                cursor = connection.execute(statement, values)
             return int(cursor.lastrowid or 0)
-        finally:
-            connection.close()
 
     def expected(self, memory: str) -> list[Row]:
         """The rows of a sink, in its order: memory, kind, key, title, text, project, session, at, path."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.client import AsyncClient, Client, Retries, SidecarProblem
+from tests.parts.commands import done
 from tests.parts.postgres import Database, Server
 from tests.parts.remembering import Agent
 from tests.parts.services import TOKEN, Service, path, serving, until
@@ -110,13 +111,14 @@ def test_postgres_away_holds_nothing_up_and_is_caught_up_with(
         postgres_server.start()
 
 
-def test_a_new_service_catches_up_with_what_nobody_told_it(tmp_path: Path, agent: Agent, database: Database) -> None:
-    with serving(tmp_path / "store", tmp_path / "log", {"MEMORY_SIDECAR_POSTGRES": ""}) as service:
-        export(service, agent)
-        answer = service.http.get("/v1/search", params={"q": "otter"})
-        assert (answer.status_code, answer.json()["code"]) == (409, "no-index")
-        assert "memory_sidecar_index" not in service.http.get("/metrics").text
-    with serving(tmp_path / "store", tmp_path / "log2") as service:
+def test_a_new_service_catches_up_with_what_nobody_told_it(
+    tmp_path: Path, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEMORY_SIDECAR_POSTGRES")
+    words = ("export", "conductor", f"--sandbox=local:{agent.home}", f"--project={agent.project}")
+    done(*words, store=tmp_path / "store")
+    monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", database.url)
+    with serving(tmp_path / "store", tmp_path / "log") as service:
         until(lambda: figure(service, "records_written_total") == len(agent.rows))
         assert sorted(database.rows()) == agent.expected("conductor")
         agent.converse()

@@ -56,7 +56,7 @@ async def test_rows_are_what_the_agent_remembered_after_every_export(
     engine: Engine, agent: Agent, database: Database
 ) -> None:
     index = index_of(engine)
-    for _ in range(4):
+    for _ in range(3):
         snapshot = await exported(engine, agent)
         done = await index.bring_up("conductor")
         assert (done.state, done.snapshot, done.problems) == ("written", snapshot, [])
@@ -105,9 +105,9 @@ async def test_a_memory_that_was_deleted_and_begun_anew_has_the_new_rows(
     engine: Engine, agent: Agent, database: Database, tmp_path: Path
 ) -> None:
     index = index_of(engine)
-    for _ in range(3):  # its head's generation grows
-        await exported(engine, agent)
-        agent.converse()
+    await exported(engine, agent)
+    agent.converse()
+    await exported(engine, agent)  # its head's generation grows
     await index.bring_up("conductor")
     await engine.repository.delete_memory("conductor")
     fresh = Agent(tmp_path / "fresh", seed=9)
@@ -172,7 +172,7 @@ async def test_rows_are_not_removed_when_the_memory_is_there_again(
 
 async def test_many_at_once_end_with_the_newest(engine: Engine, agent: Agent, database: Database) -> None:
     indexes = [index_of(engine) for _ in range(3)]
-    for _ in range(3):
+    for _ in range(2):
         await exported(engine, agent)
         done = await asyncio.gather(*(index.bring_up("conductor") for index in indexes))
         assert len({one.snapshot for one in done}) == 1
@@ -378,8 +378,7 @@ async def test_a_table_that_is_not_there_or_is_no_table_is_no_problem(
 async def test_of_a_damaged_database_what_can_be_read_is_there_and_the_rest_is_told(
     engine: Engine, agent: Agent, database: Database
 ) -> None:
-    for _ in range(300):
-        agent.observe()
+    agent.observe(300)
     connection = sqlite3.connect(agent.database)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
