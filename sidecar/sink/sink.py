@@ -21,7 +21,10 @@ class Place:
 
 
 class Records(Protocol):
-    """The records of one snapshot: the same ones, in the same order, each time they are asked for."""
+    """The records of one snapshot: the same ones, in the same order, each time they are asked for.
+
+    Of several with the same kind and key, the first counts.
+    """
 
     def batches(self) -> AsyncGenerator[Sequence[Record]]: ...
 

@@ -96,15 +96,10 @@ class SnapshotRecords:
                 records.close()
 
     def _all(self) -> Generator[Record]:
-        twins: set[tuple[str, str]] = set()
         left = MOST_RECORDS
         for path, source in self.sources:
             try:
                 for record in source():
-                    if record.kind in ("learning", "decision"):
-                        if (record.kind, record.key) in twins:
-                            continue
-                        twins.add((record.kind, record.key))
                     left -= 1
                     if left < 0:
                         self.problems.append(f"There are more than {MOST_RECORDS:,} records; the rest is left out.")
