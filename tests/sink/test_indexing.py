@@ -63,6 +63,7 @@ async def test_rows_are_what_the_agent_remembered_after_every_export(
         assert sorted(database.rows()) == agent.expected("conductor")
         assert done.records == len(agent.rows)
         agent.converse()
+        agent.forget()
 
 
 async def test_what_is_equal_already_is_left_alone(engine: Engine, agent: Agent, database: Database) -> None:
