@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import HeadMoved, SidecarError, SinkError, SnapshotDamaged, SnapshotError
-from sidecar.ids import IDENTITY
+from sidecar.ids import STORE_ID
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, HeadState, Repository
 from sidecar.sink.records import clean
@@ -64,14 +64,15 @@ class MemoryIndex:
     def __init__(self, repository: Repository, sink: Sink) -> None:
         self._repository = repository
         self._sink = sink
-        self._identity = ""
+        self._id = ""
 
     async def bring_up(self, memory: str) -> Indexed:
         """Make the rows of a memory equal to its head, or remove them when it has none.
 
         Raise a ``SinkError``, a ``StoreError``, or a ``SnapshotError`` when the head's snapshot cannot be read.
         """
-        place = Place(await self._store_identity(), memory)
+        self._id = self._id or await made_store_id(self._repository.store)
+        place = Place(self._id, memory)
         for _ in range(ATTEMPTS):
             state = await self._head(memory)
             if state.head is None:
@@ -99,14 +100,14 @@ class MemoryIndex:
 
     async def behind(self) -> list[str]:
         """The memories whose rows are not what the store holds. One whose head cannot be read is among them."""
-        held = await self._sink.standing(await self._store_identity())
+        held = await self._sink.standing(await self._known_id())
         there = await self._repository.memories()
         wrong = await self._differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
     async def search(self, query: Query) -> Answer:
-        """Raise a ``SinkError`` or a ``StoreError``."""
-        found = await self._sink.search(replace(query, store=await self._store_identity()))
+        """Nothing is found in a store that was never indexed. Raise a ``SinkError`` or a ``StoreError``."""
+        found = await self._sink.search(replace(query, store=await self._known_id()))
         behind = await self._differing({hit.memory: hit.snapshot for hit in found.hits})
         return Answer(found=found, behind=behind)
 
@@ -157,9 +158,10 @@ class MemoryIndex:
             return None
         return Indexed(memory=place.memory, state="removed" if removed else "current", removed=removed)
 
-    async def _store_identity(self) -> str:
-        self._identity = self._identity or await store_identity(self._repository.store)
-        return self._identity
+    async def _known_id(self) -> str:
+        """The store's own name, or ``""``: who only looks gives it none."""
+        self._id = self._id or await store_id(self._repository.store)
+        return self._id
 
 
 def _indexed(place: Place, snapshot: str, written: Written, problems: list[str]) -> Indexed:
@@ -174,10 +176,16 @@ def _indexed(place: Place, snapshot: str, written: Written, problems: list[str])
     )
 
 
-async def store_identity(store: Store) -> str:
+async def store_id(store: Store) -> str:
     """A store's own name, which is given to it once and goes where it goes: rows of two stores never mix."""
-    while (held := await store.get(IDENTITY)) is None:
+    held = await store.get(STORE_ID)
+    return held.data.decode("ascii", "replace") if held else ""
+
+
+async def made_store_id(store: Store) -> str:
+    """The same, given now if there is none."""
+    while not (id := await store_id(store)):
         await store.prepare()
         with suppress(HeadMoved):  # somebody else was faster
-            await store.swap(IDENTITY, secrets.token_hex(16).encode(), expected=None)
-    return held.data.decode("ascii", "replace")
+            await store.swap(STORE_ID, secrets.token_hex(16).encode(), expected=None)
+    return id

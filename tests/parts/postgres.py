@@ -46,7 +46,9 @@ class Database:
         return self.execute(ROWS.format(schema=self.schema))
 
     def heads(self) -> dict[str, str]:
-        """The snapshot that each memory's rows are of."""
+        """The snapshot that each memory's rows are of; of none, while there are no tables yet."""
+        if self.execute("SELECT to_regclass(%s) IS NULL", f"{self.schema}.memories") == [(True,)]:
+            return {}
         return dict(self.execute(f"SELECT memory, snapshot FROM {self.schema}.memories"))
 
 

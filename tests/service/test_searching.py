@@ -101,7 +101,7 @@ def test_postgres_away_holds_nothing_up_and_is_caught_up_with(
                     client.search("otter")
                 assert problem.value.code == "index-unreachable"
             postgres_server.start()
-            until(lambda: database.execute("SELECT to_regclass('memory_sidecar.memories')")[0][0] and database.heads())
+            until(database.heads)
             until(lambda: figure(service, "behind") == 0)
             assert sorted(database.rows()) == agent.expected("conductor")
             events = [line["event"] for line in service.lines()]

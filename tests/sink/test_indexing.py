@@ -162,12 +162,12 @@ async def test_rows_are_not_removed_when_the_memory_is_there_again(
     await index.bring_up("conductor")
     sink = open_sink(Postgres())
     assert sink is not None
-    identity = database.execute("SELECT store FROM memory_sidecar.memories")[0][0]
+    id = database.execute("SELECT store FROM memory_sidecar.memories")[0][0]
 
     async def no() -> bool:
         return False
 
-    assert await sink.remove(Place(identity, "conductor"), no) is None
+    assert await sink.remove(Place(id, "conductor"), no) is None
     assert sorted(database.rows()) == agent.expected("conductor")
 
 

@@ -64,6 +64,12 @@ def test_every_command_that_moves_a_head_brings_the_rows_along(
     assert done("index", store=store) == {"ok": True, "memories": []}
 
 
+def test_who_only_looks_writes_nothing(tmp_path: Path, database: Database) -> None:
+    assert done("search", "otter", store=tmp_path / "store")["hits"] == []
+    assert done("index", store=tmp_path / "store") == {"ok": True, "memories": []}
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_search_shows_a_table_or_one_document(tmp_path: Path, agent: Agent, database: Database) -> None:
     store = tmp_path / "store"
     export(agent, store)
