@@ -8,7 +8,7 @@ so whatever is cut short leaves the rows as they were.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, LiteralString
 
@@ -39,35 +39,25 @@ LIMITS = """
 SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),
     set_config('idle_in_transaction_session_timeout', %s, true)
 """
-PRESENT = "CREATE TEMPORARY TABLE present (n bigint, kind text, key text, digest bytea) ON COMMIT DROP"
 INCOMING = (
-    "CREATE TEMPORARY TABLE incoming (kind text, key text, title text, body text, project text, session text,"
+    "CREATE TEMPORARY TABLE incoming (n bigint, kind text, key text, title text, body text, project text, session text,"
     " at timestamptz, path text, digest bytea) ON COMMIT DROP"
 )
+GONE = "CREATE TEMPORARY TABLE gone (digest bytea) ON COMMIT DROP"
 STANDING = """
 SELECT memory, snapshot, reader FROM {schema}.memories
 WHERE store = %(store)s AND (%(memory)s = '' OR memory = %(memory)s)
 """
 REMOVE_GONE = """
-DELETE FROM {schema}.records r WHERE r.memory_id = %s
-    AND NOT EXISTS (SELECT FROM pg_temp.present p WHERE p.kind = r.kind AND p.key = r.key)
+DELETE FROM {schema}.records r USING pg_temp.gone g WHERE r.memory_id = %s AND r.digest = g.digest
 """
-MISSING = """
-SELECT n FROM (SELECT DISTINCT ON (kind, key) n, kind, key, digest FROM pg_temp.present ORDER BY kind, key, n) p
-WHERE NOT EXISTS (
-    SELECT FROM {schema}.records r
-    WHERE r.memory_id = %s AND r.kind = p.kind AND r.key = p.key AND r.digest = p.digest
-)
-"""
-UPSERT = """
+INSERT = """
 INSERT INTO {schema}.records (memory_id, kind, key, title, body, project, session, at, path, digest, words)
-SELECT %(id)s, kind, key, title, body, project, session, at, path, digest,
+SELECT DISTINCT ON (kind, key) %(id)s::bigint, kind, key, title, body, project, session, at, path, digest,
     setweight(to_tsvector(%(text_search)s::regconfig, title), 'A')
         || setweight(to_tsvector(%(text_search)s::regconfig, body), 'B')
-FROM pg_temp.incoming
-ON CONFLICT (memory_id, kind, key) DO UPDATE SET
-    title = excluded.title, body = excluded.body, project = excluded.project, session = excluded.session,
-    at = excluded.at, path = excluded.path, digest = excluded.digest, words = excluded.words
+FROM pg_temp.incoming ORDER BY kind, key, n
+ON CONFLICT (memory_id, kind, key) DO NOTHING
 """
 CLAIM = """
 INSERT INTO {schema}.memories (store, memory, snapshot, reader, records, problems, indexed)
@@ -117,14 +107,16 @@ class PostgresSink:
                 return Written(records=count)
             removed = 0
             if reader != self._reader:  # what is there was made in another way
-                removed = await self._count(cursor, "DELETE FROM {schema}.records WHERE memory_id = %s", (id,))
-            await self._note_present(cursor, records)
-            removed += await self._count(cursor, REMOVE_GONE, (id,))
-            written = await self._write_missing(cursor, id, records)
+                await cursor.execute(self._sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
+                removed = cursor.rowcount
+            gone = await self._bring_missing(cursor, id, records)
+            removed += await self._remove(cursor, id, gone)
+            await cursor.execute(self._sql(INSERT), {"id": id, "text_search": self._settings.text_search})
+            written = cursor.rowcount
             about = {"id": id, "snapshot": snapshot, "reader": self._reader, "problems": records.problems}
             await cursor.execute(self._sql(SETTLE), about)
-            (count,) = await cursor.fetchone() or (0,)
-            return Written(records=count, written=written, removed=removed)
+            (now,) = await cursor.fetchone() or (0,)
+            return Written(records=now, written=written, removed=removed)
 
     async def remove(self, place: Place, still: Still) -> int | None:
         async with self._transaction(WRITE_SECONDS) as cursor:
@@ -149,38 +141,35 @@ class PostgresSink:
         name = f"{self._settings.schema} {place.store} {place.memory}"
         await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
-    async def _note_present(self, cursor: AsyncCursor[Any], records: Records) -> None:
-        """Tell Postgres what there is to be, not yet what it says: most of it is there already."""
-        await cursor.execute(PRESENT)
-        async with cursor.copy("COPY pg_temp.present FROM STDIN") as copy:
-            number = 0
-            async with aclosing(records.batches()) as batches:
-                async for batch in batches:
-                    for record in batch:
-                        await copy.write_row((number, record.kind, record.key, record.digest))
-                        number += 1
-        await cursor.execute("ANALYZE pg_temp.present")
+    async def _bring_missing(self, cursor: AsyncCursor[Any], id: int, records: Records) -> set[bytes]:
+        """Tell Postgres the records it does not have. Return the digests of the rows that are of none of them any more.
 
-    async def _write_missing(self, cursor: AsyncCursor[Any], id: int, records: Records) -> int:
-        await cursor.execute(self._sql(MISSING), (id,))
-        missing = {number async for (number,) in cursor}
-        if not missing:
-            return 0
+        Only digests come from there, and only what changed goes there: most of a memory is the same after a conversation.
+        """
+        await cursor.execute(self._sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
+        held = {digest async for (digest,) in cursor}
         await cursor.execute(INCOMING)
-        async with cursor.copy("COPY pg_temp.incoming FROM STDIN") as copy:
+        async with (
+            cursor.copy("COPY pg_temp.incoming FROM STDIN") as copy,
+            aclosing(records.batches()) as batches,
+        ):
             number = 0
-            async with aclosing(records.batches()) as batches:
-                async for batch in batches:
-                    for record in batch:
-                        if number in missing:
-                            await copy.write_row(_columns(record))
+            async for batch in batches:
+                for record in batch:
+                    digest = record.digest
+                    if digest in held:
+                        held.discard(digest)
+                    else:
+                        await copy.write_row((number, *_columns(record), digest))
                         number += 1
-        about = {"id": id, "text_search": self._settings.text_search}
-        await cursor.execute(self._sql(UPSERT), about)
-        return len(missing)
+        return held
 
-    async def _count(self, cursor: AsyncCursor[Any], statement: LiteralString, values: Iterable[Any]) -> int:
-        await cursor.execute(self._sql(statement), tuple(values))
+    async def _remove(self, cursor: AsyncCursor[Any], id: int, digests: set[bytes]) -> int:
+        await cursor.execute(GONE)
+        async with cursor.copy("COPY pg_temp.gone FROM STDIN") as copy:
+            for digest in digests:
+                await copy.write_row((digest,))
+        await cursor.execute(self._sql(REMOVE_GONE), (id,))
         return cursor.rowcount
 
     def _sql(self, statement: LiteralString) -> Composed:
@@ -231,5 +220,4 @@ def _columns(record: Record) -> tuple[Any, ...]:
         record.session,
         record.at,
         record.path,
-        record.digest,
     )

@@ -93,7 +93,7 @@ def _record(
 
 def items(text: str, between: str = "\n") -> str:
     """A JSON list of texts as lines; any other text as it is."""
-    if not text.lstrip().startswith("["):
+    if not text or not text.lstrip().startswith("["):
         return text
     try:
         found = json.loads(text)

@@ -71,6 +71,8 @@ def record(
 
 def clean(text: str) -> str:
     """A text without NULs and halves of characters, which no database takes."""
+    if text.isascii() and "\0" not in text:
+        return text
     return _UNFIT.sub("\ufffd", text)
 
 

@@ -21,9 +21,9 @@ class Place:
 
 
 class Records(Protocol):
-    """The records of one snapshot: the same ones, in the same order, each time they are asked for.
+    """The records of one snapshot.
 
-    Of several with the same kind and key, the first counts.
+    No two have the same kind and key; where they do all the same, one of them counts.
     """
 
     def batches(self) -> AsyncGenerator[Sequence[Record]]: ...
@@ -42,6 +42,7 @@ class Written:
     """How many there are now."""
     written: int = 0
     removed: int = 0
+    """Rows that went, those of changed records among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,9 @@ from sidecar.spool import Spool
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 << 20
-MOST_RECORDS = 2_000_000
+MOST_RECORDS = 1_000_000
+"""Beyond this the rest is left out; their digests have to fit into memory."""
+TWINS = ("learning", "decision")
 MOST_PROBLEMS = 20
 
 Source = Callable[[], Iterator[Record]]
@@ -97,9 +99,14 @@ class SnapshotRecords:
 
     def _all(self) -> Generator[Record]:
         left = MOST_RECORDS
+        twins: set[tuple[str, str]] = set()
         for path, source in self.sources:
             try:
                 for record in source():
+                    if record.kind in TWINS:  # in a database, and in a file beside it
+                        if (record.kind, record.key) in twins:
+                            continue
+                        twins.add((record.kind, record.key))
                     left -= 1
                     if left < 0:
                         self.problems.append(f"There are more than {MOST_RECORDS:,} records; the rest is left out.")

@@ -66,10 +66,10 @@ class Tables:
                 return
             # As bytes: text in a database may be no text, hold NULs, or be longer than anybody reads.
             values = ", ".join(f"substr(CAST({_quoted(column)} AS BLOB), 1, {TEXT_BYTES})" for column in found.values())
+            missing = dict.fromkeys(wanted.keys() - found.keys(), "")
             for row in self._connection.execute(f"SELECT {values} FROM {_quoted(table)}"):
-                texts = dict.fromkeys(wanted, "")
-                texts.update(zip(found, (_text(value) for value in row), strict=True))
-                yield texts
+                texts = [value.decode("utf-8", "replace") if value else "" for value in row]
+                yield {**missing, **dict(zip(found, texts, strict=True))}
 
     def _columns(self, table: str) -> set[str]:
         """A plain table's columns. A view, or a table that a program makes up, could be anything."""
@@ -83,7 +83,3 @@ class Tables:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""

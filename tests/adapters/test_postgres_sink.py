@@ -82,7 +82,7 @@ async def test_who_is_told_that_it_is_not_so_any_more_changes_nothing(database: 
     assert database.rows() == []
 
 
-async def test_of_two_records_with_one_key_the_first_counts(database: Database) -> None:
+async def test_of_two_records_with_one_key_there_is_one_row(database: Database) -> None:
     sink = sink_of(database)
     twins = Some(*OTTER.records, Record(kind="section", key="a", title="Other"), problems=["half of it"])
     assert await sink.replace(PLACE, "s1", twins, yes) == Written(records=1, written=1)
