@@ -44,7 +44,7 @@ COMMANDS = {
     "search": "searching.run_search",
     "index": "searching.run_index",
 }
-WITH_INDEX = frozenset({"search", "index", "serve", "run", "export", "import", "fork", "rollback", "delete"})
+WITH_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "delete"})
 """The commands that read or change what can be searched."""
 
 

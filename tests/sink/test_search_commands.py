@@ -62,6 +62,7 @@ def test_every_command_that_moves_a_head_brings_the_rows_along(
     done("import", "adopted", tarball, store=store)
     assert {row[0] for row in database.rows()} == {"conductor", "adopted"}
     assert done("index", store=store) == {"ok": True, "memories": []}
+    assert "up to date" in done("doctor", store=store)["checks"][-1]["detail"]
 
 
 def test_who_only_looks_writes_nothing(tmp_path: Path, database: Database) -> None:
@@ -202,6 +203,8 @@ def test_postgres_away_or_silent_changes_no_outcome(
         (warning,) = ran.document["warnings"]
         assert "memory-sidecar index" in warning
         assert PASSWORD not in json.dumps(ran.document) + ran.stderr
+        ill = call("doctor", store=tmp_path / "store")
+        assert ill.code == 1 and ill.document["checks"][-1]["code"] == "index-unreachable"
         for words in (["search", "x"], ["index"]):
             ran = call(*words, store=tmp_path / "store")
             assert (ran.code, ran.error) == (1, "index-unreachable") and ran.document["error"]["retryable"]
