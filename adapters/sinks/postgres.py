@@ -28,6 +28,8 @@ LOCK_SECONDS = 60.0
 WRITE_SECONDS = 900.0
 IDLE_SECONDS = 300.0
 """How long Postgres waits for a caller that has stopped in the middle, before it lets others have their turn."""
+MOST_SEARCHES = 8
+"""At once, each on a connection of its own: others need some of Postgres's connections too."""
 DEAD_AFTER: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -86,6 +88,7 @@ class PostgresSink:
         self._settings = settings
         self._redacted = Redacted(url)
         self._prepared = False
+        self._searches = asyncio.Semaphore(MOST_SEARCHES)
         self._reader = f"{READER} {settings.text_search}"
 
     def __repr__(self) -> str:
@@ -133,7 +136,7 @@ class PostgresSink:
     async def search(self, query: Query) -> Found:
         seconds = self._settings.timeout
         with told_plainly(self._redacted):
-            async with asyncio.timeout(2 * seconds + 1), self._transaction(seconds) as cursor:
+            async with asyncio.timeout(2 * seconds + 1), self._searches, self._transaction(seconds) as cursor:
                 return await postgres_search.search(cursor, self._settings.schema, self._settings.text_search, query)
 
     async def _turn(self, cursor: AsyncCursor[Any], place: Place) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
 
 from sidecar.errors import SinkBusy, SinkDenied, SinkError, SinkUnfit, SinkUnreachable
 
@@ -25,8 +26,14 @@ class Redacted:
     """Texts without the secrets of a URL."""
 
     def __init__(self, url: str) -> None:
-        password = urlsplit(url).password or ""
-        self._secrets = sorted({url, password, unquote(password)} - {""}, key=len, reverse=True)
+        about = conninfo_to_dict(url)
+        passwords = {
+            urlsplit(url).password or "",
+            str(about.get("password") or ""),
+            str(about.get("sslpassword") or ""),
+        }
+        written = {quote(password, safe="") for password in passwords}
+        self._secrets = sorted({url, *passwords, *written} - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:

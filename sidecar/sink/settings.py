@@ -65,8 +65,8 @@ def postgres_url(settings: Postgres) -> str:
 def _is_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        if "," not in parts.netloc:  # several hosts may be named, each with its port
+            _ = parts.port
     except ValueError:
         return False
-    named = bool(parts.hostname) or "host=" in parts.query
-    return parts.scheme in ("postgres", "postgresql") and named
+    return parts.scheme in ("postgres", "postgresql") and bool(parts.netloc or parts.path.strip("/") or parts.query)

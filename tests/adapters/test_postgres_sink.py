@@ -14,7 +14,7 @@ from adapters.sinks.postgres import PostgresSink, open_postgres
 from adapters.sinks.postgres_errors import Redacted
 from sidecar.errors import SinkBusy, SinkDenied, SinkError, SinkUnfit, SinkUnreachable
 from sidecar.sink.records import Record
-from sidecar.sink.settings import Postgres
+from sidecar.sink.settings import Postgres, check_postgres
 from sidecar.sink.sink import Place, Query, Written
 from tests.parts.leaks import DATABASE_PASSWORD
 from tests.parts.postgres import Database
@@ -147,6 +147,22 @@ async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
     assert await first.standing("store") == {"conductor": "s1", "other": "s2"}
 
 
+async def test_many_searches_at_once_wait_for_each_other(database: Database) -> None:
+    sink = sink_of(database)
+    await sink.replace(PLACE, "s1", OTTER, yes)
+    found = await asyncio.gather(*(sink.search(Query(words="otters", store="store")) for _ in range(40)))
+    assert all(len(one.hits) == 1 for one in found)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///db", "postgres://a,b:5433/db", "postgresql://u@[::1]:5432/db?sslmode=require"]
+)
+def test_every_way_to_write_a_url_is_taken(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
+    assert check_postgres(Postgres())
+    assert open_postgres(url, Postgres())
+
+
 async def test_better_fits_and_newer_records_come_first(database: Database) -> None:
     now = datetime.now(UTC)
     records = [
@@ -174,4 +190,6 @@ async def test_no_part_of_the_url_is_ever_said() -> None:
     assert DATABASE_PASSWORD not in " ".join(said)
     hidden = Redacted(url)(f"at {url}: p@ss{DATABASE_PASSWORD} or p%40ss{DATABASE_PASSWORD}")
     assert hidden == "at …: … or …"
+    in_query = f"postgresql://host/db?user=x&password={DATABASE_PASSWORD}"
+    assert Redacted(in_query)(f"said {DATABASE_PASSWORD}") == "said …"
     assert issubclass(SinkUnreachable, SinkError)
