@@ -17,7 +17,6 @@ from sidecar.errors import HeadMoved, SidecarError, SinkError, SnapshotDamaged, 
 from sidecar.ids import STORE_ID
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, HeadState, Repository
-from sidecar.sink.records import clean
 from sidecar.sink.sink import Found, Place, Query, Sink, Written
 from sidecar.sink.snapshot import snapshot_records
 from sidecar.spool import spool
@@ -146,7 +145,7 @@ class MemoryIndex:
             if await still():
                 raise
             return None  # it went because another took its place
-        return None if written is None else _indexed(place, snapshot, written, list(map(clean, records.problems)))
+        return None if written is None else _indexed(place, snapshot, written, records.problems)
 
     async def _removed(self, place: Place) -> Indexed | None:
         async def still() -> bool:

@@ -13,7 +13,7 @@ from sidecar.inside.index import FILE, Entry
 from sidecar.inside.refusal import Refusal
 from sidecar.ports import Store
 from sidecar.sink import claude_mem, codymaster, markdown
-from sidecar.sink.records import Record, shown_path
+from sidecar.sink.records import Record, clean, shown_path
 from sidecar.sink.tables import Unreadable, tables
 from sidecar.snapshots.fetch import fetch
 from sidecar.snapshots.fold import materialise
@@ -114,7 +114,7 @@ class SnapshotRecords:
                     yield record
             except (Unreadable, OSError) as problem:
                 if len(self.problems) < MOST_PROBLEMS:
-                    self.problems.append(f"{shown_path(path)} cannot be read: {problem}.")
+                    self.problems.append(clean(f"{shown_path(path)} cannot be read: {problem}."))
 
 
 def _batch(records: Iterator[Record]) -> list[Record]:

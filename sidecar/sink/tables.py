@@ -42,10 +42,10 @@ def tables(place: str) -> Iterator[Tables]:
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """SQLite's errors as ours; those that it cannot even put into words, too."""
     try:
         yield
-    except (sqlite3.Error, OverflowError) as problem:
+    except (sqlite3.Error, ValueError, OverflowError, MemoryError) as problem:
         raise Unreadable(str(problem)) from None
 
 
