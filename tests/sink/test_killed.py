@@ -25,7 +25,7 @@ async def _exported(store: Path, agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kills"), [(2, 7), pytest.param(60, 15, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("changes", "kills"), [(2, 5), pytest.param(60, 15, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 async def test_whoever_writes_rows_may_be_killed_at_any_moment(
     tmp_path: Path, database: Database, changes: int, kills: int

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli import main
-from tests.parts.commands import call, done
+from tests.parts.commands import done
 from tests.parts.homes import Ran, run_cli
 from tests.parts.postgres import PASSWORD, Database
 from tests.parts.remembering import Agent
@@ -29,7 +29,7 @@ def agent(tmp_path: Path) -> Agent:
 
 
 def export(agent: Agent, store: Path, memory: str = "conductor") -> Ran:
-    return call("export", memory, f"--sandbox=local:{agent.home}", f"--project={agent.project}", store=store)
+    return run_cli("export", memory, f"--sandbox=local:{agent.home}", f"--project={agent.project}", store=store)
 
 
 def shown(*words: str | Path) -> str:
@@ -105,13 +105,13 @@ def test_a_search_shows_a_table_or_one_document(tmp_path: Path, agent: Agent, da
     ],
 )
 def test_wrong_words_are_refused(tmp_path: Path, database: Database, words: list[str], code: int) -> None:
-    ran = call(*words, store=tmp_path / "store")
+    ran = run_cli(*words, store=tmp_path / "store")
     assert ran.code == code and ran.document["error"]["message"]
 
 
 def test_without_postgres_it_is_said_what_to_set(tmp_path: Path) -> None:
     for words in (["search", "x"], ["index"]):
-        ran = call(*words, store=tmp_path / "store")
+        ran = run_cli(*words, store=tmp_path / "store")
         assert (ran.code, ran.error) == (2, "no-index")
         assert "MEMORY_SIDECAR_POSTGRES" in ran.document["error"]["hint"]
 
@@ -125,14 +125,14 @@ def test_without_postgres_it_is_said_what_to_set(tmp_path: Path) -> None:
         f"postgresql://a:{PASSWORD}@[::/db",
         f"postgresql://a:{PASSWORD}@host/db?nonsense=1",
         f"postgresql://a:%zz{PASSWORD}@host/db",
-        "postgresql://",
+        "postgres:/",
     ],
     ids=range(7),
 )
 def test_a_wrong_url_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
     for words in (["search", "x"], ["export", "m", f"--sandbox=local:{tmp_path}"], ["config", "check"]):
-        ran = call(*words, store=tmp_path / "store")
+        ran = run_cli(*words, store=tmp_path / "store")
         assert (ran.code, ran.error) == (2, "bad-config")
         assert PASSWORD not in json.dumps(ran.document) + ran.stderr
         assert "MEMORY_SIDECAR_POSTGRES" in ran.document["error"]["message"]
@@ -145,7 +145,7 @@ def test_the_url_may_be_in_another_variable_and_is_no_option(
     config = tmp_path / "sidecar.toml"
     config.write_text('[postgres]\nurl_env = "SOME_DATABASE"\nschema = "agents"\n')
     monkeypatch.setenv("MEMORY_SIDECAR_CONFIG", str(config))
-    ran = call("config", "check", store=tmp_path / "store")
+    ran = run_cli("config", "check", store=tmp_path / "store")
     assert (ran.code, ran.error) == (2, "bad-config") and "SOME_DATABASE" in ran.document["error"]["message"]
     monkeypatch.setenv("SOME_DATABASE", database.url)
     document = done("config", "check", store=tmp_path / "store")
@@ -169,7 +169,7 @@ def test_the_url_may_be_in_another_variable_and_is_no_option(
 def test_wrong_settings_are_named(tmp_path: Path, text: str, words: str) -> None:
     config = tmp_path / "sidecar.toml"
     config.write_text(f"[postgres]\n{text}\n")
-    ran = call("config", "check", f"--config={config}", store=tmp_path / "store")
+    ran = run_cli("config", "check", f"--config={config}", store=tmp_path / "store")
     assert ran.code == 2 and words in ran.document["error"]["message"]
 
 
@@ -179,7 +179,7 @@ def test_a_text_search_that_postgres_does_not_have_is_said(
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES_TEXT_SEARCH", "klingon")
     ran = export(agent, tmp_path / "store")
     assert ran.code == 0 and "klingon" in ran.document["warnings"][0]
-    ran = call("search", "x", store=tmp_path / "store")
+    ran = run_cli("search", "x", store=tmp_path / "store")
     assert (ran.code, ran.error) == (1, "index-unfit")
 
 
@@ -203,10 +203,10 @@ def test_postgres_away_or_silent_changes_no_outcome(
         (warning,) = ran.document["warnings"]
         assert "memory-sidecar index" in warning
         assert PASSWORD not in json.dumps(ran.document) + ran.stderr
-        ill = call("doctor", store=tmp_path / "store")
+        ill = run_cli("doctor", store=tmp_path / "store")
         assert ill.code == 1 and ill.document["checks"][-1]["code"] == "index-unreachable"
         for words in (["search", "x"], ["index"]):
-            ran = call(*words, store=tmp_path / "store")
+            ran = run_cli(*words, store=tmp_path / "store")
             assert (ran.code, ran.error) == (1, "index-unreachable") and ran.document["error"]["retryable"]
             assert PASSWORD not in json.dumps(ran.document) + ran.stderr
 
