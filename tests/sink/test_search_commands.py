@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_without_postgres_it_is_said_what_to_set(tmp_path: Path) -> None:
         ran = run_cli(*words, store=tmp_path / "store")
         assert (ran.code, ran.error) == (2, "no-index")
         assert "MEMORY_SIDECAR_POSTGRES" in ran.document["error"]["hint"]
+
+
+def test_without_the_driver_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", NOWHERE)
+    monkeypatch.setitem(sys.modules, "adapters.sinks.postgres", None)
+    ran = run_cli("search", "x", store=tmp_path / "store")
+    assert (ran.code, ran.error) == (2, "driver-missing")
+    assert "memory-sidecar[postgres]" in ran.document["error"]["hint"]
 
 
 @pytest.mark.parametrize(
