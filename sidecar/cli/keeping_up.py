@@ -14,7 +14,7 @@ from sidecar.engine import Engine
 from sidecar.errors import SidecarError
 
 CHANGING = ("export", "import", "fork", "rollback", "delete")
-LATER = "The memory itself is safe; `memory-sidecar index` or the next command catches up."
+LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
 
 
 async def keep_up(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
