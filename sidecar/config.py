@@ -23,6 +23,7 @@ from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
 from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
 from sidecar.service.settings import Service, Webhook
+from sidecar.sink.settings import Postgres, check_postgres
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Config:
     timing: Timing = Timing()
     retention: Retention = Retention()
     service: Service = Service()
+    postgres: Postgres = Postgres()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
 
@@ -54,8 +56,9 @@ SECTIONS: dict[str, type[Any]] = {
     "timing": Timing,
     "retention": Retention,
     "service": Service,
+    "postgres": Postgres,
 }
-OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT"}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", "POSTGRES"}
 """What else may follow the prefix, beside SECTION_KEY."""
 
 
@@ -109,6 +112,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         timing=timing,
         retention=_retention(table, timing),
         service=section(table, "service", Service),
+        postgres=check_postgres(section(table, "postgres", Postgres)),
         webhooks=_webhooks(table.get("webhooks", [])),
         layouts=with_required(layouts, guards),
     )
