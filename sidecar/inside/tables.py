@@ -17,6 +17,7 @@ from .scrubbing import CHUNK, MOST_FINDINGS, OFF, OVERLAP, REDACT, Policy, Repor
 
 FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
+EXTERNAL = re.compile(r"USING\s+fts5\b.*\bcontent\s*=", re.IGNORECASE | re.DOTALL)
 CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
 FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
 ROWS = 100
@@ -117,6 +118,7 @@ class _Cleaning:
     def __init__(self, place: str, policy: Policy, before: bool) -> None:
         self._policy = policy
         self._before = before
+        self._place = place
         self.rows: List[Tuple[str, str, str, str]] = []
         self.more: Dict[str, int] = {}
         self.taken = [0, 0]
@@ -130,7 +132,7 @@ class _Cleaning:
             connection.text_factory = _Text
             self._clean([(table, hit) for table in tables for hit in _hits(connection, table, policy)])
         finally:
-            connection.close()
+            self._connection.close()
 
     def _tables(self) -> List[str]:
         """Those with values of their own: a full-text index is built anew from what it is about."""
@@ -158,9 +160,27 @@ class _Cleaning:
         if writes:
             for _, sql in triggers:
                 connection.execute(sql)
-        if writes or self._before:
-            _rebuild(connection, self._schema)
         connection.execute("COMMIT")
+        if writes or self._before:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Build the full-text indexes anew: words of what was deleted stay in them for long."""
+        indexes = [(_quoted(name), sql) for _, name, sql in self._schema if FULL_TEXT.match(sql)]
+        if any(CONTENTLESS.search(sql) for _, sql in indexes):
+            raise Unscrubbable("its full-text index cannot be built anew")
+        for name, sql in indexes:
+            if EXTERNAL.search(sql):
+                self._connection.execute("INSERT INTO %s(%s) VALUES ('delete-all')" % (name, name))
+        if indexes:
+            self._connection.close()
+            pages.line_up(self._place)
+            self._connection = _connected(self._place)
+            self._connection.execute("BEGIN")
+        for name, _ in indexes:
+            self._connection.execute("INSERT INTO %s(%s) VALUES ('rebuild')" % (name, name))
+        if indexes:
+            self._connection.execute("COMMIT")
 
     def _statement(self, table: _Table, hit: _Hit) -> Tuple[str, Tuple[Any, ...]]:
         """What clears one value; nothing, when nothing is to be taken out of it."""
@@ -193,16 +213,6 @@ class _Cleaning:
         value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
         new = clean.decode("utf-8") if is_text and not self._utf8 else bytes(clean)
         return "UPDATE %s SET %s = %s WHERE %s" % (name, column, value, where), (new,) + hit.key
-
-
-def _rebuild(connection: sqlite3.Connection, schema: List[Any]) -> None:
-    for _, name, sql in schema:
-        if not FULL_TEXT.match(sql):
-            continue
-        if CONTENTLESS.search(sql):
-            raise Unscrubbable("its full-text index %s cannot be built anew" % name)
-        quoted = _quoted(name)
-        connection.execute("INSERT INTO %s(%s) VALUES ('rebuild')" % (quoted, quoted))
 
 
 def _table(connection: sqlite3.Connection, name: str) -> _Table:
