@@ -20,6 +20,8 @@ from sidecar.lines import Lines
 from sidecar.policies import check_guards, check_limits, with_required
 from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
+from sidecar.sealing.given import VARIABLES
+from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
 from sidecar.service.settings import Service, Webhook
 
@@ -36,6 +38,8 @@ class Config:
     timing: Timing = Timing()
     retention: Retention = Retention()
     service: Service = Service()
+    encryption: Encryption = Encryption()
+    signing: Signing = Signing()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
 
@@ -51,8 +55,10 @@ SECTIONS: dict[str, type[Any]] = {
     "timing": Timing,
     "retention": Retention,
     "service": Service,
+    "encryption": Encryption,
+    "signing": Signing,
 }
-OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT"}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", *VARIABLES}
 """What else may follow the prefix, beside SECTION_KEY."""
 
 
@@ -105,6 +111,8 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         timing=timing,
         retention=_retention(table, timing),
         service=section(table, "service", Service),
+        encryption=section(table, "encryption", Encryption),
+        signing=section(table, "signing", Signing),
         webhooks=_webhooks(table.get("webhooks", [])),
         layouts=with_required(layouts, guards),
     )

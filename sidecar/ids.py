@@ -77,6 +77,14 @@ class Keys:
         return f"{self.prefix}pins/"
 
     @property
+    def heads(self) -> str:
+        return f"{self.prefix}heads/"
+
+    def witness(self, generation: int) -> str:
+        """Where a copy of the head of that generation is, in a store that is signed."""
+        return f"{self.heads}{generation:012d}"
+
+    @property
     def clock(self) -> str:
         """Written to read the store's clock off it."""
         return f"{self.prefix}clock"

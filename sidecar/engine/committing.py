@@ -169,19 +169,21 @@ async def fits(
 
     Raise ``LimitExceeded``.
     """
-    head = len(Head.at(manifest, datetime.now(UTC), state.head).encode())
-    added = packs.bytes + len(manifest.encode()) + head - survey.sizes.get(Keys.of(manifest.memory).head, 0)
+    store = engine.repository.store
+    head = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
+    added = packs.room(store) + store.room(len(manifest.encode())) + head
+    added -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
     keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
     return await check_room(engine, manifest.memory, added, sum(survey.sizes.values()), keep)
 
 
-async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> int:
-    """Store the packs, then the manifest that makes them a snapshot; return how many bytes the store gained.
+async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> tuple[Manifest, int]:
+    """Store the packs, then the manifest that makes them a snapshot; return it, and how many bytes the store gained.
 
     Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
     """
     await engine.repository.store.prepare()
-    await store_packs(engine, manifest.memory, packs)
+    manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
     if len(manifest.packs) > 1:
         _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
@@ -190,9 +192,9 @@ async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Gro
     except BaseCollected:
         await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
-    added = packs.bytes + len(manifest.encode())
+    added = sum(manifest.packs[-1].in_store) + engine.repository.store.room(len(manifest.encode()))
     engine.use.add(added)
-    return added
+    return manifest, added
 
 
 def _check_age(grown: Grown, retention: Retention) -> None:

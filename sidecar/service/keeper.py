@@ -13,7 +13,16 @@ from typing import Any
 import structlog
 
 from sidecar.engine import ExportRequest, export
-from sidecar.errors import HeadMoved, SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
+from sidecar.errors import (
+    HeadMoved,
+    ObjectRefused,
+    SandboxAsleep,
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SidecarError,
+)
+from sidecar.ids import attachment_key
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
 from sidecar.service.jobs import Jobs
@@ -76,16 +85,24 @@ class Keeper:
     async def attach(self, wanted: Attachment) -> Attachment:
         """Look after a sandbox from now on, in place of any other of that memory."""
         while True:
-            before = await self._attachments.find(wanted.memory)
+            before, there = await self._before(wanted.memory)
             generation = before.attachment.generation + 1 if before else 1
             mine = replace(wanted, owner=self.lease.instance, generation=generation, attached=now(), saved=now())
             with contextlib.suppress(HeadMoved):
-                held = await self._attachments.write(mine, before.version if before else None)
+                held = await self._attachments.write(mine, there)
                 break
         await self._sidecar.engine.repository.fence(wanted.memory)
         self._keep(held)
         self._sidecar.events.publish("attachment.attached", memory=wanted.memory, sandbox=wanted.sandbox)
         return held.attachment
+
+    async def _before(self, memory: str) -> tuple[Held | None, str | None]:
+        """What is attached, and the version to replace; what is refused is replaced too."""
+        try:
+            before = await self._attachments.find(memory)
+        except ObjectRefused as refused:
+            return None, refused.version
+        return before, before.version if before else None
 
     async def detach(self, attachment: Attachment) -> None:
         """Stop looking after it, unless another has taken its place."""
@@ -104,7 +121,9 @@ class Keeper:
             living = await self.lease.living()
             found = {held.attachment.memory: held for held in await self._attachments.all()}
             for memory in [memory for memory in self._kept if memory not in found]:
-                self._drop(memory)
+                # One that somebody altered is still ours to look after.
+                if attachment_key(memory) not in self._attachments.unreadable:
+                    self._drop(memory)
             for memory, held in found.items():
                 owner = held.attachment.owner
                 if owner == self.lease.instance:
