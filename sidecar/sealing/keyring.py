@@ -85,7 +85,7 @@ class Keyring:
 
         try:
             pyrage.decrypt_io(source, target, self._identities)
-        except pyrage.DecryptError as problem:
+        except (pyrage.DecryptError, OSError) as problem:  # the latter once the header is behind it
             raise _named(problem) from None
 
     def opens(self, recipients: Sequence[str]) -> bool:

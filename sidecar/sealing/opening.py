@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.errors import HeadMoved, KeyNeeded, StoreError
 from sidecar.ports import Store
-from sidecar.sealing.keyring import Keyring, is_sealed
+from sidecar.sealing.keyring import Keyring
 from sidecar.sealing.names import ROOTS, Names, is_opaque
 from sidecar.sealing.passphrase import identities_in, made_identity
-from sidecar.sealing.record import RECORD, Record, Records
+from sidecar.sealing.record import COPY, RECORD, Record, Records
 from sidecar.sealing.signatures import Signatures
 
 BELIEVED_SECONDS = 60.0
@@ -94,8 +94,7 @@ class Opening:
             if hidden and await self._read(self._keys) is None:
                 raise _lost()
         elif time.monotonic() >= self._plain_until:
-            stored = await self._store.get(RECORD)
-            if stored is not None and is_sealed(stored.data):
+            if any(await asyncio.gather(self._store.get(RECORD), self._store.get(COPY))):
                 raise KeyNeeded(ENCRYPTED)
             self._plain_until = time.monotonic() + BELIEVED_SECONDS
 

@@ -88,13 +88,14 @@ class Records:
 
     async def write(self, record: Record, expected: str | None) -> None:
         """Raise ``HeadMoved`` when somebody else wrote it since."""
-        await self.store.swap(RECORD, self._sealed(RECORD, record), expected=expected)
-        await self.store.put(COPY, self._sealed(COPY, record))
+        data = self._sealed(record)
+        await self.store.swap(RECORD, data, expected=expected)
+        await self.store.put(COPY, data)
 
-    def _sealed(self, key: str, record: Record) -> bytes:
+    def _sealed(self, record: Record) -> bytes:
         data = seal({"format": FORMAT, **asdict(record)})
         if self.signatures is not None and self.signatures.can_sign:
-            data = self.signatures.signed(key, data)
+            data = self.signatures.signed(RECORD, data)
         return self.keyring.seal(data, record.everybody())
 
     def _opened(self, key: str, data: bytes) -> Record:
@@ -118,6 +119,6 @@ class Records:
         if self.signatures is None or (self.trust_unsigned and not is_signed(data)):
             return bare(data)
         try:
-            return self.signatures.checked(key, data)
+            return self.signatures.checked(RECORD, data)
         except BadSignature as problem:
             raise NotSigned(f"{key}, which holds the key to this store's names, {problem}.") from None

@@ -54,14 +54,20 @@ class SignedStore:
 
     async def prepare(self) -> None:
         await self._inner.prepare()
-        mark = await self._inner.get(MARK)
         if self._signatures is None:
-            if mark is not None or self._seen_signed:
+            if self._seen_signed or await self._inner.get(MARK) is not None:
                 raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
         elif not self._signatures.can_sign:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
-        elif mark is None:
+        elif not await self._is_marked():
             await self.mark()
+
+    async def _is_marked(self) -> bool:
+        try:
+            return await self.get(MARK) is not None
+        except ObjectRefused as problem:
+            LOG.warning("Written anew: %s", problem.message)
+            return False
 
     async def mark(self) -> None:
         """Say that this store is signed, where it is."""

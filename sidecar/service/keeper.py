@@ -126,6 +126,8 @@ class Keeper:
                     self._drop(memory)
             for memory, held in found.items():
                 owner = held.attachment.owner
+                if await self._put_back(held):
+                    continue
                 if owner == self.lease.instance:
                     if memory not in self._kept:
                         self._keep(held)
@@ -134,6 +136,16 @@ class Keeper:
                     self._drop(memory)
                 elif owner not in living:
                     await self._take_over(held)
+
+    async def _put_back(self, held: Held) -> bool:
+        """Whether somebody put an earlier state of an attachment of ours back: then ours is written again."""
+        kept = self._kept.get(held.attachment.memory)
+        if kept is None or not _is_earlier(held.attachment, kept.held.attachment):
+            return False
+        self._log.error("an earlier attachment was put back; it is replaced", memory=held.attachment.memory)
+        with contextlib.suppress(HeadMoved):
+            kept.held = await self._attachments.write(kept.held.attachment, held.version)
+        return True
 
     async def _take_over(self, held: Held) -> None:
         try:
@@ -294,6 +306,10 @@ class Keeper:
             self._log.error("not saved", memory=memory, **problem.as_dict())
             return False
         return True
+
+
+def _is_earlier(found: Attachment, known: Attachment) -> bool:
+    return found.generation < known.generation and found.attached <= known.attached
 
 
 def _since(moment: str) -> float:
