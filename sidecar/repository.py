@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,12 +22,13 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, snapshot_time
+from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id, snapshot_time
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import unseal
 from sidecar.snapshots.witnesses import Witnesses
 
+LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8
 
 
@@ -160,23 +162,31 @@ class Repository:
             folder, _, rest = info.key[len(ROOT) :].partition("/")
             if rest == "head.json" or rest.startswith("snapshots/"):
                 folders.setdefault(folder, []).append(info.key)
-        return sorted(filter(None, [await self._id_from(keys) for keys in folders.values()]))
+        return sorted(filter(None, [await self._id_from(folder, keys) for folder, keys in folders.items()]))
 
     async def heads(self) -> list[Head]:
         """The head of every memory that has one which can be read."""
         states = [await self.head(memory) for memory in await self.memories()]
         return [state.head for state in states if state.head is not None]
 
-    async def _id_from(self, keys: list[str]) -> str:
+    async def _id_from(self, folder: str, keys: list[str]) -> str:
+        refused: ObjectRefused | None = None
         for key in sorted(keys):  # head.json sorts before snapshots/
             try:
                 stored = await self.store.get(key)
                 memory = unseal(stored.data).get("memory") if stored else None
-            except (ValueError, ObjectRefused):
+            except ObjectRefused as problem:
+                refused = problem
+                continue
+            except ValueError:
                 continue
             if isinstance(memory, str) and key.startswith(Keys.of(memory).prefix):
                 return memory
-        return ""
+        if refused is None:
+            return ""
+        # A memory of which nothing is believed is still there.
+        LOG.warning("Nothing in %s%s/ is believed: %s", ROOT, folder, refused.message)
+        return folder if is_plain_id(folder) else ""
 
     async def resolve(self, memory: str, wanted: str) -> str:
         """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.

@@ -18,7 +18,7 @@ from sidecar.errors import (
     SnapshotNotFound,
     UsageError,
 )
-from sidecar.ids import ATTACHMENTS, Keys, new_pack_id
+from sidecar.ids import ATTACHMENTS, ROOT, Keys, memory_key, new_pack_id
 from sidecar.ports import Store
 from sidecar.progress import Progress
 from sidecar.repository import Repository
@@ -74,9 +74,11 @@ async def rekey(repository: Repository, memory: str, progress: Progress) -> Repo
     await repository.store.prepare()
     if sealed is not None:
         report.readable_names = (await sealed.opening.adopt_readable()).get("memories", [])
-    for one in [memory] if memory else await repository.memories():
+    memories = [memory] if memory else await repository.memories()
+    for one in memories:
         report.memories.append(await _memory(repository, one, progress))
     if not memory:
+        report.problems += await _unknown(repository.store, memories)
         report.objects = await _beside(repository.store, report.problems)
     done = not report.problems and not any(row.problems for row in report.memories)
     if done and not memory:
@@ -94,6 +96,13 @@ def _layers(store: Store) -> tuple[SignedStore, SealedStore | None]:
     if not store.signs and not store.inner.encrypts:
         raise UsageError("No keys are set, so there is nothing to seal or sign with.", hint="See docs/security.md.")
     return store, store.inner if store.inner.encrypts else None
+
+
+async def _unknown(store: Store, memories: list[str]) -> list[str]:
+    """Folders of memories whose ids nobody can tell, as nothing in them is believed."""
+    known = {memory_key(memory) for memory in memories}
+    folders = {info.key[len(ROOT) :].partition("/")[0] async for info in store.list(ROOT)}
+    return [f"Nothing in {ROOT}{folder}/ is believed." for folder in sorted(folders - known)]
 
 
 async def _memory(repository: Repository, memory: str, progress: Progress) -> Rekeyed:
