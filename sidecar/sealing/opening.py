@@ -17,7 +17,7 @@ from sidecar.sealing.record import COPY, RECORD, Record, Records
 from sidecar.sealing.signatures import Signatures
 
 BELIEVED_SECONDS = 60.0
-"""So long it is believed that a store is still not encrypted."""
+"""So long a writer believes that a store is still not encrypted."""
 LOG = logging.getLogger("sidecar")
 ENCRYPTED = "This store is encrypted, and no key was given."
 
@@ -85,15 +85,18 @@ class Opening:
                     break
             return self.state
 
-    async def check_nothing_hidden(self) -> None:
-        """Before it is said that something is not there: is it perhaps only hidden from us? Raise ``KeysLost`` too."""
+    async def check_nothing_hidden(self, missing: str = "") -> None:
+        """Before it is said that a key, or all below a prefix, is missing: is it perhaps only hidden from us?
+
+        Raise ``KeysLost`` too.
+        """
         if self.state is not None:
             return
         if self._keys is not None:
             _, hidden = await self._names_there()
             if hidden and await self._read(self._keys) is None:
                 raise _lost()
-        elif time.monotonic() >= self._plain_until:
+        elif _means_empty(missing) or time.monotonic() >= self._plain_until:
             if any(await asyncio.gather(self._store.get(RECORD), self._store.get(COPY))):
                 raise KeyNeeded(ENCRYPTED)
             self._plain_until = time.monotonic() + BELIEVED_SECONDS
@@ -208,6 +211,14 @@ class Opening:
             readable = sorted(name for name in found if not is_opaque(name))
             names |= {root: readable} if readable else {}
         return names, hidden
+
+
+def _means_empty(missing: str) -> bool:
+    """Whether somebody will take this for a memory, or a store, without any snapshot: that is never said by heart."""
+    parts = missing.split("/")
+    return parts[0] == "memories" and (
+        parts[-1] == "head.json" or parts[1:] == [""] or parts[2:] in ([""], ["snapshots", ""])
+    )
 
 
 def _lost() -> KeysLost:

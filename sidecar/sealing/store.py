@@ -48,7 +48,7 @@ class SealedStore:
         state = await self.opening.to_read()
         stored = await self._inner.get(_hidden(state, key))
         if stored is None:
-            await self.opening.check_nothing_hidden()
+            await self.opening.check_nothing_hidden(key)
             return None
         if not is_sealed(stored.data):
             return stored
@@ -86,7 +86,7 @@ class SealedStore:
             try:
                 first = await anext(chunks, b"")
             except ObjectMissing:
-                await self.opening.check_nothing_hidden()
+                await self.opening.check_nothing_hidden(key)
                 raise ObjectMissing(f"{self.url} holds no {key}.") from None
             if not is_sealed(first):
                 if first:
@@ -116,7 +116,7 @@ class SealedStore:
                 empty = False
                 yield info
             if empty:
-                await self.opening.check_nothing_hidden()
+                await self.opening.check_nothing_hidden(prefix)
             return
         found = [info async for info in self._inner.list(_hidden(state, prefix))]
         shown = [replace(info, key=state.names.shown(info.key)) for info in found]
