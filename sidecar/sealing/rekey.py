@@ -80,6 +80,9 @@ async def rekey(repository: Repository, memory: str, progress: Progress) -> Repo
     if not memory:
         report.problems += await _unknown(repository.store, memories)
         report.objects = await _beside(repository.store, report.problems)
+    if not memory:
+        for row in report.memories:  # an export may have ended meanwhile that began on old packs
+            await _settled(repository, row, progress, first=False)
     done = not report.problems and not any(row.problems for row in report.memories)
     if done and not memory:
         await signed.mark()
@@ -108,17 +111,21 @@ async def _unknown(store: Store, memories: list[str]) -> list[str]:
 async def _memory(repository: Repository, memory: str, progress: Progress) -> Rekeyed:
     done = Rekeyed(memory=memory)
     progress.step(f"sealing {memory} anew")
-    for number in range(MOST_PASSES):
-        if not await _manifests(repository, done, progress, again=number > 0):
-            break
-    else:
-        done.problems.append("Exports went on building on old packs: run it again.")
+    await _settled(repository, done, progress, first=True)
     keys = Keys.of(memory)
     skipped = (keys.packs, keys.snapshots, keys.clock)
     others = [info.key async for info in repository.store.list(keys.prefix) if not info.key.startswith(skipped)]
     for key in others:
         done.objects += await _again(repository.store, key, done.problems)
     return done
+
+
+async def _settled(repository: Repository, done: Rekeyed, progress: Progress, *, first: bool) -> None:
+    """Go through the manifests until none names an old pack."""
+    for number in range(MOST_PASSES):
+        if not await _manifests(repository, done, progress, again=number > 0 or not first):
+            return
+    done.problems.append("Exports went on building on old packs: run it again.")
 
 
 async def _manifests(repository: Repository, done: Rekeyed, progress: Progress, *, again: bool) -> bool:

@@ -241,9 +241,8 @@ async def test_an_export_meanwhile_is_safe(tmp_path: Path, moment: str) -> None:
         made.append(receipt.snapshot or "")
 
     hooked: Any = Hooked(open_store(f"file:{store}"), moment, exported)
-    await rekey(repository_over(hooked, ROTATING), "", Unwatched())
+    assert (await rekey(repository_over(hooked, ROTATING), "", Unwatched())).finished
     assert hooked.happened
-    assert (await rekeyed(store, ROTATING)).finished
     await whole(engine_with(store, NEW).repository, made)
     other = empty_home(tmp_path / "other")
     back = await restore(engine_with(store, NEW), open_local(str(other)), RestoreRequest(memory=MEMORY))
