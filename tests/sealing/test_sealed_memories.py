@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pyrage
@@ -18,7 +19,16 @@ from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.sealing.given import Given
 from sidecar.snapshots.verify import verify
 from tests.parts.commands import call
-from tests.parts.homes import claude_mem_home, empty_home, engine_at, forget_caches, memory_tree, observe, run_cli
+from tests.parts.homes import (
+    PROJECT,
+    claude_mem_home,
+    empty_home,
+    engine_at,
+    forget_caches,
+    memory_tree,
+    observe,
+    run_cli,
+)
 from tests.parts.keys import BOTH, ENCRYPTED, ONE, OTHER, SIGNED, engine_with, environment, recipient
 from tests.parts.memories import grow
 
@@ -34,7 +44,14 @@ def everything_in(store: Path) -> bytes:
     return b"\n".join(str(path.relative_to(store)).encode() + b"\n" + path.read_bytes() for path in files_of(store))
 
 
-@pytest.mark.parametrize("keys", [ENCRYPTED, SIGNED, BOTH], ids=["encrypted", "signed", "both"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param(ENCRYPTED, id="encrypted", marks=pytest.mark.slow),
+        pytest.param(SIGNED, id="signed", marks=pytest.mark.slow),
+        pytest.param(BOTH, id="both"),
+    ],
+)
 async def test_what_is_exported_comes_back(tmp_path: Path, keys: Given) -> None:
     home, other = claude_mem_home(empty_home(tmp_path / "home"), 20), empty_home(tmp_path / "other")
     store = tmp_path / "store"
@@ -84,6 +101,22 @@ async def test_plain_age_opens_a_pack(tmp_path: Path) -> None:
         ["tar", "-tf", tmp_path / f"pack{''.join(pack.suffixes)}"], capture_output=True, text=True, check=True
     ).stdout
     assert "claude-mem/claude-mem.db" in listed
+
+
+async def test_a_memory_opened_by_hand_is_read_without_us(tmp_path: Path) -> None:
+    home, store, plain = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store", tmp_path / "plain"
+    await export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory="conductor"))
+    folder = next((store / "memories").iterdir())
+    for path in files_of(folder):
+        if not path.name.startswith("."):
+            target = plain / "memories/conductor" / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(pyrage.decrypt(path.read_bytes(), [pyrage.x25519.Identity.from_str(ONE)]))
+    reader = [sys.executable, PROJECT / "docs/read_snapshot.py", plain, "conductor", tmp_path / "out"]
+    ran = subprocess.run(reader, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    database = "claude-mem.db"
+    assert (tmp_path / "out/claude-mem" / database).exists()
 
 
 @pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
@@ -191,6 +224,7 @@ def test_new_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "chmod 600" in call("list", store=tmp_path / "store").stderr
 
 
+@pytest.mark.slow
 async def test_forks_and_folds_are_sealed_too(tmp_path: Path) -> None:
     from sidecar.engine.heads import fork
 

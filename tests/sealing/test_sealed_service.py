@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from adapters.sandboxes.local import open_local
+from sidecar.engine import ExportRequest, export
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, run_cli
-from tests.parts.keys import BOTH, OTHER, environment
+from tests.parts.keys import BOTH, engine_with, environment
 from tests.parts.services import path, serving, until
 
 MEMORY = "acme/secret-agent"
@@ -58,7 +62,18 @@ def test_a_copied_store_tells_nothing(tmp_path: Path) -> None:
         assert word.encode() not in everything, word
 
 
-def test_a_service_without_the_key_does_not_start_and_one_that_lost_it_is_not_ready(tmp_path: Path) -> None:
+def test_a_service_without_the_key_does_not_start(tmp_path: Path) -> None:
+    home, store = claude_mem_home(empty_home(tmp_path / "home"), rows=3), tmp_path / "store"
+    asyncio.run(export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY)))
+    words = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0"]
+    ended = subprocess.run(words, cwd=PROJECT, capture_output=True, timeout=60)
+    assert ended.returncode == 1
+    assert b"This store is encrypted" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_service_whose_store_was_encrypted_meanwhile_is_not_ready(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), rows=3), tmp_path / "store"
     with serving(store, tmp_path / "log") as plain:
         assert plain.http.get("/readyz").status_code == 200
@@ -70,9 +85,3 @@ def test_a_service_without_the_key_does_not_start_and_one_that_lost_it_is_not_re
         assert (refused.status_code, refused.json()["code"]) == (503, "key-needed")
         assert refused.json()["retryable"] is False
         plain.stop(signal.SIGTERM)
-    words = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0"]
-    for keys in ({}, {"MEMORY_SIDECAR_IDENTITY": OTHER}):
-        ended = subprocess.run(words, cwd=PROJECT, env={**os.environ, **keys}, capture_output=True, timeout=60)
-        assert ended.returncode == 1
-        assert b"This store is encrypted" in ended.stderr
-        assert b"Traceback" not in ended.stderr
