@@ -23,6 +23,7 @@ from sidecar.repository import Repository
 from sidecar.retention.forgetting import forget
 from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
+from sidecar.sealing import passphrase
 from sidecar.sealing.given import Given
 from sidecar.sealing.passphrase import IDENTITY
 from sidecar.sealing.rekey import Report, rekey
@@ -41,6 +42,7 @@ from tests.parts.keys import (
     engine_with,
     environment,
     public_key,
+    quickly_sealed,
     recipient,
     repository_over,
 )
@@ -279,8 +281,8 @@ async def test_a_damaged_pack_is_told_and_the_rest_is_done(tmp_path: Path) -> No
     assert (back.outcome, back.snapshot, back.wanted) == (RestoreOutcome.COMPLETE, made[-2], made[-1])
 
 
-@pytest.mark.slow
-async def test_a_passphrase_is_changed(tmp_path: Path) -> None:
+async def test_a_passphrase_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
     store = tmp_path / "store"
     old, new = Given(passphrase="old words"), Given(passphrase="new words")
     made = await memories(store, old, tmp_path / "home")

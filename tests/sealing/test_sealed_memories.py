@@ -119,6 +119,7 @@ async def test_a_memory_opened_by_hand_is_read_without_us(tmp_path: Path) -> Non
     assert (tmp_path / "out/claude-mem" / database).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
 async def test_what_plain_age_seals_is_read(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
 from sidecar.ids import Keys as MemoryKeys
+from sidecar.sealing import passphrase
 from sidecar.sealing.given import Given, given
 from sidecar.sealing.keyring import MAGIC, Keyring
 from sidecar.sealing.names import Names, is_opaque
@@ -22,7 +23,7 @@ from sidecar.sealing.opening import Keys, KeysLost
 from sidecar.sealing.record import COPY, RECORD
 from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sealing.store import SealedStore
-from tests.parts.keys import ONE, OTHER, recipient
+from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
 from tests.parts.memory_store import MemoryStore
 
 MIB = 1 << 20
@@ -182,19 +183,17 @@ async def test_what_is_for_an_older_key_is_not_taken_for_damage() -> None:
     assert (await rotating.get(HEAD)).data == b"1"  # type: ignore[union-attr]
 
 
-async def test_a_passphrase_opens_what_it_sealed() -> None:
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_a_passphrase_opens_what_it_sealed_and_plain_age_does_in_two_steps(
+    really: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not really:
+        monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
     inner = MemoryStore()
     keys = Keys(passphrase="correct horse battery staple")
     await SealedStore(inner, keys).put(HEAD, b"1")
     assert (await SealedStore(inner, keys).get(HEAD)).data == b"1"  # type: ignore[union-attr]
     assert not any(b"horse" in data for data, _, _ in inner.objects.values())
-
-
-@pytest.mark.slow
-async def test_no_other_passphrase_opens_it_and_plain_age_does_in_two_steps() -> None:
-    inner = MemoryStore()
-    keys = Keys(passphrase="correct horse battery staple")
-    await SealedStore(inner, keys).put(HEAD, b"1")
     for wrong in (Keys(passphrase="wrong"), Keys(identities=(ONE,))):
         with pytest.raises(KeyNeeded):
             await SealedStore(inner, wrong).get(HEAD)
@@ -291,12 +290,12 @@ def test_keys_that_are_none_are_refused_without_being_repeated(
 
 
 def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, passphrase = tmp_path / "key", tmp_path / "passphrase"
+    key, words = tmp_path / "key", tmp_path / "passphrase"
     key.write_text(f"# created\n{ONE}\n")
     key.chmod(0o600)
-    passphrase.write_text("words\n")
-    passphrase.chmod(0o644)
-    found = given(Encryption(identity_files=[str(key)], passphrase_file=str(passphrase)), Signing())
+    words.write_text("words\n")
+    words.chmod(0o644)
+    found = given(Encryption(identity_files=[str(key)], passphrase_file=str(words)), Signing())
     assert found.passphrase == "words"
     assert ONE in found.identities[0]
     assert len(found.warnings) == 1
