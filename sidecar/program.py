@@ -33,7 +33,7 @@ COMMON = (
     "swap",
 )
 EXPORT = (
-    *(*COMMON, "holders", "drain", "versions", "reading", "tiers", "trimming", "planning", "fitting"),
+    *(*COMMON, "holders", "drain", "versions", "reading", "tiers", "trimming", "planning", "fitting", "steady"),
     *("bundling", "export", "reaper", "main"),
 )
 TIDY = ("refusal", "scratch", "swap", "main")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.commands import call, done
+from tests.parts.commands import done
 from tests.parts.homes import empty_home, run_cli, write
 
 MEMORY = "m"
@@ -36,7 +36,7 @@ def test_a_dry_run_shows_every_snapshot_with_the_rule_that_keeps_it_or_the_reaso
     ids, before = snapshots(store), files(store)
     done("pin", MEMORY, ids[4], store=store)
     before = files(store)
-    ran = call("forget", MEMORY, "--dry-run", "--keep-last=2", "--keep-labelled=release-*", store=store)
+    ran = run_cli("forget", MEMORY, "--dry-run", "--keep-last=2", "--keep-labelled=release-*", store=store)
     (row,) = ran.document["memories"]
     assert ran.document["dry_run"] and (row["kept"], row["forgotten"]) == (4, 1)
     assert [(fate["snapshot"], fate["keep"], fate["reason"]) for fate in row["snapshots"]] == [
@@ -86,7 +86,7 @@ def test_a_pinned_snapshot_shows_in_the_log_and_stays_until_it_is_unpinned(store
     done("forget", "--keep-last=1", store=store)
     assert snapshots(store) == ids[:1]
     for words in (("pin", MEMORY, "nothing"), ("unpin", MEMORY, "nothing"), ("pin", "nobody", "latest")):
-        assert call(*words, store=store).code == 1
+        assert run_cli(*words, store=store).code == 1
 
 
 def test_the_limit_of_the_store_takes_from_all_memories(store: Path, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_limit_of_the_store_takes_from_all_memories(store: Path, tmp_path: P
     ],
 )
 def test_rules_that_cannot_be_meant_are_wrong_usage(store: Path, words: list[str], said: str) -> None:
-    ran = call("forget", *words, store=store)
+    ran = run_cli("forget", *words, store=store)
     assert ran.code == 2 and said in ran.document["error"]["message"]
     assert len(snapshots(store)) == 5
 

@@ -10,9 +10,10 @@ import re
 import secrets
 import shlex
 
-# Whoever prints too much is killed, as is whoever runs on although nobody asks for it any more.
+# Whoever prints too much is killed, as is whoever runs on although nobody asks for it any more. A sleep that has only just
+# been forked does not hear anything less than KILL.
 _RUNNER = """echo $$ > "$1/pid"
-( trap 'kill $s; exit' TERM; sleep "$4" & s=$!; wait $s; kill -s KILL -- "-$$" ) &
+( trap 'kill -s KILL $!; exit' TERM; sleep "$4" & wait $!; kill -s KILL -- "-$$" ) &
 l=$!
 { /bin/sh -c "$2" 2>&1 </dev/null; echo $? > "$1/code"; } | {
 head -c "$3" > "$1/out"
@@ -37,7 +38,7 @@ run() { command -v setsid >/dev/null && exec setsid "$@"; exec "$@"; }
 run /bin/sh -c "$runner" sh "$d" "$script" "$limit" "$longest" </dev/null >/dev/null 2>&1 &
 p=$!
 trap : USR1
-( trap 'kill $s; exit' TERM; sleep "$patience" & s=$!; wait $s; kill -USR1 $$ ) </dev/null >/dev/null &
+( trap 'kill -s KILL $!; exit' TERM; sleep "$patience" & wait $!; kill -USR1 $$ ) </dev/null >/dev/null &
 w=$!
 wait $p
 if [ -e "$d/done" ] || ! kill -0 $p; then kill $w; wait $w; collect; fi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from sidecar.engine.room import check_room
 from sidecar.engine.storing import Measured, measure_packs, store_packs
 from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys
-from sidecar.inside.index import Entry
+from sidecar.inside.index import Entry, Index
 from sidecar.inside.layers import count_files
 from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
@@ -37,6 +37,8 @@ class Grown:
 
     base: Manifest | None
     base_entries: dict[str, Entry]
+    base_indexes: list[Index] = field(default_factory=list)
+    """Of the packs of the base: what its entries are put together from."""
     arrived: Arrived | None = None
     read: float = 0.0
     """When the base was read, by ``time.monotonic``."""
@@ -94,8 +96,8 @@ def _roots(grown: Grown, answer: ExportAnswer) -> list[Root]:
     """The roots that were found, and those of the base that were not asked for and so stay as they were."""
     found = [Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
     names = {root.name for root in found}
-    held = {path.split("/")[0] for path in grown.brought.entries}
-    return found + [root for root in (grown.base.roots if grown.base else []) if root.name in held - names]
+    others = [root for root in grown.base.roots if root.name not in names] if grown.base else []
+    return found + [root for root in others if _holds(grown, root.name)]
 
 
 def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
@@ -109,15 +111,17 @@ def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
 def _keyed(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
     """What is known of folders named after projects: from this export, or from the base where that was silent."""
     known = {**(grown.base.keyed if grown.base else {}), **answer.keyed}
-    held = {"/".join(path.split("/")[:3]) for path in grown.brought.entries}
-    return {path: hint for path, hint in known.items() if path in held}
+    return {path: hint for path, hint in known.items() if _holds(grown, path)}
 
 
 def _versions(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
     """Of the program each root is of; where it cannot be seen any more, the one that was seen last."""
     seen = {**(grown.base.versions if grown.base else {}), **{root: v for root, v in answer.versions.items() if v}}
-    held = {path.split("/")[0] for path in grown.brought.entries}
-    return {root: version for root, version in seen.items() if root in held}
+    return {root: version for root, version in seen.items() if _holds(grown, root)}
+
+
+def _holds(grown: Grown, folder: str) -> bool:
+    return any(path.startswith(f"{folder}/") for path in grown.brought.entries)
 
 
 async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown) -> Manifest | None:
@@ -157,7 +161,7 @@ async def measured(
     engine: Engine, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
 ) -> tuple[Manifest, Measured]:
     """The manifest as it will be stored, with its packs. Nothing is written yet."""
-    packs = await measure_packs(engine, grown.base, grown.brought.pack, scratch)
+    packs = await measure_packs(engine, grown.base, grown.base_indexes, grown.brought.pack, scratch)
     rejected = f"{reason.code}: {reason.message}" if reason else ""
     return replace(manifest, packs=packs.packs, rejected=rejected), packs
 

@@ -14,7 +14,7 @@ from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.committing import Grown, advance, commit, fits, head_of, judged, manifest_of, measured
 from sidecar.engine.direct import cleared
-from sidecar.engine.exporting import ExportRequest, Run
+from sidecar.engine.exporting import Base, ExportRequest, Run
 from sidecar.engine.guards import check_reasons
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.parts import CountedSandbox, Engine, together
@@ -24,7 +24,7 @@ from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
-from sidecar.inside.index import Entry
+from sidecar.inside.index import Entry, Index
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
@@ -39,7 +39,6 @@ from sidecar.spool import Spool, spool
 MOST_KNOWN = 100
 MOST_AHEAD = 8 << 20
 """So many bytes of indexes are read before it is known whether they are needed."""
-Snapshot = tuple[Manifest, dict[str, Entry]]
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -151,7 +150,7 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
             )
             read = time.monotonic()
             try:
-                base, entries = await _base(run, answer, scratch)
+                base, entries, indexes = await _base(run, answer, scratch)
             except (SnapshotDamaged, SnapshotNotFound) as damage:
                 if isinstance(damage, SnapshotDamaged):
                     await engine.repository.mark_damaged(run.request.memory, answer.base, damage)
@@ -169,7 +168,7 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 )
             roots = {root.name: root.layout for root in base.roots} if base else {}
             arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
-            return answer, Grown(base, entries, arrived, read)
+            return answer, Grown(base, entries, indexes, arrived, read)
     raise AssertionError("unreachable")
 
 
@@ -209,21 +208,23 @@ async def _reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
-async def _read(run: Run, snapshot: str, scratch: Spool) -> Snapshot:
+async def _read(run: Run, snapshot: str, scratch: Spool) -> Base:
     """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
     manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
     check_sizes(manifest, run.survey.sizes)
-    entries, _, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
-    return manifest, entries
+    entries, indexes, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
+    return manifest, entries, indexes
 
 
-async def _base(run: Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifest | None, dict[str, Entry]]:
-    """The snapshot the sandbox compared itself with, and its entries if they are needed; nothing for a full export.
+async def _base(
+    run: Run, answer: ExportAnswer, scratch: Spool
+) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
+    """The snapshot the sandbox compared itself with, and what it holds if that is needed; nothing for a full export.
 
     Raise ``SnapshotDamaged`` when it is not all in the store any more, ``SnapshotNotFound`` when it was forgotten.
     """
     if not answer.base:
-        return None, {}
+        return None, {}, []
     if answer.base not in run.known:
         raise BadAnswer(f"The sandbox builds on a snapshot it was not asked about: {answer.base[:80]!r}.")
     if run.ahead is not None and answer.base == run.state.snapshot:
@@ -231,7 +232,7 @@ async def _base(run: Run, answer: ExportAnswer, scratch: Spool) -> tuple[Manifes
     if answer.status == "unchanged":
         manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
         check_sizes(manifest, run.survey.sizes)
-        return manifest, {}
+        return manifest, {}, []
     return await _read(run, answer.base, scratch)
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.inside.index import Entry
+from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
 
+Base = tuple[Manifest, dict[str, Entry], list[Index]]
+"""A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
 LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
 
 
@@ -49,7 +51,7 @@ class Run:
     snapshot: str
     presence: Presence
     warnings: list[str] = field(default_factory=list)
-    ahead: asyncio.Task[tuple[Manifest, dict[str, Entry]]] | None = None
+    ahead: asyncio.Task[Base] | None = None
     """The head, being read while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
     """Keys of objects that are in the store already, and that no snapshot names."""

@@ -87,17 +87,13 @@ def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
 
 def hot_bytes(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> int:
     """How much of a memory no size limit may drop."""
-    hot = {
-        root: compiled([*layouts[name].tiers.hot, *layouts[name].required]).match
+    hot = compiled(
+        f"{root}/{pattern}"
         for root, name in layout_of.items()
         if name in layouts
-    }
-    total = 0
-    for path, entry in entries.items():
-        root, _, relative = path.partition("/")
-        if entry.type == FILE and root in hot and hot[root](relative):
-            total += entry.size
-    return total
+        for pattern in (*layouts[name].tiers.hot, *layouts[name].required)
+    ).match
+    return sum(entry.size for path, entry in entries.items() if entry.type == FILE and hot(path))
 
 
 def near(limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]) -> list[str]:
@@ -123,7 +119,8 @@ def _used(
         own = [
             entry
             for path, entry in entries.items()
-            if layout == (name if (name := layout_of.get(path.split("/")[0], "")) in limits.layouts else "")
+            if not limits.layouts
+            or layout == (name if (name := layout_of.get(path.split("/")[0], "")) in limits.layouts else "")
         ]
         prefix = f"limits.layouts.{layout}" if layout else "limits"
         if own:

@@ -11,9 +11,10 @@ from pathlib import Path
 from sidecar.engine.parts import Engine
 from sidecar.ids import Keys, new_pack_id
 from sidecar.inside import index
+from sidecar.inside.index import Index
 from sidecar.ports import Store
 from sidecar.snapshots.arrival import check_pack
-from sidecar.snapshots.fetch import fetch_entries, fetch_packs
+from sidecar.snapshots.fetch import fetch_packs
 from sidecar.snapshots.fold import MOST_PACKS, PackFile, first_to_fold, fold_deltas, fold_to_full, outweigh
 from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool
@@ -32,12 +33,14 @@ class Measured:
         return store.room(self.packs[-1].bytes) + store.room(self.packs[-1].index_bytes)
 
 
-async def measure_packs(engine: Engine, base: Manifest | None, new: PackFile, spool: Spool) -> Measured:
-    """What storing ``new`` on top of the packs of ``base`` comes to. Nothing is written to the store."""
+async def measure_packs(
+    engine: Engine, base: Manifest | None, indexes: list[Index], new: PackFile, spool: Spool
+) -> Measured:
+    """What storing ``new`` on top of the packs of ``base``, which have these indexes, comes to. Nothing is written yet."""
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and len(below) >= MOST_PACKS:
         engine.progress.step("folding packs")
-        below, new = await _folded(engine, base, new, spool)
+        below, new = await _folded(engine, base, indexes, new, spool)
     text = io.BytesIO()
     await asyncio.to_thread(index.write, text, new.index)
     data = text.getvalue()
@@ -54,12 +57,13 @@ async def measure_packs(engine: Engine, base: Manifest | None, new: PackFile, sp
     return Measured([*below, pack], new, data)
 
 
-async def _folded(engine: Engine, base: Manifest, new: PackFile, spool: Spool) -> tuple[list[Pack], PackFile]:
+async def _folded(
+    engine: Engine, base: Manifest, indexes: list[Index], new: PackFile, spool: Spool
+) -> tuple[list[Pack], PackFile]:
     """Fold ``new`` with some or all packs of its base; return the packs that stay below, and the fold."""
     store = engine.repository.store
     sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
     start = 0 if outweigh(base.packs[0].bytes, sum(sizes)) else 1 + first_to_fold(sizes)
-    _, indexes, _ = await fetch_entries(store, base, spool)
     files = await fetch_packs(store, base.memory, base.packs[start:], spool)
     fetched = zip(files, base.packs[start:], indexes[start:], strict=True)
     packs = [*(PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in fetched), new]

@@ -10,7 +10,7 @@ import json
 import marshal
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .index import Entry
 
@@ -18,8 +18,10 @@ from .index import Entry
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
 PREFIX, LINEAGE = "index-", "lineage"
 LONGEST_LINEAGE = 100
-# Read and written as a whole, by the quickest means there is: memories have thousands of files, and most do not change.
-VERSION = "3 %d.%d" % sys.version_info[:2]
+# By the quickest means there is, and only what changed: memories have thousands of files, and most stay as they are.
+VERSION = "4 %d.%d" % sys.version_info[:2]
+FULL_SHARE = 8
+"""A file of changes that has more than one in so many of the rows is written whole again."""
 
 
 class Known(NamedTuple):
@@ -42,21 +44,19 @@ def signature(status: os.stat_result) -> list[int]:
 
 
 class Base(NamedTuple):
+    """What is known of a snapshot. ``changed`` is how its entries differ from those in the file of the snapshot ``full``,
+    ``None`` standing for what is gone; ``rules`` names the layouts by which they were found."""
+
     snapshot: str
     taken: int
     entries: Dict[str, Row]
+    rules: str = ""
+    full: str = ""
+    changed: Optional[Dict[str, Optional[Row]]] = None
 
     def known(self, path: str) -> Known | None:
         row = self.entries.get(path)
         return Known(Entry._make(row[0]), row[1], row[2]) if row is not None else None
-
-    def unchanged(self, path: str, status: os.stat_result) -> Row | None:
-        """What is known of a file that is no database, if its status says that it did not change."""
-        row = self.entries.get(path)
-        if row is None or row[1] != signature(status):
-            return None
-        changed = status.st_ctime_ns
-        return row if changed < self.taken - (TICK_NS if changed % 1_000_000_000 else COARSE_TICK_NS) else None
 
     def same(self, path: str, signature: list[Any]) -> Known | None:
         """What is known of ``path``, if its signature is still that and old enough to be believed."""
@@ -83,7 +83,7 @@ def lineage(folder: str, known: list[str]) -> list[str]:
 def load(folder: str, snapshots: list[str]) -> Base | None:
     """The cached index of the first of these; ``None`` when there is none or it is damaged."""
     try:
-        return _load(os.path.join(folder, PREFIX + snapshots[0]), snapshots[0]) if snapshots else None
+        return _load(folder, snapshots[0]) if snapshots else None
     except (OSError, ValueError, TypeError, KeyError, IndexError, EOFError):
         return None
 
@@ -95,8 +95,12 @@ def begin(folder: str, base: Base) -> None:
     _tidy(folder, {base.snapshot})
 
 
-def go_on(folder: str, base: Base, keep: str) -> None:
-    """The memory here grew into that snapshot (an export). Its index and that of ``keep`` stay: it may yet not be stored."""
+def go_on(folder: str, base: Base, before: Base | None) -> None:
+    """The memory here grew into that snapshot (an export). The index of ``before`` stays too: it may yet not be stored."""
+    if before is not None and before.snapshot != base.snapshot:
+        base = base._replace(full=before.full or before.snapshot, changed=_changed(base, before))
+    if len(base.changed or ()) * FULL_SHARE > len(base.entries):
+        base = base._replace(full="", changed=None)
     _write_index(folder, base)
     try:
         with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
@@ -105,7 +109,15 @@ def go_on(folder: str, base: Base, keep: str) -> None:
         lines = []
     lines = [line for line in lines if line != base.snapshot] + [base.snapshot]
     _write_lineage(folder, lines[-LONGEST_LINEAGE:])
-    _tidy(folder, {base.snapshot, keep})
+    _tidy(folder, {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set()))
+
+
+def _changed(base: Base, before: Base) -> dict[str, Row | None]:
+    old, new = before.entries, base.entries
+    changed = dict(before.changed or {})
+    changed.update((path, row) for path, row in new.items() if old.get(path) is not row)
+    changed.update((path, None) for path in old if path not in new)
+    return changed
 
 
 def _write_lineage(folder: str, lines: list[str]) -> None:
@@ -113,9 +125,16 @@ def _write_lineage(folder: str, lines: list[str]) -> None:
 
 
 def _write_index(folder: str, base: Base) -> None:
-    rows = marshal.dumps({path: (tuple(row[0]), row[1], row[2]) for path, row in base.entries.items()})
-    digest = hashlib.sha256(rows).hexdigest()
-    head = {"cache": VERSION, "snapshot": base.snapshot, "taken": base.taken, "sha256": digest}
+    entries = base.entries if base.changed is None else base.changed
+    rows = marshal.dumps({path: row and (tuple(row[0]), row[1], row[2]) for path, row in entries.items()})
+    head = {
+        "cache": VERSION,
+        "snapshot": base.snapshot,
+        "taken": base.taken,
+        "rules": base.rules,
+        "full": base.full,
+        "sha256": hashlib.sha256(rows).hexdigest(),
+    }
     _write(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + rows)
 
 
@@ -131,10 +150,26 @@ def _tidy(folder: str, keep: set[str]) -> None:
             os.unlink(os.path.join(folder, name))
 
 
-def _load(path: str, snapshot: str) -> Base:
-    with open(path, "rb") as file:
+def _load(folder: str, snapshot: str) -> Base:
+    head, rows = _read(folder, snapshot)
+    base = Base(snapshot, head["taken"], rows, head["rules"], head["full"])
+    if not base.full:
+        return base
+    above, entries = _read(folder, base.full)
+    if above["full"]:
+        raise ValueError("changes of changes")
+    for path, row in rows.items():
+        if row is None:
+            entries.pop(path, None)
+        else:
+            entries[path] = row
+    return base._replace(entries=entries, changed=rows)
+
+
+def _read(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    with open(os.path.join(folder, PREFIX + snapshot), "rb") as file:
         head, rows = json.loads(file.readline()), file.read()
     # Only what was written here, by a Python like this one, is taken apart.
     if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(rows).hexdigest():
         raise ValueError("another cache")
-    return Base(snapshot, head["taken"], marshal.loads(rows))
+    return head, marshal.loads(rows)

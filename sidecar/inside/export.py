@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import time
@@ -14,6 +15,7 @@ from .fitting import Fit
 from .refusal import Refusal
 from .roots import Root, find_roots, keyed_here, projects_here
 from .scratch import Scratch
+from .steady import Steady
 from .versions import version_here
 from .walk import Found, Skipped, link_target, walk
 
@@ -38,6 +40,7 @@ class Export:
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
+        self.rules = hashlib.sha256(json.dumps(request["layouts"], sort_keys=True).encode()).hexdigest()
         self.started = time.time_ns()
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
@@ -56,10 +59,8 @@ class Export:
                 from .drain import drained
 
                 self.warnings += drained(root, self.request["worker_wait"])
-        found = [one for root in self.roots for one in walk(root, self.skipped, self.fit.most_found)]
-        self.dropped = self.fit.dropped(found)
-        for one in found:
-            if one.path not in self.dropped and not self._is_as_before(one):
+        for one in self._found():
+            if one.path not in self.dropped:
                 self._take(one)
         gone = sorted(self._gone())
         if self.taken[1] or self.fit.layouts:
@@ -73,15 +74,23 @@ class Export:
         self._remember(self.request["snapshot"])
         return answer
 
-    def _is_as_before(self, found: Found) -> bool:
-        """Whether its status alone says that a file is as the base has it: as a rule, nearly all are. Then it is taken so."""
-        row = self.base.unchanged(found.path, found.status) if self.base is not None else None
-        size = found.status.st_size
-        if row is None or row[0][index.SIZE] != size or self.fit.full(size, self.total):
-            return False
-        self.entries[found.path] = row
-        self.total += size
-        return True
+    def _found(self) -> list[Found]:
+        """What there is, but for what is as before, which is taken at once, and what there is no room for."""
+        if self.base is not None and self.base.rules == self.rules and self.fit.plain:
+            steady = Steady(self.base, self.fit.largest)
+            found = self._walk(steady)
+            if self.fit.holds(found, steady):
+                self.entries, self.total = steady.rows, steady.bytes
+                return found
+            self.skipped = Skipped()
+        self.refreshed = self.base is not None and self.base.rules != self.rules
+        found = self._walk(None)
+        if not self.fit.plain or not self.fit.holds(found, None):
+            self.dropped = self.fit.dropped(found)
+        return found
+
+    def _walk(self, steady: Steady | None) -> list[Found]:
+        return [one for root in self.roots for one in walk(root, self.skipped, self.fit.most_found, steady)]
 
     def _gone(self) -> list[str]:
         """What the base has and the sandbox has not. Roots of layouts that were not asked for stay as the base has them."""
@@ -101,8 +110,7 @@ class Export:
         return gone
 
     def _remember(self, snapshot: str) -> None:
-        keep = self.base.snapshot if self.base is not None else ""
-        cache.go_on(self.scratch.memory, cache.Base(snapshot, self.started, self.entries), keep)
+        cache.go_on(self.scratch.memory, cache.Base(snapshot, self.started, self.entries, rules=self.rules), self.base)
 
     def _take(self, found: Found) -> None:
         mode = found.status.st_mode
@@ -269,7 +277,6 @@ class Export:
         )
 
     def _answer(self, status: str) -> dict[str, Any]:
-        held = {path.split("/")[0] for path in self.entries}
         return {
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
@@ -279,7 +286,7 @@ class Export:
             "roots": [
                 {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
                 for root in self.roots
-                if root.name in held
+                if any(path.startswith(root.name + "/") for path in self.entries)
             ],
             "databases": self.databases,
             "skipped": self.skipped.rows,

@@ -13,6 +13,7 @@ from .refusal import Refusal
 from .walk import Found
 
 if TYPE_CHECKING:
+    from .steady import Steady
     from .trimming import Dropped
 
 ROUNDS = 8
@@ -45,26 +46,32 @@ class Fit:
     def of(self, layout: str) -> dict[str, Any]:
         return self.layouts.get(layout, self.whole)
 
-    def dropped(self, found: list[Found]) -> dict[str, Dropped]:
-        """What of this to leave out, by path; nothing, as a rule. Raise Refusal when the rest is too much all the same."""
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to plan unless there is more than the limits allow."""
+        return not self.rounds and not self.layouts
+
+    def holds(self, found: list[Found], steady: Steady | None) -> bool:
+        """Whether all of this is within the limits by names and sizes."""
         whole = self.whole
         sizes = [one.status.st_size for one in found if stat.S_ISREG(one.status.st_mode)]
-        if (
-            not self.rounds
-            and not self.layouts
-            and sum(sizes) <= whole["bytes"]
+        depths = [one.path.count("/") for one in found]
+        count, total = len(found), sum(sizes)
+        if steady is not None:
+            count, total = count + len(steady.rows), total + steady.bytes
+            depths.append(steady.deepest)
+        return bool(
+            total <= whole["bytes"]
             and max(sizes, default=0) <= whole["file_bytes"]
-            and len(found) <= whole["files"]
-            and max((one.path.count("/") for one in found), default=0) <= whole["depth"]
-        ):
-            return {}
+            and count <= whole["files"]
+            and max(depths, default=0) <= whole["depth"]
+        )
+
+    def dropped(self, found: list[Found]) -> dict[str, Dropped]:
+        """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""
         from .planning import planned
 
         return planned(self, found)
-
-    def full(self, size: int, total: int) -> bool:
-        """Whether one more file of this size may be too much, so that it has to be counted with care."""
-        return size > self.largest or total + size > int(self.whole["bytes"])
 
     def count(self, found: Found, size: int, total: int) -> None:
         """What a file had when it was read, and all of them so far. Raise Over when that is too much."""

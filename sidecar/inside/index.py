@@ -40,6 +40,7 @@ class Entry(NamedTuple):
 
 TYPE, SIZE = 1, 3
 """Where they are in an entry that is a plain tuple."""
+ORDINARY = {"path", "type", "mode", "size", "mtime", "digest", "block"}
 
 
 class Change(NamedTuple):
@@ -114,6 +115,21 @@ def _typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     return value
 
 
+def _ordinary(line: dict[str, Any]) -> Change | None:
+    """A file carried whole in one block, as nearly all lines of a large memory are; ``None`` when it is anything else."""
+    if line.keys() != ORDINARY or line["type"] != FILE:
+        return None
+    path, mode, size, mtime = line["path"], line["mode"], line["size"], line["mtime"]
+    digest, block = line["digest"], line["block"]
+    if (
+        type(path) is type(digest) is str
+        and type(mode) is type(size) is type(mtime) is type(block) is int
+        and not (mode < 0 or size < 0 or block < 0)
+    ):
+        return Change(Entry(path, FILE, mode, size, mtime, digest, block))
+    return None
+
+
 def _change(line: dict[str, Any]) -> Change:
     kind = _typed(line, "type", str, "")
     if kind not in (FILE, DIR, LINK):
@@ -145,20 +161,20 @@ def _change(line: dict[str, Any]) -> Change:
 
 def load(lines: Iterable[bytes]) -> Index:
     """Parse an index. Raise ValueError for anything that is not exactly the format above."""
-    rows = iter(lines)
+    rows, decode = iter(lines), json.JSONDecoder().decode
     head = json.loads(next(rows, b"null"))
     if type(head) is not dict or head.get("index") != VERSION or head.get("kind") not in ("full", "delta"):
         raise ValueError("not an index of version %d: %.80r" % (VERSION, head))
     changes: list[Change] = []
     gone: list[str] = []
     for row in rows:
-        line = json.loads(row)
+        line = decode(row.decode("utf-8"))
         if type(line) is not dict:
             raise ValueError("index line is not an object: %.80r" % (line,))
         if "gone" in line:
             gone.append(_typed(line, "gone", str, ""))
         else:
-            changes.append(_change(line))
+            changes.append(_ordinary(line) or _change(line))
     return Index(head["kind"], changes, gone)
 
 
@@ -173,9 +189,10 @@ def write(target: BinaryIO, index: Index) -> None:
 def read(source: BinaryIO) -> Index:
     """Read a compressed index. Raise ValueError when it is not one."""
     import gzip
+    import io
 
     try:
-        with gzip.GzipFile(fileobj=source, mode="rb") as lines:
+        with io.BufferedReader(gzip.GzipFile(fileobj=source, mode="rb"), 1 << 18) as lines:
             return load(lines)
     except (EOFError, OSError, zlib.error) as problem:
         raise ValueError("not a whole index: %s" % problem) from None

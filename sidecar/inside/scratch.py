@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import re
 import shutil
@@ -88,10 +87,12 @@ class Scratch:
             folder = os.path.join(self.base, name)
             if name.startswith("work-") and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        for left in glob.glob("/tmp/memory-sidecar-*.bundle") + glob.glob("/tmp/memory-sidecar-*.run"):
-            with contextlib.suppress(OSError):
-                if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
-                    shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+        for name in os.listdir("/tmp"):
+            if name.startswith("memory-sidecar-") and name.endswith((".bundle", ".run")):
+                left = os.path.join("/tmp", name)
+                with contextlib.suppress(OSError):
+                    if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
+                        shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
 
     def _in_use(self, folder: str) -> bool:
         try:

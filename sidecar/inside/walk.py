@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 from .refusal import Refusal
 from .roots import Root
+
+if TYPE_CHECKING:
+    from .steady import Steady
 
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
@@ -50,13 +53,16 @@ def is_database_tail(name: str, siblings: set[str]) -> bool:
     return name.endswith(SQLITE_TAILS) and name[: name.rindex("-")] in siblings
 
 
-def walk(root: Root, skipped: Skipped, most: int = ENDLESS) -> Iterator[Found]:
-    """Yield folders before what they hold, in name order. Raise Refusal when there are far more than ``most``."""
+def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | None = None) -> Iterator[Found]:
+    """Yield folders before what they hold, in name order. Raise Refusal when there are far more than ``most``.
+
+    What ``steady`` knows to be as it was is not found again: it is left with ``steady``.
+    """
     count = 0
     pending = [""]
     while pending:
         held: list[str] = []
-        found = _folder(root, pending.pop(), skipped, held)
+        found = _folder(root, pending.pop(), skipped, held, steady)
         count += len(found)
         if count > most + SLACK:
             raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
@@ -64,18 +70,21 @@ def walk(root: Root, skipped: Skipped, most: int = ENDLESS) -> Iterator[Found]:
         pending.extend(reversed(held))
 
 
-def _folder(root: Root, folder: str, skipped: Skipped, held: list[str]) -> list[Found]:
-    """One folder's memory; the folders to enter next are appended to ``held``. Most of an export's time may go here."""
+def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: Steady | None) -> list[Found]:
+    """One folder's memory; the folders to enter next are appended to ``held``."""
     rules, prefix = root.rules, folder + "/" if folder else ""
     try:
         with os.scandir(os.path.join(root.folder, folder)) as scan:
-            names = sorted(scan, key=lambda entry: entry.name)
+            names = list(scan)
     except PermissionError:
         raise Refusal("unreadable", "Folder %s/%s may not be read by this user." % (root.name, folder)) from None
     except FileNotFoundError:
         return []
     siblings = {entry.name for entry in names}
     called = None if root.keys.name_folders_in(folder) else root.path(prefix)
+    if steady is not None and called is not None:
+        names = steady.others(called, names)
+    names.sort(key=lambda entry: entry.name)
     keep = _always if folder and rules.all_below(folder) else rules.keep
     found: list[Found] = []
     for entry in names:

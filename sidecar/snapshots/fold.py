@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sidecar.inside.digests import SUM_BYTES, block_count
 from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index
-from sidecar.inside.layers import layered
+from sidecar.inside.layers import apply_index, layered
 from sidecar.inside.packing import Packer
 from sidecar.inside.unpacking import Staged, Unpacker
 
@@ -72,7 +72,9 @@ def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
 def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
     """One delta over the packs ``below`` that does what these deltas do one after the other. Those below are not read."""
     before = layered(below)
-    entries = layered([*below, *(delta.index for delta in deltas)])
+    entries = dict(before)
+    for delta in deltas:
+        apply_index(entries, delta.index)
     touched = _touched(deltas)
     touched_entries = {path: entries[path] for path in touched if path in entries}
     unpacker = Unpacker(

@@ -22,8 +22,8 @@ from sidecar.snapshots.fetch import fetch
 from sidecar.snapshots.manifest import Head
 from sidecar.spool import spool
 from sidecar.wiring import open_store
-from tests.parts.commands import call, done, ended, start
-from tests.parts.homes import PROJECT, Ran, claude_mem_home, observe, titles, write
+from tests.parts.commands import done, ended, start
+from tests.parts.homes import PROJECT, Ran, claude_mem_home, observe, run_cli, titles, write
 
 MEMORY = "conductor"
 DIES_AT_A_WRITE = """
@@ -49,7 +49,7 @@ sys.exit(main(sys.argv[3:]))
 
 
 def export(home: Path, store: Path) -> Ran:
-    return call("export", MEMORY, "--sandbox", f"local:{home}", store=store)
+    return run_cli("export", MEMORY, "--sandbox", f"local:{home}", store=store)
 
 
 def whole_head(store: Path) -> Head | None:

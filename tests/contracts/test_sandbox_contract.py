@@ -200,9 +200,9 @@ async def test_a_command_that_never_stops_printing_is_ended(place: Place) -> Non
 async def test_too_much_output_is_noticed_while_the_command_goes_on(place: Place) -> None:
     began = time.monotonic()
     with pytest.raises(OutputTooLarge):
-        await place.run("printf %0101d 0; sleep 600", output_limit=100, timeout=2)
+        await place.run("printf %0101d 0; sleep 600", output_limit=100, timeout=30)
     assert await until(lambda: not place.made.processes())
-    assert time.monotonic() - began < 1.9
+    assert time.monotonic() - began < 25
 
 
 async def test_a_command_that_takes_too_long_is_ended_with_its_children(place: Place) -> None:

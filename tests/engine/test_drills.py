@@ -10,8 +10,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.drilling import choose_drills, drill
-from tests.parts.commands import call
-from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, write
+from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import SAMPLES
 from tests.parts.services import path, serving, until
 
@@ -61,7 +60,7 @@ def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) 
     pack.write_bytes(data)
     done = asyncio.run(drill(engine, MEMORY, snapshot))
     assert not done.ok and done.problem
-    ran = call("verify", "--drill", store=tmp_path / "store")
+    ran = run_cli("verify", "--drill", store=tmp_path / "store")
     assert ran.code == 1 and not ran.document["ok"]
     assert [row["snapshot"] for row in ran.document["drills"]] == [snapshot]
 

@@ -14,8 +14,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.errors import UnknownReason
 from sidecar.limits import REASONS, Guards, Limits
 from sidecar.receipts import ExportReceipt
-from tests.parts.commands import call
-from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, write
+from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, run_cli, write
 from tests.parts.memories import damage_database
 from tests.parts.services import serving
 
@@ -132,14 +131,14 @@ def test_the_command_line_says_how_to_allow_it(home: Path, tmp_path: Path, capsy
 
     store = tmp_path / "store"
     words = ["export", MEMORY, "--sandbox", f"local:{home}"]
-    assert call(*words, store=store).code == 0
+    assert run_cli(*words, store=store).code == 0
     SPOILED["shrunk"](home)
     assert main([*words, f"--store=file:{store}"]) == 3
     assert "To let this be next time: --allow shrunk" in capsys.readouterr().out
-    wrong = call(*words, "--allow", "shrunken", store=store)
+    wrong = run_cli(*words, "--allow", "shrunken", store=store)
     assert (wrong.code, wrong.error) == (2, "unknown-reason")
-    assert call(*words, "--allow", "empty", store=store).code == 3
-    assert call(*words, "--allow", "shrunk", store=store).code == 0
+    assert run_cli(*words, "--allow", "empty", store=store).code == 3
+    assert run_cli(*words, "--allow", "shrunk", store=store).code == 0
 
 
 def test_the_service_takes_the_same_words(home: Path, tmp_path: Path) -> None:

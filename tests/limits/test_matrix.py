@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sidecar.ids import Keys
-from tests.parts.commands import call, done
-from tests.parts.homes import Ran, observe, titles, tree, write
+from tests.parts.commands import done
+from tests.parts.homes import Ran, observe, run_cli, titles, tree, write
 from tests.parts.providers import Made, Provider
 
 KEYS = ("bytes", "file_bytes", "files", "depth", "packed_bytes", "memory_bytes", "store_bytes")
@@ -49,7 +49,7 @@ class Bench:
         config = self.folder / "config.toml"
         config.write_text(f"[limits]\n{limits}\n")
         words = ["export", memory, "--sandbox", self.made.ref, "--config", config, "--project", "~", *more]
-        return call(*words, store=self.store)
+        return run_cli(*words, store=self.store)
 
     def begun(self, state: Callable[[], None], before: Callable[[], None]) -> str:
         """A memory that has the earlier state as its head; the sandbox then has the later one."""

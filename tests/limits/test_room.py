@@ -15,8 +15,7 @@ from sidecar.engine import room as rooms
 from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt
 from sidecar.retention.pins import pin
-from tests.parts.commands import call
-from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree, write
+from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, run_cli, tree, write
 
 MEMORY = "conductor"
 
@@ -113,7 +112,7 @@ async def test_the_store_is_counted_now_and_then_and_before_it_refuses(
 def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path, tmp_path: Path) -> None:
     store, config = tmp_path / "store", tmp_path / "config.toml"
     words = ["export", MEMORY, "--sandbox", f"local:{home}", "--project", "~"]
-    assert call(*words, store=store).code == 0
+    assert run_cli(*words, store=store).code == 0
     config.write_text("[limits]\nfiles = 100\nbytes = 19999\n")
     served = subprocess.run(
         [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0", f"--config={config}"],
@@ -125,19 +124,19 @@ def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path
     )
     assert served.returncode == 2
     assert f"{config}:3: [limits] bytes is 19,999, below the hot tier of 'conductor'" in served.stderr
-    checked = call("config", "check", "--config", config, store=store)
+    checked = run_cli("config", "check", "--config", config, store=store)
     assert (checked.code, checked.error) == (2, "bad-config")
     assert "20000 or more" in checked.document["error"]["hint"]
 
     config.write_text("[limits]\nbytes = 19999\n[limits.memories.conductor]\nbytes = 20000\n")
-    assert call("config", "check", "--config", config, store=store).code == 0
+    assert run_cli("config", "check", "--config", config, store=store).code == 0
     config.write_text("[limits.memories.'con*']\nfiles = 9\nbytes = 3\n")
-    checked = call("config", "check", "--config", config, store=store)
+    checked = run_cli("config", "check", "--config", config, store=store)
     assert f"{config}:3: " in checked.document["error"]["message"]
 
 
 def test_a_store_that_cannot_be_reached_does_not_make_the_config_wrong(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[limits]\nbytes = 5\n")
-    checked = call("config", "check", "--config", config, store=f"volume:{tmp_path}")
+    checked = run_cli("config", "check", "--config", config, store=f"volume:{tmp_path}")
     assert checked.code == 0 and checked.document["store_problem"]

@@ -1,9 +1,8 @@
-"""The command line without the cost of a new Python each time, and as a process that can be killed."""
+"""The command line as something that must work, and as a process that can be killed."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -13,25 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli import main
-from tests.parts.homes import PROJECT, Ran
+from tests.parts.homes import PROJECT, Ran, run_cli
 
 PYTHON_38 = (*sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")), "python3.8")
 
 
-def call(*words: str | Path, store: str | Path) -> Ran:
-    """Run a command with ``--json`` in this process."""
-    command, *rest = map(str, words)
-    printed, said = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        code = main([command, f"--store={url_of(store)}", "--json", *rest])
-    document = json.loads(printed.getvalue())
-    return Ran(code, document, said.getvalue())
-
-
 def done(*words: str | Path, store: str | Path) -> dict[str, Any]:
     """Run a command that must end with exit code 0; return its document."""
-    ran = call(*words, store=store)
+    ran = run_cli(*words, store=store)
     assert ran.code == 0, ran
     return ran.document
 
