@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,14 @@ from sidecar.ports import Link, ObjectInfo, Store, Stored
 from sidecar.sealing.signatures import LONGEST_LINE, BadSignature, Signatures, bare, is_signed
 
 CHUNK = 1 << 20
+AT_ONCE = 8
+BELIEVED_SECONDS = 60.0
+"""So long it is believed that a store is still not signed."""
 LOG = logging.getLogger("sidecar")
 MARK = "signed"
 """An object that says that a store is signed, so that nobody adds to it without a key."""
 ABOUT_IT = b"What is in this store is signed.\n"
-OBEYED_UNREAD = ("pins", "damaged", "marks")
+OBEYED_UNREAD = ("pins", "damaged")
 """Objects below a memory that count by being listed: each is looked at before it does."""
 NO_KEY = "This store is signed, and no key to sign with was given."
 NO_KEY_HINT = "Set [signing] key_file (MEMORY_SIDECAR_SIGNING_KEY_FILE). Nothing was changed."
@@ -34,6 +38,7 @@ class SignedStore:
         self._signatures = signatures
         self._trust_unsigned = trust_unsigned
         self._seen_signed = False
+        self._unsigned_until = 0.0
         self._looked_at: dict[ObjectInfo, bool] = {}
         self.url = inner.url
 
@@ -55,12 +60,19 @@ class SignedStore:
     async def prepare(self) -> None:
         await self._inner.prepare()
         if self._signatures is None:
-            if self._seen_signed or await self._inner.get(MARK) is not None:
-                raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+            await self._check_unsigned()
         elif not self._signatures.can_sign:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
         elif not await self._is_marked():
             await self.mark()
+
+    async def _check_unsigned(self) -> None:
+        """Raise ``KeyNeeded`` when others have begun to sign what is here."""
+        if not self._seen_signed and time.monotonic() >= self._unsigned_until:
+            self._seen_signed = await self._inner.get(MARK) is not None
+            self._unsigned_until = time.monotonic() + BELIEVED_SECONDS
+        if self._seen_signed:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
 
     async def _is_marked(self) -> bool:
         try:
@@ -127,7 +139,10 @@ class SignedStore:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = [info async for info in self._inner.list(prefix)]
         doubted = [info for info in found if self._signatures is not None and _counts_unread(info.key)]
-        good = dict(zip(doubted, await asyncio.gather(*map(self._is_ours, doubted)), strict=True))
+        good: dict[ObjectInfo, bool] = {}
+        for start in range(0, len(doubted), AT_ONCE):
+            some = doubted[start : start + AT_ONCE]
+            good |= zip(some, await asyncio.gather(*map(self._is_ours, some)), strict=True)
         for info in found:
             if good.get(info, True):
                 yield info

@@ -25,6 +25,7 @@ a base that it read longer ago than half of it. By then a pack it relies on may 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from sidecar.errors import BaseCollected, HeadMoved, ObjectRefused
 from sidecar.ids import Keys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Manifest
+
+LOG = logging.getLogger("sidecar")
 
 
 class State(StrEnum):
@@ -62,6 +65,7 @@ class Marks:
             stored = await self.store.get(self.keys.mark(pack))
         except ObjectRefused as refused:
             # Nobody is told what to do by it: a collector begins anew, and who needs the pack goes on.
+            LOG.warning("Ignored: %s", refused.message)
             return Mark(State.KEPT, refused.version or "")
         if stored is None:
             return None
