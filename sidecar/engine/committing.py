@@ -175,7 +175,8 @@ async def fits(
     """
     store = engine.repository.store
     head = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
-    added = packs.room(store) + store.room(len(manifest.encode())) + head
+    copies = 1 if engine.repository.witnesses is None else 2
+    added = packs.room(store) + store.room(len(manifest.encode())) + copies * head
     added -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
     keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
     return await check_room(engine, manifest.memory, added, sum(survey.sizes.values()), keep)

@@ -9,9 +9,9 @@ from typing import Any
 
 from sidecar.sealing.keyring import Keyring
 
-CHUNK = 1 << 20
+PIECE = 1 << 18
 AHEAD = 2
-"""Chunks that wait to be taken: so little is in memory however large the object."""
+"""Pieces that wait to be taken: so little is in memory however large the object."""
 
 
 class _Abandoned(Exception):
@@ -40,8 +40,8 @@ class _Bridge:
 
     def write(self, data: bytes) -> int:
         self._outgoing += data
-        while len(self._outgoing) >= CHUNK:
-            self._hand_over(CHUNK)
+        while len(self._outgoing) >= PIECE:
+            self._hand_over(PIECE)
         return len(data)
 
     def flush(self) -> None:
@@ -71,7 +71,7 @@ class _Bridge:
 
 
 async def opened(chunks: AsyncIterator[bytes], keyring: Keyring) -> AsyncGenerator[bytes]:
-    """What is sealed in ``chunks``, in chunks of at most 1 MiB. Raise ``Unopened`` or ``Altered``, perhaps at the end only:
+    """What is sealed in ``chunks``, in pieces. Raise ``Unopened`` or ``Altered``, perhaps at the end only:
     who takes it compares it as a whole."""
     bridge, loop = _Bridge(chunks), asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()

@@ -17,7 +17,7 @@ from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head
 
 LOG = logging.getLogger("sidecar")
-KEPT = 4
+KEPT = 3
 """Copies that stay."""
 CLEARED = 8
 """So many before those are deleted each time: a writer that died may have left one."""

@@ -29,8 +29,7 @@ from sidecar.sealing.passphrase import IDENTITY
 from sidecar.sealing.rekey import Report, rekey
 from sidecar.snapshots.verify import verify
 from sidecar.wiring import open_store
-from tests.parts.commands import call
-from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe
+from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, run_cli
 from tests.parts.keys import (
     BOTH,
     ENCRYPTED,
@@ -308,14 +307,14 @@ def test_the_command_says_what_it_did(tmp_path: Path, monkeypatch: pytest.Monkey
     made = asyncio.run(memories(store, Given(), tmp_path / "home"))
     for name, value in environment(BOTH).items():
         monkeypatch.setenv(name, value)
-    refused = call("rekey", store=store)
+    refused = run_cli("rekey", store=store)
     assert (refused.code, refused.document["ok"]) == (1, False)
-    ran = call("rekey", "--trust-unsigned", store=store)
+    ran = run_cli("rekey", "--trust-unsigned", store=store)
     assert (ran.code, ran.document["finished"], ran.document["readable_names"]) == (0, True, [MEMORY])
-    assert call("log", MEMORY, store=store).document["head"] == made[-1]
-    one = call("rekey", MEMORY, store=store)
+    assert run_cli("log", MEMORY, store=store).document["head"] == made[-1]
+    one = run_cli("rekey", MEMORY, store=store)
     assert (one.code, one.document["finished"], one.document["ok"]) == (0, False, True)
-    assert call("rekey", "nobody", store=store).error == "memory-not-found"
+    assert run_cli("rekey", "nobody", store=store).error == "memory-not-found"
 
 
 def test_without_keys_there_is_nothing_to_seal_with(tmp_path: Path) -> None:

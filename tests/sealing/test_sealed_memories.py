@@ -15,10 +15,10 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded
 from sidecar.ids import Keys
+from sidecar.limits import Limits
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.sealing.given import Given
 from sidecar.snapshots.verify import verify
-from tests.parts.commands import call
 from tests.parts.homes import (
     PROJECT,
     claude_mem_home,
@@ -87,6 +87,23 @@ async def _size(engine, key: str) -> int:  # type: ignore[no-untyped-def]
     return {info.key: info.size async for info in engine.repository.store.list(prefix)}[key]
 
 
+async def test_a_limit_holds_for_what_is_really_stored(tmp_path: Path) -> None:
+    home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"
+    await export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+
+    async def held() -> int:
+        return sum([info.size async for info in engine_with(store, BOTH).repository.store.list("memories/")])
+
+    limit, outcomes = await held() + 9000, []
+    for turn in range(4):
+        observe(home, 1, f"turn {turn}")
+        engine = engine_with(store, BOTH, limits=Limits(memory_bytes=limit))
+        receipt = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
+        outcomes.append(receipt.outcome)
+        assert await held() <= limit
+    assert (outcomes[0], outcomes[-1]) == (ExportOutcome.COMMITTED, ExportOutcome.REJECTED)
+
+
 async def test_plain_age_opens_a_pack(tmp_path: Path) -> None:
     home, store, key = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store", tmp_path / "key"
     await export(engine_with(store, ENCRYPTED), open_local(str(home)), ExportRequest(memory=MEMORY))
@@ -142,7 +159,7 @@ def test_without_the_key_every_command_says_so_and_changes_nothing(
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"
     for name, value in environment(BOTH).items():
         monkeypatch.setenv(name, value)
-    assert call("export", MEMORY, f"--sandbox=local:{home}", store=store).code == 0
+    assert run_cli("export", MEMORY, f"--sandbox=local:{home}", store=store).code == 0
     for name in environment(BOTH):
         monkeypatch.delenv(name)
     for name, value in environment(given).items():
@@ -164,11 +181,11 @@ def test_without_the_key_every_command_says_so_and_changes_nothing(
         ("delete", MEMORY, "--yes"),
     ]
     for words in commands:
-        ran = call(*words, store=store)
+        ran = run_cli(*words, store=store)
         assert (ran.code, ran.error) == (1, "key-needed"), (words, ran)
         assert "identity_files" in ran.stderr
         assert "passphrase_file" in ran.stderr
-    doctor = call("doctor", store=store)
+    doctor = run_cli("doctor", store=store)
     assert doctor.code == 1
     assert "key-needed" in {row.get("code") for row in doctor.document["checks"]}
     assert everything_in(store) == before
@@ -179,7 +196,7 @@ def test_a_first_start_is_still_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     for keys in (Given(), BOTH):
         for name, value in environment(keys).items():
             monkeypatch.setenv(name, value)
-        assert call("restore", MEMORY, sandbox, store=tmp_path / "store").document["outcome"] == "empty"
+        assert run_cli("restore", MEMORY, sandbox, store=tmp_path / "store").document["outcome"] == "empty"
 
 
 async def test_a_store_may_mix_old_and_new(tmp_path: Path) -> None:
@@ -211,7 +228,7 @@ def test_a_recipient_that_cannot_be_read_again_is_wrong_usage(tmp_path: Path) ->
 
 
 def test_new_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    age, signing = call("keygen", store="file:/nowhere"), call("keygen", "--signing", store="file:/nowhere")
+    age, signing = run_cli("keygen", store="file:/nowhere"), run_cli("keygen", "--signing", store="file:/nowhere")
     assert recipient(age.document["identity"]) == age.document["recipient"]
     home = claude_mem_home(empty_home(tmp_path / "home"), 5)
     for name, text in (("IDENTITY_FILE", age.document["identity"]), ("SIGNING_KEY_FILE", signing.document["private"])):
@@ -219,10 +236,10 @@ def test_new_keys_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text(text)
         file.chmod(0o600)
         monkeypatch.setenv(f"MEMORY_SIDECAR_{name}", str(file))
-    ran = call("export", MEMORY, f"--sandbox=local:{home}", store=tmp_path / "store")
+    ran = run_cli("export", MEMORY, f"--sandbox=local:{home}", store=tmp_path / "store")
     assert (ran.code, ran.stderr) == (0, "")
     os.chmod(tmp_path / "IDENTITY_FILE", 0o640)
-    assert "chmod 600" in call("list", store=tmp_path / "store").stderr
+    assert "chmod 600" in run_cli("list", store=tmp_path / "store").stderr
 
 
 @pytest.mark.slow

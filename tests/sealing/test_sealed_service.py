@@ -60,6 +60,8 @@ def test_a_copied_store_tells_nothing(tmp_path: Path) -> None:
     ]
     for word in words:
         assert word.encode() not in everything, word
+    log = (tmp_path / "log").read_text()
+    assert not any(secret in log for secret in ("SECRET-KEY", "PRIVATE KEY", *BOTH.identities))
 
 
 def test_a_service_without_the_key_does_not_start(tmp_path: Path) -> None:
