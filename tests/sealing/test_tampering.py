@@ -105,6 +105,11 @@ async def _built(folder: Path, given: Given) -> Scene:
     return Scene(given, store, folder / "earlier", (second.snapshot or "", first.snapshot or ""), names)
 
 
+SIGNED_IN_CAMPAIGNS = pytest.mark.parametrize(
+    "built", ["encrypted and signed", pytest.param("signed", marks=SLOW)], indirect=True
+)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return asyncio.run(_built(tmp_path_factory.mktemp("tampering"), KINDS[request.param]))
@@ -191,6 +196,7 @@ def test_a_truncated_object(scene: Scene, tmp_path: Path, caplog: pytest.LogCapt
         check(one, key, caplog)
 
 
+@SIGNED_IN_CAMPAIGNS
 def test_an_object_in_the_place_of_another(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = altered_copies(scene)
     for number, key in enumerate(keys):
@@ -296,6 +302,7 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
         assert key in caplog.text, "what is ignored is ignored loudly"
 
 
+@SIGNED_IN_CAMPAIGNS
 async def test_after_a_replay_everything_goes_on(built: Scene, tmp_path: Path) -> None:
     scene = _copy(built, tmp_path / "store")
     home = empty_home(tmp_path / "home")
@@ -313,6 +320,7 @@ async def test_after_a_replay_everything_goes_on(built: Scene, tmp_path: Path) -
     assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
 
 
+@SIGNED_IN_CAMPAIGNS
 async def test_a_process_remembers_what_it_has_seen(built: Scene, tmp_path: Path) -> None:
     """Also when all later copies are gone; and a memory that was deleted and begun anew is no replay."""
     scene = _copy(built, tmp_path / "store")
