@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sidecar.errors import BadConfig
 from sidecar.sealing.settings import Encryption, Signing
+from sidecar.sealing.signatures import parse_key
 from sidecar.sections import PREFIX
 
 LONGEST_FILE = 1 << 16
@@ -55,6 +56,7 @@ def given(encryption: Encryption, signing: Signing) -> Given:
     passphrase = _variable("PASSPHRASE")
     if not passphrase and (path := _variable("PASSPHRASE_FILE") or encryption.passphrase_file):
         passphrase = read(path, ("encryption", "passphrase_file"))
+    _check_public(signing.trusted)
     before = encryption.previous_passphrase_file
     key = _variable("SIGNING_KEY")
     if not key and signing.key_file:
@@ -68,6 +70,17 @@ def given(encryption: Encryption, signing: Signing) -> Given:
         trusted=(*signing.trusted, *(_read(path, ("signing", "trusted_files")) for path in signing.trusted_files)),
         warnings=tuple(open_to_others),
     )
+
+
+def _check_public(texts: list[str]) -> None:
+    """What is in the config is shown to people, so no secret may be."""
+    for text in texts:
+        if parse_key(text).sign is not None:
+            raise BadConfig(
+                "[signing] trusted holds a key that is not public.",
+                hint="Put it into a file, and that into trusted_files.",
+                at=("signing", "trusted"),
+            )
 
 
 def _variable(name: str) -> str:

@@ -65,11 +65,11 @@ class Opening:
         self._turn = asyncio.Lock()
         self.state: Opened | None = None
 
-    async def to_read(self) -> Opened | None:
+    async def to_read(self, *, fresh: bool = False) -> Opened | None:
         """``None`` while nothing was ever sealed here, or no keys were given."""
-        if self.state is None and self._keys is not None:
+        if (fresh or self.state is None) and self._keys is not None:
             async with self._turn:
-                if self.state is None:
+                if fresh or self.state is None:
                     self.state = await self._read(self._keys)
         return self.state
 

@@ -57,7 +57,7 @@ class SealedStore:
         try:
             return replace(stored, data=await asyncio.to_thread(state.keyring.open, stored.data))
         except (Unopened, Altered) as problem:
-            raise _refusal(state, key, problem, stored.version) from None
+            raise await self._refusal(key, problem, stored.version) from None
 
     async def put(self, key: str, source: bytes | Path) -> int:
         state = await self.opening.to_write()
@@ -101,7 +101,17 @@ class SealedStore:
                     async for chunk in plain:
                         yield chunk
             except (Unopened, Altered) as problem:
-                raise _refusal(state, key, problem, None) from None
+                raise await self._refusal(key, problem, None) from None
+
+    async def _refusal(self, key: str, problem: Exception, version: str | None) -> ObjectRefused | KeyNeeded:
+        """Whether an object was altered, or is for a key that we were not given. Raise ``KeyNeeded`` when we lost them all."""
+        if isinstance(problem, Unopened):
+            # By the record as it is now: others may have changed the keys since it was read.
+            state = await self.opening.to_read(fresh=True)
+            if state is None or not state.complete:
+                return KeyNeeded(f"{key} is sealed for a key that was not given.")
+        why = str(problem) or "none of the keys of this store opens it"
+        return ObjectRefused(f"{key} is damaged: {why}.", version=version)
 
     async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
         return None if self._keys else await self._inner.link_to_get(key, seconds=seconds)
@@ -146,13 +156,6 @@ class SealedStore:
 
 def _hidden(state: Opened | None, key: str) -> str:
     return state.names.hidden(key) if state is not None else key
-
-
-def _refusal(state: Opened, key: str, problem: Exception, version: str | None) -> ObjectRefused | KeyNeeded:
-    if isinstance(problem, Unopened) and not state.complete:
-        return KeyNeeded(f"{key} is sealed for a key that was not given.")
-    why = str(problem) or "none of the keys of this store opens it"
-    return ObjectRefused(f"{key} is damaged: {why}.", version=version)
 
 
 async def _begun(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

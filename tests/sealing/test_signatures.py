@@ -14,7 +14,8 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import BadConfig, KeyNeeded, SnapshotDamaged
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.sealing.given import Given
+from sidecar.sealing.given import Given, given
+from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sealing.signatures import BadSignature, Signatures, bare
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.keys import OTHER_SIGNING, SIGNED, SIGNING, engine_with, public_key
@@ -70,6 +71,14 @@ def test_what_cannot_sign_is_refused_without_being_repeated(text: str) -> None:
     with pytest.raises(BadConfig) as refused:
         Signatures(text, ())
     assert text not in refused.value.message
+
+
+def test_no_secret_may_be_in_the_config_itself() -> None:
+    for secret in (*PRIVATE.values(), SECRET):
+        with pytest.raises(BadConfig, match="not public") as refused:
+            given(Encryption(), Signing(trusted=[secret]))
+        assert secret not in refused.value.message
+    assert given(Encryption(), Signing(trusted=[*PUBLIC.values()])).signs
 
 
 async def test_keys_of_others_may_be_trusted_and_a_reader_needs_no_private_one(tmp_path: Path) -> None:
