@@ -176,7 +176,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every whole object whose key starts with ``prefix`` ('…/'), in key order."""
+        """Every whole object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
         ...
 
     async def copy(self, source: str, target: str) -> None:

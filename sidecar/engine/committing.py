@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
 from sidecar.engine.limiting import hot_bytes
-from sidecar.engine.parts import Engine
+from sidecar.engine.parts import Engine, together
 from sidecar.engine.receiving import Arrived
 from sidecar.engine.room import check_room
 from sidecar.engine.storing import Measured, measure_packs, store_packs
@@ -193,13 +193,22 @@ async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Gro
         _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
     try:
-        await hold(engine.repository.store, manifest)
+        _, size = await together(hold(engine.repository.store, manifest), _stored_size(engine, manifest))
     except BaseCollected:
         await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
-    added = sum(manifest.packs[-1].in_store) + engine.repository.store.room(len(manifest.encode()))
+    added = sum(manifest.packs[-1].in_store) + size
     engine.use.add(added)
     return manifest, added
+
+
+async def _stored_size(engine: Engine, manifest: Manifest) -> int:
+    """What a manifest takes in the store: one that seals or signs is asked."""
+    store, size = engine.repository.store, len(manifest.encode())
+    if store.room(size) == size:
+        return size
+    key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
+    return sum([info.size async for info in store.list(key)])
 
 
 def _check_age(grown: Grown, retention: Retention) -> None:

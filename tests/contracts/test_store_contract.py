@@ -325,6 +325,12 @@ async def test_listing_is_in_key_order_and_says_size_and_time(place: Place) -> N
     assert all(before - 3 < info.modified < time.time() + 3 for info in listed)
 
 
+async def test_a_whole_key_lists_its_object(place: Place) -> None:
+    await place.store.put("memories/a/x.json", b"1")
+    await place.store.put("memories/a/y.json", b"1")
+    assert await _keys(place.store, "memories/a/x.json") == ["memories/a/x.json"]
+
+
 async def test_a_prefix_does_not_catch_its_neighbours(place: Place) -> None:
     for key in ("memories/a/x", "memories/a~b/x", "memories/ab/x", "memory/x"):
         await place.store.put(key, b"1")
