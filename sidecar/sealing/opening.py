@@ -52,6 +52,8 @@ class Opened:
     names: Names
     complete: bool
     """Whether these keys open everything that was ever sealed here: then what they do not open was altered."""
+    by_copy: bool = False
+    """The record itself was altered or is missing."""
 
 
 class Opening:
@@ -146,7 +148,7 @@ class Opening:
         if record is None:
             return None
         complete = all(keyring.opens(recipients) for recipients in record.sets)
-        return Opened(keyring, record, version, record.hiding(), complete)
+        return Opened(keyring, record, version, record.hiding(), complete, bool(problem))
 
     async def _recorded(self, keys: Keys) -> Opened:
         """Read the record; make it, mend it, or add ourselves to it, where need be. Raise ``HeadMoved`` to be called again."""
@@ -157,8 +159,8 @@ class Opening:
             await self._make(keys, records, recipients)
         elif not state.record.known_to(recipients):
             await records.write(state.record.with_set(recipients), state.version)
-        elif state.version is None:
-            await records.write(state.record, None)
+        elif state.by_copy:
+            await records.write(state.record, state.version)
         else:
             return state
         again = await self._read(keys)

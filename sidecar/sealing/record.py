@@ -89,8 +89,14 @@ class Records:
     async def write(self, record: Record, expected: str | None) -> None:
         """Raise ``HeadMoved`` when somebody else wrote it since."""
         data = self._sealed(record)
-        await self.store.swap(RECORD, data, expected=expected)
-        await self.store.put(COPY, data)
+        if expected is None:
+            # Of several that begin at once one wins, and only that one's names may be in the copy.
+            await self.store.swap(RECORD, data, expected=None)
+            await self.store.put(COPY, data)
+        else:
+            # The copy is never older: whoever can open it, and not the record itself, knows that this one was altered.
+            await self.store.put(COPY, data)
+            await self.store.swap(RECORD, data, expected=expected)
 
     def _sealed(self, record: Record) -> bytes:
         data = seal({"format": FORMAT, **asdict(record)})

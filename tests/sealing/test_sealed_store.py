@@ -142,6 +142,10 @@ async def test_a_lost_record_is_no_empty_store() -> None:
     assert (await sealed(inner, ONE).get(HEAD)).data == b"1"  # type: ignore[union-attr]
     await sealed(inner, ONE).prepare()
     assert RECORD in inner.objects, "mended from its copy"
+    inner.objects[RECORD] = (b"x" + kept[0][1:], *kept[1:])
+    await sealed(inner, ONE).prepare()
+    assert inner.objects[RECORD][0].startswith(MAGIC)
+    kept = inner.objects[RECORD]
     del inner.objects[RECORD], inner.objects[COPY]
     for attempt in (sealed(inner, ONE).get(HEAD), sealed(inner, ONE).prepare(), sealed(inner, ONE).put(HEAD, b"2")):
         with pytest.raises(KeysLost):
