@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sidecar.errors import BadConfig
+from sidecar.spool import SpoolFull
 
 if TYPE_CHECKING:
     from pyrage import ssh, x25519
@@ -66,9 +67,13 @@ class Keyring:
         return pyrage.encrypt(data, [*self._recipients, *more])
 
     def seal_file(self, source: Path, target: Path) -> None:
+        """Raise ``SpoolFull`` when there is no room for the target."""
         import pyrage
 
-        pyrage.encrypt_file(str(source), str(target), self._recipients)
+        try:
+            pyrage.encrypt_file(str(source), str(target), self._recipients)
+        except pyrage.EncryptError as problem:  # it has no other way to say that writing failed
+            raise SpoolFull(f"{source.name} could not be sealed in {target.parent}: {problem}.") from None
 
     def open(self, data: bytes) -> bytes:
         """Raise ``Unopened`` or ``Altered``."""

@@ -23,6 +23,7 @@ from sidecar.sealing.opening import Keys, KeysLost
 from sidecar.sealing.record import COPY, RECORD
 from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sealing.store import SealedStore
+from sidecar.spool import SpoolFull
 from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
 from tests.parts.memory_store import MemoryStore
 
@@ -261,6 +262,13 @@ async def test_a_large_object_never_is_in_memory_whole(tmp_path: Path) -> None:
     assert length == 24 * MIB
     assert peak < 10 * MIB
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["source"], "no scratch file is left"
+
+
+def test_no_room_to_seal_in_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1 << 20))
+    with pytest.raises(SpoolFull, match="No space left"):
+        Keyring([], [ONE]).seal_file(source, Path("/dev/full"))
 
 
 def test_ssh_keys_seal_and_open(tmp_path: Path) -> None:
