@@ -24,6 +24,7 @@ from sidecar.sealing.given import VARIABLES
 from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
 from sidecar.service.settings import Service, Webhook
+from sidecar.sink.settings import Postgres, check_postgres
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Config:
     timing: Timing = Timing()
     retention: Retention = Retention()
     service: Service = Service()
+    postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
     webhooks: list[Webhook] = field(default_factory=list)
@@ -55,10 +57,11 @@ SECTIONS: dict[str, type[Any]] = {
     "timing": Timing,
     "retention": Retention,
     "service": Service,
+    "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
 }
-OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", *VARIABLES}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", "POSTGRES", *VARIABLES}
 """What else may follow the prefix, beside SECTION_KEY."""
 
 
@@ -111,6 +114,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         timing=timing,
         retention=_retention(table, timing),
         service=section(table, "service", Service),
+        postgres=check_postgres(section(table, "postgres", Postgres)),
         encryption=section(table, "encryption", Encryption),
         signing=section(table, "signing", Signing),
         webhooks=_webhooks(table.get("webhooks", [])),

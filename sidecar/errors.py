@@ -3,6 +3,7 @@
     SidecarError
     ├── UsageError                 exit 2   what was asked for makes no sense
     │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout · UnknownReason
+    │   └── NoIndex · DriverMissing
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
     │   ├── StoreDenied · StoreMissing · StoreFull · StoreUnsafe
@@ -23,6 +24,9 @@
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
     │   ├── UnsafePath · UnsafeLink · UnsafeMember
     │   └── SizeMismatch · DigestMismatch · PackBomb
+    ├── SinkError                  exit 1   the database that is searched; never in the way of an export
+    │   ├── SinkUnreachable · SinkBusy   (a retry can help)
+    │   └── SinkDenied · SinkUnfit
     └── LimitExceeded              exit 3   more than the limits allow; the head did not move
 
 Each class carries a stable ``code`` for programs, ``retryable`` for callers, and each instance a message (what happened)
@@ -83,6 +87,15 @@ class UnknownLayout(UsageError):
 
 class UnknownReason(UsageError):
     code = "unknown-reason"
+
+
+class NoIndex(UsageError):
+    code = "no-index"
+    default_hint = "Set MEMORY_SIDECAR_POSTGRES to the URL of a Postgres database; see docs/search.md."
+
+
+class DriverMissing(UsageError):
+    code = "driver-missing"
 
 
 class StoreError(SidecarError):
@@ -277,6 +290,31 @@ class DigestMismatch(UntrustedSandbox):
 
 class PackBomb(UntrustedSandbox):
     code = "pack-bomb"
+
+
+class SinkError(SidecarError):
+    code = "index-failed"
+
+
+class SinkUnreachable(SinkError):
+    code = "index-unreachable"
+    retryable = True
+    default_hint = "Check that Postgres runs and can be reached. What it misses is caught up with by itself."
+
+
+class SinkBusy(SinkError):
+    code = "index-busy"
+    retryable = True
+    default_hint = "Try again in a moment; what is missing is caught up with by itself."
+
+
+class SinkDenied(SinkError):
+    code = "index-denied"
+    default_hint = "The role needs to create a schema, or to own the one in [postgres] schema; see docs/search.md."
+
+
+class SinkUnfit(SinkError):
+    code = "index-unfit"
 
 
 class LimitExceeded(SidecarError):

@@ -18,6 +18,8 @@ LONGEST_ID = 200
 ROOT = "memories/"
 ATTACHMENTS = "attachments/"
 INSTANCES = "instances/"
+STORE_ID = "store-id"
+"""A store's own name, for those who keep something about several of them."""
 SNAPSHOT_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}\Z")
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 

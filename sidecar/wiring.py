@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sidecar.errors import BadReference
+from sidecar.errors import BadReference, DriverMissing
 from sidecar.ports import Sandbox, Store
+from sidecar.sink.settings import Postgres, postgres_url
+
+if TYPE_CHECKING:
+    from sidecar.repository import Repository
+    from sidecar.sink.indexing import MemoryIndex
+    from sidecar.sink.sink import Sink
 
 if TYPE_CHECKING:
     from sidecar.repository import Repository
@@ -71,3 +77,28 @@ def open_sandbox(ref: str, *, wake: bool = False) -> Sandbox:
 def open_home(home: Path) -> Sandbox:
     """A folder of our own as a sandbox."""
     return open_sandbox(f"local:{home}")
+
+
+def open_sink(settings: Postgres) -> Sink | None:
+    """Where records go, to be searched; ``None`` when that is nowhere. Raise ``BadConfig`` or ``DriverMissing``."""
+    url = postgres_url(settings)
+    if not url:
+        return None
+    try:
+        from adapters.sinks.postgres import open_postgres
+    except ImportError:
+        raise DriverMissing(
+            f"{settings.url_env} is set, but what talks to Postgres is not installed.",
+            hint="pip install 'memory-sidecar[postgres]'",
+        ) from None
+    return open_postgres(url, settings)
+
+
+def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None:
+    """What makes a store's memories searchable, where something does. Raise ``BadConfig`` or ``DriverMissing``."""
+    sink = open_sink(settings)
+    if sink is None:
+        return None
+    from sidecar.sink.indexing import MemoryIndex
+
+    return MemoryIndex(repository, sink)

@@ -18,6 +18,7 @@ from tests.parts import memories
 from tests.parts.fault_table import table_of
 from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
+from tests.parts.postgres import Database, Server, postgres
 from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
 from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedfs
 
@@ -94,6 +95,26 @@ def forget_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reaches the account of whoever runs it."""
     for name in provider_variables():
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def forget_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes to the database of whoever runs it."""
+    monkeypatch.delenv("MEMORY_SIDECAR_POSTGRES", raising=False)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A real Postgres for the whole run."""
+    yield from _started(postgres())
+
+
+@pytest.fixture
+def database(postgres_server: Server, forget_postgres: None, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """A database of this test's own; commands and services that are started find it."""
+    made = postgres_server.database()
+    monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", made.url)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from sidecar import __version__
+from sidecar.sink import KINDS
 
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete
@@ -87,6 +88,15 @@ def _reading(command: Any) -> None:
     verify.add_argument("memory", nargs="?", metavar="MEMORY")
     verify.add_argument("--drill", action="store_true", help="restore random snapshots into a scratch sandbox instead")
     verify.add_argument("--count", type=int, default=3, metavar="N", help="how many to restore (default: 3)")
+    search = command("search", "Find what memories say (needs Postgres: MEMORY_SIDECAR_POSTGRES).")
+    search.add_argument("words", nargs="+", metavar="WORDS", help='as for a search engine: "exact words" or -without')
+    search.add_argument(
+        "--memory", action="append", default=[], dest="in_memory", metavar="MEMORY", help="only in this one"
+    )
+    search.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"only {', '.join(KINDS)}")
+    search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
+    index = command("index", "Bring what can be searched up to date with the store.")
+    index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     serve = command("serve", "Serve the HTTP API until told to stop.")

@@ -17,7 +17,7 @@ from sidecar.errors import BadConfig, BadReference, StoreError
 from sidecar.sealing.given import Given, given
 from sidecar.sections import settable, variable
 from sidecar.service.settings import Webhook
-from sidecar.wiring import open_repository
+from sidecar.wiring import open_repository, open_sink
 
 
 def run_config(args: argparse.Namespace) -> Result:
@@ -25,6 +25,7 @@ def run_config(args: argparse.Namespace) -> Result:
         page = options_page()
         return Result({"page": page}, [page])
     config = load_config(args.config, store=args.store)
+    searched = open_sink(config.postgres) is not None
     unknown = unknown_variables()
     try:
         keys = given(config.encryption, config.signing)
@@ -36,6 +37,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "store": config.store,
         "direct": config.direct,
         **{name: asdict(getattr(config, name)) for name in SECTIONS},
+        "searched": searched,
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "layouts": sorted(config.layouts),
         "encrypts": keys.encrypts,
@@ -45,6 +47,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "store_problem": unseen,
     }
     rows = [("store", config.store), ("direct", str(config.direct).lower())]
+    rows += [("searched", str(searched).lower())]
     rows += [(f"{name}.{key}", str(value)) for name in SECTIONS for key, value in asdict(getattr(config, name)).items()]
     words: list[str | Table] = ["The configuration is right.", Table(("OPTION", "VALUE"), rows)]
     words += [
@@ -80,6 +83,7 @@ def options_page() -> str:
         "| `store` | `MEMORY_SIDECAR_STORE` | a folder under the user's data home | Where snapshots live |",
         "| `direct` | `MEMORY_SIDECAR_DIRECT` | `false` | Packs straight between sandbox and bucket |",
         "| | `MEMORY_SIDECAR_TOKEN` | | Bearer tokens the service accepts, separated by commas |",
+        "| | `MEMORY_SIDECAR_POSTGRES` | | The URL of a Postgres database to search memories in: see [search](search.md) |",
     ]
     for section, kind in SECTIONS.items():
         lines += ["", f"## [{section}]", "", "| option | variable | default | |", "|---|---|---|---|"]

@@ -48,6 +48,11 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         count = len(await engine.repository.memories())
         return "1 memory" if count == 1 else f"{count} memories"
 
+    async def searched() -> str:
+        assert engine.index is not None
+        behind = await engine.index.behind()
+        return f"Postgres answers; behind: {', '.join(behind)}" if behind else "Postgres answers, and is up to date"
+
     async def sandbox() -> str:
         box = open_sandbox(args.sandbox)
         try:
@@ -73,6 +78,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     await check("temporary folder", spool)
     await check("store", writable)
     await check("memories", readable)
+    if engine.index is not None:
+        await check("search", searched)
     if args.sandbox:
         await check("sandbox", sandbox)
         if checks[-1]["ok"]:

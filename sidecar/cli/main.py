@@ -42,8 +42,12 @@ COMMANDS = {
     "layouts": "layouts.run_layouts",
     "serve": "service.run_serve",
     "run": "running.run_run",
+    "search": "searching.run_search",
+    "index": "searching.run_index",
     "rekey": "rekeying.run_rekey",
 }
+WITH_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "delete"})
+"""The commands that read or change what can be searched."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,10 +91,11 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 
 async def _run(args: argparse.Namespace) -> Result:
+    from sidecar.cli.keeping_up import keep_up
     from sidecar.config import config_file, load_config, placed
     from sidecar.engine import Engine
     from sidecar.sealing.given import given
-    from sidecar.wiring import open_repository
+    from sidecar.wiring import open_index, open_repository
 
     if "memory" in args and args.memory is not None:
         from sidecar.ids import check_memory_id
@@ -114,13 +119,14 @@ async def _run(args: argparse.Namespace) -> Result:
         timing=config.timing,
         retention=config.retention,
         direct=config.direct,
+        index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
     )
     # A command that is told to end gives its scratch files back first.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
     try:
         with ProgressBar() if watched() and not args.json else contextlib.nullcontext() as bar:
             result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
-            return result
+            return await keep_up(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:

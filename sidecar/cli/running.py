@@ -78,6 +78,7 @@ class _Service:
                 self._config.webhooks,
                 ready=address.set_result,
                 told=(self._stopping, self.hurried),
+                index_every=self._config.postgres.every,
             )
         )
         try:

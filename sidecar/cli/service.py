@@ -32,7 +32,9 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
         token = " -H 'authorization: Bearer '$MEMORY_SIDECAR_TOKEN" if os.environ.get("MEMORY_SIDECAR_TOKEN") else ""
         print(TRY.format(url=url, token=token), flush=True)
 
-    code = await serve(replace(engine, progress=Unwatched()), settings, config.webhooks, ready=ready)
+    code = await serve(
+        replace(engine, progress=Unwatched()), settings, config.webhooks, ready=ready, index_every=config.postgres.every
+    )
     if code:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
         os._exit(code)

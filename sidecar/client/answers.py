@@ -161,6 +161,36 @@ class Attached(Struct, frozen=True, kw_only=True):
     exported: ExportReceipt | None = None
 
 
+class Hit(Struct, frozen=True, kw_only=True):
+    """Something that a memory says and that was searched for."""
+
+    memory: str
+    kind: str
+    """"session", "observation", "summary", "prompt", "learning", "decision" or "section"."""
+    key: str
+    title: str
+    snippet: str
+    """Where in its text, the words between ``**``."""
+    project: str = ""
+    session: str = ""
+    at: str | None = None
+    path: str = ""
+    snapshot: str = ""
+    """The snapshot that was searched."""
+    indexed: str = ""
+    score: float = 0.0
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What a search found, the best first."""
+
+    query: str
+    hits: list[Hit]
+    more: bool = False
+    behind: list[str] = []
+    """Memories among the hits whose head is newer than what was searched."""
+
+
 class Problem(Struct, frozen=True, kw_only=True):
     """``application/problem+json`` as the service writes it."""
 

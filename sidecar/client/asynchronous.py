@@ -73,6 +73,7 @@ class AsyncClient:
     unpin = _method(calls.unpin)
     forget = _method(calls.forget)
     delete = _method(calls.delete)
+    search = _method(calls.search)
     attach = _method(calls.attach)
     attachment = _method(calls.attachment)
     attachments = _method(calls.attachments)

@@ -16,6 +16,7 @@ from sidecar.client.answers import (
     Difference,
     Forgotten,
     Forked,
+    Found,
     Head,
     Memory,
     Operation,
@@ -149,6 +150,21 @@ def forget(memory: str, *, dry_run: bool = False) -> Call[Forgotten]:
 def delete(memory: str) -> Call[Deleted]:
     """Remove every byte of a memory."""
     return Call(method="DELETE", path=path_of(memory), read=whole(Deleted), repeatable=False)
+
+
+def search(
+    words: str, *, memories: Sequence[str] = (), kinds: Sequence[str] = (), limit: int = 20, offset: int = 0
+) -> Call[Found]:
+    """Find what memories say, in all of them or only in those named. Raise ``SidecarProblem`` (``no-index``) where the
+    service has no database for it."""
+    query: dict[str, str | list[str]] = {
+        "q": words,
+        "memory": list(memories),
+        "kind": list(kinds),
+        "limit": str(limit),
+        "offset": str(offset),
+    }
+    return Call(method="GET", path="/v1/search", query=query, read=whole(Found))
 
 
 def attach(

@@ -25,7 +25,7 @@ class Call(Generic[T]):
     method: str
     path: str
     read: Callable[[bytes], T]
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str | list[str]] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     file: Path | None = None
     """Sent instead of a body."""

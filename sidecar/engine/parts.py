@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sidecar.engine.room import StoreUse
 from sidecar.layouts import Layout, built_in
@@ -19,6 +19,9 @@ from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
 from sidecar.retention.settings import Retention
 from sidecar.wiring import open_home
+
+if TYPE_CHECKING:
+    from sidecar.sink.indexing import MemoryIndex
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -60,6 +63,8 @@ class Engine:
     """Called before a head is moved; raises when whoever asked for that has lost the right to."""
     forgot: Callable[[str, int], None] | None = None
     """Called with a memory and how many of its snapshots the rules have let go after an export."""
+    index: MemoryIndex | None = None
+    """What makes memories searchable, where there is a database for it. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""

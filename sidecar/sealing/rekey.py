@@ -18,7 +18,7 @@ from sidecar.errors import (
     SnapshotNotFound,
     UsageError,
 )
-from sidecar.ids import ATTACHMENTS, ROOT, Keys, memory_key, new_pack_id
+from sidecar.ids import ATTACHMENTS, ROOT, STORE_ID, Keys, memory_key, new_pack_id
 from sidecar.ports import Store
 from sidecar.progress import Progress
 from sidecar.repository import Repository
@@ -207,9 +207,9 @@ async def _swapped(store: Store, key: str, old: Manifest, new: Manifest, version
 
 
 async def _beside(store: Store, problems: list[str]) -> int:
-    """What services have beside the memories; not that they live, which they say anew all the time."""
+    """The store's own name, and what services have beside the memories; not that they live, which they say all the time."""
     keys = [info.key for prefix in (ATTACHMENTS, OUTBOX) async for info in store.list(prefix)]
-    return sum([await _again(store, key, problems) for key in keys])
+    return sum([await _again(store, key, problems) for key in (STORE_ID, *keys)])
 
 
 async def _again(store: Store, key: str, problems: list[str]) -> bool:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service import attaching, keeping, memories, pages, system, verbs
+from sidecar.service import attaching, keeping, memories, pages, searching, system, verbs
 from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
@@ -63,6 +63,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
     app.include_router(attaching.all_of_them)
     app.include_router(memories.router)
     app.include_router(keeping.router)
+    app.include_router(searching.router)
     app.include_router(system.router)
     app.include_router(pages.router)
     app.add_exception_handler(SidecarError, on_sidecar_error)

@@ -12,6 +12,7 @@ from sidecar.limits import REASONS
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.retention.forgetting import Forgot
 from sidecar.service.problems import Problem
+from sidecar.sink.sink import Hit
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Text = Annotated[str, StringConstraints(max_length=1000)]
@@ -143,6 +144,17 @@ class OperationAnswer:
     finished: float | None
     receipt: ExportReceipt | RestoreReceipt | None = None
     problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAnswer:
+    query: str
+    hits: list[Hit]
+    """The best first."""
+    more: bool
+    """There are more: ask again with a larger ``offset``."""
+    behind: list[str]
+    """Memories among the hits whose head is newer than what was searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

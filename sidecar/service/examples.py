@@ -15,6 +15,7 @@ from sidecar.service import bodies
 from sidecar.service.attaching import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
 from sidecar.service.attachments import Attachment
 from sidecar.service.problems import Problem
+from sidecar.sink.sink import Hit
 
 MEMORY, SANDBOX, CONVERSATION = "acme/agent-7", "e2b:i3x9k2", "conversation-42"
 OLD, NEW = "20261116T083030845Z-318faecc", "20261116T101502117Z-5d0c1a77"
@@ -96,6 +97,20 @@ FATES = [
     Fate(snapshot=NEW, keep=True, reason="head", created=MADE, label="", pinned=False, bytes=391_204),
     Fate(snapshot=OLD, keep=False, reason="no rule keeps it", created=MADE, label="", pinned=False, bytes=0),
 ]
+HIT = Hit(
+    memory=MEMORY,
+    kind="observation",
+    key="claude-mem/117",
+    title="The user prefers short answers",
+    snippet="asked twice for more **brevity** in summaries",
+    project="app",
+    session="0b5a3c1e-77aa-4d52-9f3e-1c2d3e4f5a6b",
+    at=MADE,
+    path=DATABASE,
+    snapshot=NEW,
+    indexed=MADE,
+    score=0.06079,
+)
 PROBLEM = Problem(
     status=410,
     title="Sandbox gone",
@@ -140,6 +155,7 @@ EXAMPLES: dict[str, Any] = {
         bodies.ForgetBody(dry_run=True),
         bodies.ForgetAnswer(memory=MEMORY, kept=1, forgotten=1, snapshots=FATES, dry_run=True),
         bodies.DeleteAnswer(memory=MEMORY, removed=9),
+        bodies.SearchAnswer(query="brevity", hits=[HIT], more=False, behind=[]),
         bodies.Health(status="ok", version=__version__, checks={"store": "ok", "scheduler": "ok", "intake": "ok"}),
         PROBLEM,
     )

@@ -157,7 +157,9 @@ async def post_archive(
             async for chunk in request.stream():
                 await asyncio.to_thread(file.write, chunk)
         wanted = ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
-        return await adopt(sidecar_of(request).engine, Path(name), wanted)
+        receipt = await adopt(sidecar_of(request).engine, Path(name), wanted)
+        sidecar_of(request).changed(memory)
+        return receipt
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -167,6 +169,7 @@ async def post_archive(
 async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
     """Begin a new memory with a copy of a snapshot."""
     manifest = await fork(sidecar_of(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
+    sidecar_of(request).changed(body.memory)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
@@ -174,6 +177,7 @@ async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkA
 async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
     """Make another snapshot the head; nothing is removed."""
     head, before = await rollback(sidecar_of(request).engine.repository, check_memory_id(memory), body.snapshot)
+    sidecar_of(request).changed(memory)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
 
 
@@ -186,4 +190,5 @@ async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
         raise not_found(repository, memory)
     removed = await repository.delete_memory(memory)
     sidecar.metrics.forget(memory)
+    sidecar.changed(memory)
     return DeleteAnswer(memory=memory, removed=removed)

@@ -37,6 +37,8 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.HeadMoved, 409),
     (errors.SnapshotError, 409),
     (errors.LimitExceeded, 413),
+    (errors.NoIndex, 409),
+    (errors.SinkError, 503),
     (NotAnArchive, 422),
     (SpoolFull, 507),
     (errors.UsageError, 400),

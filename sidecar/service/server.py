@@ -21,6 +21,8 @@ from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
 from sidecar.service.drills import Drills
 from sidecar.service.housekeeping import Housekeeping
+from sidecar.service.index_metrics import IndexMetrics
+from sidecar.service.indexing import Indexing
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
@@ -44,6 +46,7 @@ async def serve(
     *,
     ready: Callable[[str], None] = lambda url: None,
     told: tuple[asyncio.Event, asyncio.Event] | None = None,
+    index_every: float = 300.0,
 ) -> int:
     """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
 
@@ -64,6 +67,7 @@ async def serve(
     Drills(sidecar, jobs).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads, first=0)
     jobs.start()
+    indexing = _indexing(sidecar, index_every)
     listener = _listen(host, port)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     server = _Server(
@@ -80,7 +84,8 @@ async def serve(
     ready(url)
     await _first(serving, stopping.wait())
     left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
-    await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in deliveries))
+    closing: list[Deliveries | Indexing] = [*deliveries, *indexing]
+    await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in closing))
     server.should_exit = True
     server.force_exit = hurried.is_set()
     await asyncio.wait({serving}, timeout=5)
@@ -96,6 +101,16 @@ def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliverie
     for one in deliveries:
         sidecar.events.tell(one.take)
     return deliveries
+
+
+def _indexing(sidecar: Sidecar, every: float) -> list[Indexing]:
+    """What keeps search up to date, if there is search."""
+    if sidecar.engine.index is None:
+        return []
+    indexing = Indexing(sidecar.engine.index, sidecar.events, IndexMetrics(sidecar.metrics.registry), every)
+    sidecar.on_change.append(indexing.soon)
+    indexing.start()
+    return [indexing]
 
 
 async def _wind_down(

@@ -30,6 +30,8 @@ class Sidecar:
         self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes()
         self.repeated = Repeated(engine)
+        self.on_change: list[Callable[[str], None]] = []
+        """Called with a memory whose head was moved, or that was deleted, other than by an export."""
         self._by_key: dict[tuple[str, str], Operation] = {}
 
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
@@ -97,6 +99,10 @@ class Sidecar:
         except SidecarError:
             self._by_key.pop((operation.memory, key), None)
             raise
+
+    def changed(self, memory: str) -> None:
+        for call in self.on_change:
+            call(memory)
 
     async def look_at_heads(self) -> None:
         """Learn how old the newest snapshot of each memory is, whoever made it."""

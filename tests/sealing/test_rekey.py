@@ -15,7 +15,7 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded, NotSigned, StoreUnreachable, UsageError
-from sidecar.ids import Keys
+from sidecar.ids import STORE_ID, Keys, attachment_key, outbox_prefix
 from sidecar.ports import Store
 from sidecar.progress import Unwatched
 from sidecar.receipts import ExportOutcome, RestoreOutcome
@@ -102,12 +102,18 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
     made = await memories(store, BOTH, home)
     before = engine_with(store, BOTH)
     await before.repository.head(MEMORY)
+    others = {STORE_ID: b"name", attachment_key(MEMORY): b"{}", f"{outbox_prefix('http://hook')}1.json": b"{}"}
+    for key, data in others.items():
+        await before.repository.store.put(key, data)
     report = await rekeyed(store, ROTATING)
     assert report.finished, report
     assert (report.memories[0].packs, report.memories[0].snapshots) == (3, 3)
     await whole(engine_with(store, NEW).repository, made)
     with pytest.raises(KeyNeeded):
         await engine_with(store, BOTH).repository.memories()
+    for key, data in others.items():
+        stored = await engine_with(store, NEW).repository.store.get(key)
+        assert (stored.data if stored else None) == data
     # Who had the old key and goes on is told so, and takes nothing for damaged.
     for attempt in (
         restore(before, open_local(str(home)), RestoreRequest(memory=MEMORY)),

@@ -11,7 +11,9 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.parts.homes import claude_mem_home, empty_home, observe
-from tests.parts.services import TOKEN, path, serving
+from tests.parts.postgres import Database
+from tests.parts.remembering import Agent
+from tests.parts.services import TOKEN, path, serving, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -62,6 +64,34 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         expect(page.locator("#attached tbody")).to_contain_text(f"local:{home}")
         expect(page.locator("#snapshots tbody tr")).to_have_count(2)
         assert page.title() == "memory-sidecar" and complaints == []
+
+
+@pytest.mark.slow
+def test_the_page_searches_where_there_is_a_database(page: Page, tmp_path: Path, database: Database) -> None:
+    expect.set_options(timeout=30_000)
+    agent = Agent(tmp_path / "home")
+    (agent.home / "app/MEMORY.md").write_text(f"# Habits {EVIL}\nlikes brevity {EVIL} ** and stars\n")
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        snapshot = service.export("acme/agent-7", f"local:{agent.home}", projects=[agent.project]).json()["snapshot"]
+        until(lambda: database.heads().get("acme/agent-7") == snapshot)
+        page.goto(service.url)
+        page.fill("#token", TOKEN)
+        page.click("#login button")
+        page.fill("#words", "neverheardof")
+        page.click("#search button")
+        expect(page.locator("#found")).to_have_text("Nothing found.")
+        page.fill("#words", "brevity")
+        page.click("#search button")
+        expect(page.locator("#search tbody tr")).to_have_count(1)
+        expect(page.locator("#search tbody")).to_contain_text("acme/agent-7")
+        expect(page.locator("#search mark").first).to_have_text("brevity")
+        assert page.title() == "memory-sidecar"
+    with serving(tmp_path / "store", tmp_path / "log2", {"MEMORY_SIDECAR_POSTGRES": ""}) as service:
+        page.goto(service.url)
+        page.fill("#token", TOKEN)
+        page.click("#login button")
+        expect(page.locator("#memories tbody tr")).to_have_count(1)
+        expect(page.locator("#search")).to_be_hidden()
 
 
 def test_the_page_asks_nobody_else(tmp_path: Path) -> None:

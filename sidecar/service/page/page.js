@@ -126,12 +126,45 @@ async function listen() {
   }
 }
 
+// Whether there is anything to search in does not change while a service lives: asked once.
+let searchable;
+async function searching() {
+  if (searchable !== undefined) return;
+  searchable = (await ask("v1/search?q=memory&limit=1")).status !== 409;
+  one("search").hidden = !searchable;
+}
+
+function marked(snippet) {
+  const line = document.createElement("span");
+  snippet.split("**").forEach((part, place) => {
+    const piece = document.createElement(place % 2 ? "mark" : "span");
+    piece.textContent = part;
+    line.append(piece);
+  });
+  return line;
+}
+
+async function find() {
+  const answer = await ask(`v1/search?q=${encodeURIComponent(one("words").value)}`);
+  const said = await answer.json();
+  const hits = answer.ok ? said.hits : [];
+  const table = one("search").querySelector("table");
+  table.hidden = hits.length === 0;
+  table.querySelector("tbody").replaceChildren(...hits.map((hit) => row(
+    [hit.memory], [hit.kind], [hit.title], [marked(hit.snippet), "faint"], [hit.at ? ago(hit.at) : "", "faint"],
+  )));
+  const behind = answer.ok && said.behind.length ? `Newer than what was searched: ${said.behind.join(", ")}.` : "";
+  one("found").textContent = !answer.ok ? said.detail : hits.length ? behind : "Nothing found.";
+  one("found").className = answer.ok ? "none" : "bad";
+}
+
 let busy = false;
 async function refresh() {
   if (busy) return;
   busy = true;
   try {
     await look();
+    await searching();
     one("login").hidden = true;
     one("events").hidden = false;
   } catch (problem) {
@@ -159,6 +192,10 @@ one("login").onsubmit = (event) => {
   token = one("token").value;
   sessionStorage.setItem("token", token);
   refresh();
+};
+one("search").querySelector("form").onsubmit = (event) => {
+  event.preventDefault();
+  find().catch(() => { one("found").textContent = "no answer"; });
 };
 refresh();
 follow();

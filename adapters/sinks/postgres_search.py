@@ -1,0 +1,80 @@
+"""Full-text search over the rows: what fits best and is newest comes first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg import AsyncCursor
+from psycopg.sql import SQL, Identifier
+
+from sidecar.sink.records import clean
+from sidecar.sink.sink import Found, Hit, Query
+
+HALF_LIFE_DAYS = 180
+"""After so long, a record has to fit twice as well."""
+HEADLINE_CHARACTERS = 50_000
+"""How far into a text a snippet is looked for."""
+HEADLINE = "StartSel=**, StopSel=**, MaxWords=30, MinWords=12, MaxFragments=2, FragmentDelimiter=' … '"
+
+SEARCH = """
+WITH wanted AS (SELECT websearch_to_tsquery(%(text_search)s::regconfig, %(words)s) AS words),
+found AS (
+    SELECT m.memory, r.kind, r.key, r.title, r.body, r.project, r.session, r.at, r.path, m.snapshot, m.indexed,
+        ts_rank(r.words, wanted.words, 1)
+            / (1 + greatest(0, extract(epoch FROM now() - coalesce(r.at, 'epoch'))) / 86400 / %(half_life)s) AS score
+    FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id, wanted
+    WHERE r.words @@ wanted.words AND m.store = %(store)s
+        AND (%(memories)s::text[] IS NULL OR m.memory = ANY (%(memories)s::text[]))
+        AND (%(kinds)s::text[] IS NULL OR r.kind = ANY (%(kinds)s::text[]))
+    ORDER BY score DESC, r.at DESC NULLS LAST, m.memory, r.kind, r.key
+    LIMIT %(limit)s OFFSET %(offset)s
+)
+SELECT memory, kind, key, title,
+    ts_headline(%(text_search)s::regconfig, left(body, %(characters)s), wanted.words, %(headline)s),
+    project, session, at, path, snapshot, indexed, score
+FROM found, wanted
+ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
+"""
+
+
+async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query: Query) -> Found:
+    await cursor.execute(
+        SQL(SEARCH).format(schema=Identifier(schema)),
+        {
+            "words": clean(query.words),
+            "store": query.store,
+            "memories": list(map(clean, query.memories)) or None,
+            "kinds": list(query.kinds) or None,
+            "limit": query.limit + 1,
+            "offset": query.offset,
+            "text_search": text_search,
+            "half_life": HALF_LIFE_DAYS,
+            "characters": HEADLINE_CHARACTERS,
+            "headline": HEADLINE,
+        },
+    )
+    hits = [_hit(row) for row in await cursor.fetchall()]
+    return Found(hits=hits[: query.limit], more=len(hits) > query.limit)
+
+
+def _hit(row: tuple[Any, ...]) -> Hit:
+    memory, kind, key, title, snippet, project, session, at, path, snapshot, indexed, score = row
+    return Hit(
+        memory=memory,
+        kind=kind,
+        key=key,
+        title=title,
+        snippet=" ".join(snippet.split()),
+        project=project,
+        session=session,
+        at=_iso(at),
+        path=path,
+        snapshot=snapshot,
+        indexed=_iso(indexed) or "",
+        score=round(float(score), 6),
+    )
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds") if moment else None

@@ -1,0 +1,39 @@
+"""After a command has changed a memory: its rows are brought up to date, if that goes quickly.
+
+By now the command has done what it is for, and nothing here changes its outcome or its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import replace
+
+from sidecar.cli.result import Result
+from sidecar.engine import Engine
+from sidecar.errors import SidecarError
+
+CHANGING = ("export", "import", "fork", "rollback", "delete")
+LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
+
+
+async def keep_up(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
+    """The same result, with a warning when what can be searched is behind it."""
+    if engine.index is None or args.command not in CHANGING:
+        return result
+    memory = args.new if args.command == "fork" else args.memory
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.index.bring_up(memory)
+    except TimeoutError:
+        return _warned(result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}")
+    except SidecarError as problem:
+        return _warned(result, f"Search does not know of this yet: {problem.message} {LATER}")
+    except asyncio.CancelledError:  # told to end: the receipt is still to be printed
+        return _warned(result, f"Search does not know of this yet: it was interrupted. {LATER}")
+    return result
+
+
+def _warned(result: Result, warning: str) -> Result:
+    document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
+    return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

@@ -1,0 +1,88 @@
+"""``search`` and ``index``: find what memories say, and bring the rows that are searched up to date."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from sidecar.cli.result import Result, Table, plural, when
+from sidecar.engine import Engine
+from sidecar.engine.looking import not_found
+from sidecar.errors import NoIndex, UsageError
+from sidecar.ids import check_memory_id
+from sidecar.sink import KINDS
+from sidecar.sink.indexing import Indexed, MemoryIndex
+from sidecar.sink.sink import Hit, Query
+
+MOST = 1000
+SNIPPET = 100
+
+
+def index_of(engine: Engine) -> MemoryIndex:
+    """Raise ``NoIndex`` when nothing is indexed."""
+    if engine.index is None:
+        raise NoIndex("Searching needs a Postgres database, and none is set.")
+    return engine.index
+
+
+async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
+    index = index_of(engine)
+    words = " ".join(args.words).strip()
+    if not words:
+        raise UsageError("There is nothing to search for.", hint='memory-sidecar search "some words"')
+    if not 1 <= args.limit <= MOST:
+        raise UsageError(f"--limit must be from 1 to {MOST}.")
+    if unknown := [kind for kind in args.kind if kind not in KINDS]:
+        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(KINDS)}.")
+    memories = [check_memory_id(memory) for memory in args.in_memory]
+    answer = await index.search(Query(words=words, memories=memories, kinds=args.kind, limit=args.limit))
+    table = Table(
+        ("MEMORY", "KIND", "WHEN (UTC)", "TITLE", "WHERE IT SAYS SO"),
+        [_row(hit) for hit in answer.found.hits],
+        "Nothing found.",
+    )
+    more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.found.more else []
+    behind = [f"{memory}: {BEHIND}" for memory in answer.behind]
+    document = {
+        "query": words,
+        "hits": [asdict(hit) for hit in answer.found.hits],
+        "more": answer.found.more,
+        "behind": answer.behind,
+    }
+    return Result(document, [table, *more, *behind])
+
+
+BEHIND = "what was found is of an earlier snapshot than the head; `memory-sidecar index` brings it up to date."
+
+
+def _row(hit: Hit) -> tuple[str, ...]:
+    # The first word that was searched for stays in sight.
+    start = max(0, hit.snippet.find("**") - SNIPPET // 2)
+    snippet = f"…{hit.snippet[start:]}" if start else hit.snippet
+    return hit.memory, hit.kind, when(hit.at) if hit.at else "", _cut(hit.title, SNIPPET // 2), _cut(snippet, SNIPPET)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+async def run_index(engine: Engine, args: argparse.Namespace) -> Result:
+    index = index_of(engine)
+    memories = [args.memory] if args.memory else None
+    done = [one async for one in index.catch_up(memories)]
+    if args.memory and done[0].state == "current" and not done[0].snapshot:
+        raise not_found(engine.repository, args.memory)
+    ok = all(one.state != "failed" for one in done)
+    rows = [(one.memory, one.snapshot, _said(one)) for one in done]
+    table = Table(("MEMORY", "SNAPSHOT", "WHAT WAS DONE"), rows, "Everything was up to date.")
+    problems = [f"Warning: {one.memory}: {problem}" for one in done for problem in one.problems]
+    return Result({"ok": ok, "memories": [asdict(one) for one in done]}, [table, *problems], 0 if ok else 1)
+
+
+def _said(one: Indexed) -> str:
+    if one.state == "written":
+        changes = f"{plural(one.written, 'record')} written, {one.removed:,} removed"
+        return f"{changes}; {plural(one.records, 'record')} now"
+    if one.state == "removed":
+        return f"{plural(one.removed, 'record')} removed: there is no such memory any more"
+    return one.problem or "up to date"

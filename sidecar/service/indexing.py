@@ -1,0 +1,145 @@
+"""Keep what can be searched up to date: after each change, now and then, and after Postgres was away.
+
+Nobody waits for this, and nothing depends on it: an export is done when it is in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from sidecar.errors import SidecarError
+from sidecar.service.events import Event, Events
+from sidecar.service.index_metrics import IndexMetrics
+from sidecar.sink.indexing import Indexed, MemoryIndex
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+
+class Indexing:
+    """One task that does all of it, memory by memory."""
+
+    def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
+        self._index = index
+        self._events = events
+        self._metrics = metrics
+        self._every = every
+        self._changed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._failures = 0
+        self._rest = asyncio.Event()
+        """Set while there is nothing to do, or nothing that can be done."""
+        self._told: dict[str, str] = {}
+        self._log = structlog.get_logger("sidecar")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._events.tell(self._hear)
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self, seconds: float) -> None:
+        """Give what has just changed so long, unless Postgres is away, and end."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rest.wait()
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=seconds)
+
+    def soon(self, memory: str) -> None:
+        """The head of this memory has moved, or it is gone."""
+        self._changed[memory] = None
+        self._metrics.behind(len(self._changed))
+        self._wake.set()
+        if not self._failures:
+            self._rest.clear()
+
+    def _hear(self, event: Event) -> None:
+        if event.type == "export.committed":
+            self.soon(event.memory)
+
+    async def _run(self) -> None:
+        """Everything at first, every so often, and after each failure; in between, what has changed."""
+        due = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._wake.wait()
+            self._wake.clear()
+            all_of_them = time.monotonic() >= due
+            try:
+                await self._catch_up(None if all_of_them else list(self._changed))
+            except SidecarError as problem:
+                due = time.monotonic() + await self._failed(problem)
+            except Exception:  # a mistake of ours; there will be a next time
+                self._log.exception("a mistake of ours in indexing")
+                due = time.monotonic() + LONGEST_PAUSE
+            else:
+                self._well()
+                due = time.monotonic() + self._every if all_of_them else due
+                if not self._changed:
+                    self._rest.set()
+
+    async def _catch_up(self, memories: Sequence[str] | None) -> None:
+        if memories is None:
+            memories = list(dict.fromkeys([*self._changed, *await self._index.behind()]))
+        left = dict.fromkeys(memories)
+        for memory in memories:
+            self._metrics.behind(len({*left, *self._changed}))
+            # Before it is looked at: what changes while it is read is heard of again.
+            self._changed.pop(memory, None)
+            async for done in self._index.catch_up([memory]):
+                self._tell(done)
+            left.pop(memory)
+        self._metrics.behind(len(self._changed))
+
+    def _tell(self, done: Indexed) -> None:
+        about: dict[str, Any] = {
+            "snapshot": done.snapshot,
+            "records": done.records,
+            "written": done.written,
+            "removed": done.removed,
+        }
+        said = "; ".join(filter(None, [done.problem, *done.problems]))
+        if said and self._told.get(done.memory) != said:
+            self._log.warning("not all of a memory can be searched", memory=done.memory, problem=said)
+            self._events.publish("index.incomplete", memory=done.memory, snapshot=done.snapshot, problem=said)
+        self._told = {**self._told, done.memory: said} if said else _without(self._told, done.memory)
+        if done.state == "failed":
+            self._metrics.failed()
+        elif done.state != "current":
+            self._metrics.written(done.written, done.removed)
+            self._log.info("indexed", memory=done.memory, **about)
+            self._events.publish("index.updated", memory=done.memory, **about)
+
+    async def _failed(self, problem: SidecarError) -> float:
+        """Tell it the first time; return how long to wait before the next try."""
+        self._failures += 1
+        self._rest.set()
+        self._metrics.failed()
+        if self._failures == 1:
+            self._log.warning("search is not kept up to date", **problem.as_dict())
+            self._events.publish("index.down", error=problem.as_dict())
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        pause *= random.uniform(0.75, 1.25)
+        await asyncio.sleep(min(pause, self._every))
+        return 0.0
+
+    def _well(self) -> None:
+        self._metrics.succeeded()
+        if self._failures:
+            self._failures = 0
+            self._log.info("search is up to date again")
+            self._events.publish("index.recovered")
+
+
+def _without(told: dict[str, str], memory: str) -> dict[str, str]:
+    return {name: said for name, said in told.items() if name != memory}

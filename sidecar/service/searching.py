@@ -1,0 +1,43 @@
+"""Search over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from sidecar.errors import NoIndex
+from sidecar.service.bodies import SearchAnswer
+from sidecar.service.problems import documented
+from sidecar.service.verbs import sidecar_of
+from sidecar.sink import KINDS, sink
+
+router = APIRouter(prefix="/v1", tags=["search"])
+MOST_NAMES = 100
+
+Kind = Literal["session", "observation", "summary", "prompt", "learning", "decision", "section"]
+Words = Annotated[
+    str,
+    Query(min_length=1, max_length=1000, description='As for a search engine: `"exact words" or -without`.'),
+]
+Memories = Annotated[list[str] | None, Query(max_length=MOST_NAMES, description="Only in these memories.")]
+Kinds = Annotated[list[Kind] | None, Query(max_length=len(KINDS), description="Only records of these kinds.")]
+
+
+@router.get("/search", responses=documented(400, 409, 422, 503))
+async def search(
+    request: Request,
+    q: Words,
+    memory: Memories = None,
+    kind: Kinds = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    offset: Annotated[int, Query(ge=0, le=10_000)] = 0,
+) -> SearchAnswer:
+    """Find what memories say, in all of them or in those named. What newer snapshots say than a hit's ``snapshot`` was not
+    looked at; ``behind`` names the memories that have one. Without a database for it: 409, ``no-index``."""
+    index = sidecar_of(request).engine.index
+    if index is None:
+        raise NoIndex("This service has no database to search in.")
+    wanted = sink.Query(words=q, memories=memory or (), kinds=kind or (), limit=limit, offset=offset)
+    answer = await index.search(wanted)
+    return SearchAnswer(query=q, hits=answer.found.hits, more=answer.found.more, behind=answer.behind)

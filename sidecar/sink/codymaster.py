@@ -1,0 +1,83 @@
+"""What CodyMaster learned and decided: rows of ``.cm/context.db``, and the same in ``.cm/memory/*.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sidecar.sink.claude_mem import paragraphs
+from sidecar.sink.records import Record, moment, record
+from sidecar.sink.tables import Tables, Unreadable
+
+NAME = "context.db"
+TABLES = ("learnings", "decisions")
+FILES = {"learnings.json": "learnings", "decisions.json": "decisions"}
+LARGEST_FILE = 32 << 20
+AT = ("created_at", "timestamp", "createdAt", "updated_at")
+
+# Both spellings: the database has one, the JSON files have the other.
+FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "learnings": {
+        "id": ("id",),
+        "title": ("what_failed", "whatFailed"),
+        "why": ("why_failed", "whyFailed"),
+        "how": ("how_to_prevent", "howToPrevent"),
+        "module": ("module",),
+        "at": AT,
+    },
+    "decisions": {"id": ("id",), "title": ("decision",), "why": ("rationale",), "at": AT},
+}
+
+
+def read_table(tables: Tables, table: str, path: str, project: str) -> Iterator[Record]:
+    """The records of one of ``TABLES``. Raise ``Unreadable``, also after some."""
+    for row in tables.rows(table, FIELDS[table]):
+        yield _record(table, row, path, _folder(path), project)
+
+
+def read_file(place: str, path: str, project: str) -> Iterator[Record]:
+    """The records of ``learnings.json`` or ``decisions.json``. Raise ``Unreadable``."""
+    folder, _, name = path.rpartition("/")
+    for number, item in enumerate(_items(place)):
+        fields = FIELDS[FILES[name]]
+        row = {field: _first(item, keys) for field, keys in fields.items()}
+        row["id"] = row["id"] or f"#{number}"
+        yield _record(FILES[name], row, path, _folder(folder), project)
+
+
+def _items(place: str) -> list[Any]:
+    file = Path(place)
+    if file.stat().st_size > LARGEST_FILE:
+        raise Unreadable(f"it is larger than {LARGEST_FILE >> 20} MB")
+    try:
+        found = json.loads(file.read_bytes().decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as problem:
+        raise Unreadable(f"it is not JSON: {problem}") from None
+    if not isinstance(found, list):
+        raise Unreadable("it is not a list")
+    return found
+
+
+def _first(item: Any, keys: tuple[str, ...]) -> str:
+    if not isinstance(item, dict):
+        return str(item) if "decision" in keys or "whatFailed" in keys else ""
+    return next((str(item[key]) for key in keys if item.get(key) not in (None, "")), "")
+
+
+def _record(table: str, row: Mapping[str, str], path: str, folder: str, project: str) -> Record:
+    """The key is the same for a row and for its twin in a JSON file, so that they are one."""
+    return record(
+        table.removesuffix("s"),
+        f"{folder}/{row['id']}",
+        title=row["title"],
+        text=paragraphs(row["title"], row["why"], row.get("how", ""), row.get("module", "")),
+        project=project,
+        at=moment(row["at"]),
+        path=path,
+    )
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]

@@ -1,0 +1,190 @@
+"""Keep the rows of a sink equal to what the heads of a store hold.
+
+The store is the truth, and rows are only ever read out of it: whatever was missed, for however long, is caught up with by
+looking again. Two who do this at once take turns, memory by memory; who has its turn reads the head again before it
+writes, so rows of an older snapshot never replace those of a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from sidecar.errors import HeadMoved, SidecarError, SinkError, SnapshotDamaged, SnapshotError
+from sidecar.ids import STORE_ID
+from sidecar.ports import Store
+from sidecar.repository import PARALLEL_READS, HeadState, Repository
+from sidecar.sink.sink import Found, Place, Query, Sink, Written
+from sidecar.sink.snapshot import snapshot_records
+from sidecar.spool import spool
+
+ATTEMPTS = 5
+"""A head may move while its snapshot is read; then it is read again, so often."""
+
+
+class HeadRestless(SnapshotError):
+    """The head moved each time its snapshot had been read. The next look finds it."""
+
+    code = "head-restless"
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """What came of bringing the rows of one memory up to date."""
+
+    memory: str
+    state: str
+    """"current": nothing was to be done; "written"; "removed": there is no such memory any more; "failed"."""
+    snapshot: str = ""
+    records: int = 0
+    written: int = 0
+    removed: int = 0
+    problems: list[str] = field(default_factory=list)
+    """What of the snapshot could not be read."""
+    problem: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was found, and in which of its memories the rows are not those of the head."""
+
+    found: Found
+    behind: list[str]
+
+
+class MemoryIndex:
+    """The rows of one store in a sink."""
+
+    def __init__(self, repository: Repository, sink: Sink) -> None:
+        self._repository = repository
+        self._sink = sink
+        self._id = ""
+
+    async def bring_up(self, memory: str) -> Indexed:
+        """Make the rows of a memory equal to its head, or remove them when it has none.
+
+        Raise a ``SinkError``, a ``StoreError``, or a ``SnapshotError`` when the head's snapshot cannot be read.
+        """
+        self._id = self._id or await made_store_id(self._repository.store)
+        place = Place(self._id, memory)
+        for _ in range(ATTEMPTS):
+            state = await self._head(memory)
+            if state.head is None:
+                done = await self._removed(place)
+            elif (await self._sink.standing(place.store, memory)).get(memory) == state.snapshot:
+                return Indexed(memory=memory, state="current", snapshot=state.snapshot)
+            else:
+                done = await self._written(place, state.snapshot)
+            if done is not None:
+                return done
+        raise HeadRestless(f"The head of {memory} moves faster than it can be read.")
+
+    async def catch_up(self, memories: Sequence[str] | None = None) -> AsyncIterator[Indexed]:
+        """Bring everything up to date: all memories, or those named, and whatever has rows but is not in the store.
+
+        One that cannot be read does not keep the others from it. Raise a ``SinkError`` when the sink itself fails.
+        """
+        for memory in await self.behind() if memories is None else memories:
+            try:
+                yield await self.bring_up(memory)
+            except SinkError:
+                raise
+            except SidecarError as problem:
+                yield Indexed(memory=memory, state="failed", problem=problem.message)
+
+    async def behind(self) -> list[str]:
+        """The memories whose rows are not what the store holds. One whose head cannot be read is among them."""
+        held = await self._sink.standing(await self._known_id())
+        there = await self._repository.memories()
+        wrong = await self._differing({memory: held.get(memory) for memory in there})
+        return wrong + sorted(held.keys() - set(there))
+
+    async def search(self, query: Query) -> Answer:
+        """Nothing is found in a store that was never indexed. Raise a ``SinkError`` or a ``StoreError``."""
+        found = await self._sink.search(replace(query, store=await self._known_id()))
+        behind = await self._differing({hit.memory: hit.snapshot for hit in found.hits})
+        return Answer(found=found, behind=behind)
+
+    async def _differing(self, held: Mapping[str, str | None]) -> list[str]:
+        """Of memories and the snapshots their rows are of, those whose head is another one or cannot be read."""
+        turns = asyncio.Semaphore(PARALLEL_READS)
+
+        async def differs(memory: str, snapshot: str | None) -> bool:
+            async with turns:
+                state = await self._repository.head(memory)
+            if state.head is None and not state.problem:
+                return snapshot is not None
+            return snapshot != state.snapshot
+
+        answers = await asyncio.gather(*(differs(memory, snapshot) for memory, snapshot in held.items()))
+        return sorted(memory for memory, wrong in zip(held, answers, strict=True) if wrong)
+
+    async def _head(self, memory: str) -> HeadState:
+        state = await self._repository.head(memory)
+        if state.problem:
+            raise SnapshotDamaged(f"The head of {memory} cannot be read: {state.problem}")
+        return state
+
+    async def _written(self, place: Place, snapshot: str) -> Indexed | None:
+        """``None``: the head is another one by now."""
+
+        async def still() -> bool:
+            return (await self._repository.head(place.memory)).snapshot == snapshot
+
+        try:
+            manifest = await self._repository.manifest(place.memory, snapshot)
+            async with spool() as scratch:
+                records = await snapshot_records(self._repository.store, manifest, scratch)
+                written = await self._sink.replace(place, snapshot, records, still)
+        except SnapshotError:
+            if await still():
+                raise
+            return None  # it went because another took its place
+        return None if written is None else _indexed(place, snapshot, written, records.problems)
+
+    async def _removed(self, place: Place) -> Indexed | None:
+        async def still() -> bool:
+            state = await self._repository.head(place.memory)
+            return state.head is None and not state.problem
+
+        removed = await self._sink.remove(place, still)
+        if removed is None:
+            return None
+        return Indexed(memory=place.memory, state="removed" if removed else "current", removed=removed)
+
+    async def _known_id(self) -> str:
+        """The store's own name, or ``""``: who only looks gives it none."""
+        self._id = self._id or await store_id(self._repository.store)
+        return self._id
+
+
+def _indexed(place: Place, snapshot: str, written: Written, problems: list[str]) -> Indexed:
+    return Indexed(
+        memory=place.memory,
+        state="written",
+        snapshot=snapshot,
+        records=written.records,
+        written=written.written,
+        removed=written.removed,
+        problems=problems,
+    )
+
+
+async def store_id(store: Store) -> str:
+    """A store's own name, which is given to it once and goes where it goes: rows of two stores never mix."""
+    held = await store.get(STORE_ID)
+    return held.data.decode("ascii", "replace") if held else ""
+
+
+async def made_store_id(store: Store) -> str:
+    """The same, given now if there is none."""
+    while not (id := await store_id(store)):
+        await store.prepare()
+        with suppress(HeadMoved):  # somebody else was faster
+            await store.swap(STORE_ID, secrets.token_hex(16).encode(), expected=None)
+    return id

@@ -1,0 +1,72 @@
+"""The database option, as a user sets it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from sidecar.errors import BadConfig
+
+URL_VARIABLE = "MEMORY_SIDECAR_POSTGRES"
+HOW = "Write postgresql://user:password@host:5432/database."
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postgres:
+    """The URL holds a password, so it is no option: it stays in the environment, and is never shown."""
+
+    url_env: str = URL_VARIABLE
+    """The environment variable that holds the URL; when it is not set, nothing is indexed."""
+    schema: str = "memory_sidecar"
+    """The Postgres schema of the tables. Made when it is not there."""
+    text_search: str = "simple"
+    """The text search configuration: "simple" for any language, "english" and others also find inflected words."""
+    timeout: float = 10.0
+    """Seconds to wait for a connection, and for a search."""
+    wait: float = 10.0
+    """Seconds that a command waits for its rows to be written, after its receipt is decided."""
+    every: float = 300.0
+    """Seconds between two looks of a service at which memories' rows are behind."""
+
+
+def check_postgres(settings: Postgres) -> Postgres:
+    """Raise ``BadConfig`` for what cannot work. The URL is looked at, not tried."""
+    for name in ("schema", "text_search"):
+        if not _NAME.match(getattr(settings, name)):
+            raise BadConfig(
+                f"[postgres] {name} is not valid: it has lower-case letters, digits and '_'.", at=("postgres", name)
+            )
+    if settings.schema.startswith("pg_") or settings.schema == "public":
+        raise BadConfig(
+            f"[postgres] schema must be one of its own, not {settings.schema!r}.", at=("postgres", "schema")
+        )
+    for name in ("timeout", "every"):
+        if getattr(settings, name) < 1:
+            raise BadConfig(f"[postgres] {name} must be at least a second.", at=("postgres", name))
+    url = postgres_url(settings)
+    if not url and settings.url_env != URL_VARIABLE:
+        raise BadConfig(
+            f"{settings.url_env}, which is to hold the URL of Postgres, is not set.", at=("postgres", "url_env")
+        )
+    if url and not _is_url(url):
+        # Not a word of it: whatever is in there may be a password.
+        raise BadConfig(f"{settings.url_env} is not the URL of a Postgres database.", hint=HOW)
+    return settings
+
+
+def postgres_url(settings: Postgres) -> str:
+    """Where the database is; ``""`` when there is none."""
+    return os.environ.get(settings.url_env, "").strip()
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        if "," not in parts.netloc:  # several hosts may be named, each with its port
+            _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("postgres", "postgresql") and bool(parts.netloc or parts.path.strip("/") or parts.query)

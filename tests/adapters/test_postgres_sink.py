@@ -1,0 +1,195 @@
+"""The tables in Postgres: how they are made, who may see them, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from adapters.sinks.postgres import PostgresSink, open_postgres
+from adapters.sinks.postgres_errors import Redacted
+from sidecar.errors import SinkBusy, SinkDenied, SinkError, SinkUnfit, SinkUnreachable
+from sidecar.sink.records import Record
+from sidecar.sink.settings import Postgres, check_postgres
+from sidecar.sink.sink import Place, Query, Written
+from tests.parts.leaks import DATABASE_PASSWORD
+from tests.parts.postgres import Database
+
+PLACE = Place("store", "conductor")
+
+
+class Some:
+    """Records of a few words each; with ``problems``, some could not be read."""
+
+    def __init__(self, *records: Record, problems: Sequence[str] = ()) -> None:
+        self.records = records
+        self.problems = list(problems)
+
+    async def batches(self) -> AsyncGenerator[Sequence[Record]]:
+        yield self.records
+
+
+OTTER = Some(Record(kind="section", key="a", title="Otters", text="swim"))
+
+
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
+def sink_of(database: Database, url: str = "", **settings: str) -> PostgresSink:
+    return open_postgres(url or database.url, Postgres(**settings))  # type: ignore[arg-type]
+
+
+def as_role(database: Database, role: str) -> str:
+    host = quote(str(database.server.pgdata))
+    return f"postgresql://{role}:{DATABASE_PASSWORD}@/{database.name}?host={host}"
+
+
+@pytest.fixture
+def role(database: Database) -> str:
+    """A role that may only connect."""
+    name = f"r{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN")
+    return name
+
+
+async def test_many_who_start_at_once_make_the_tables_once(database: Database) -> None:
+    sinks = [sink_of(database) for _ in range(5)]
+    written = await asyncio.gather(*(sink.replace(PLACE, "s1", OTTER, yes) for sink in sinks))
+    assert sorted(one.written for one in written if one) == [0, 0, 0, 0, 1]
+    assert database.execute("SELECT number FROM memory_sidecar.version") == [(1,)]
+    assert await sinks[0].standing("store") == {"conductor": "s1"}
+    assert await sinks[0].standing("store", "nobody") == await sinks[0].standing("other") == {}
+
+
+async def test_who_is_told_that_it_is_not_so_any_more_changes_nothing(database: Database) -> None:
+    sink = sink_of(database)
+    assert await sink.replace(PLACE, "s1", OTTER, no) is None
+    assert await sink.standing("store") == {}
+    await sink.replace(PLACE, "s1", OTTER, yes)
+    assert await sink.remove(PLACE, no) is None
+    assert await sink.standing("store") == {"conductor": "s1"}
+    assert await sink.remove(PLACE, yes) == 1
+    assert await sink.remove(PLACE, yes) == 0
+    assert database.rows() == []
+
+
+async def test_of_two_records_with_one_key_there_is_one_row(database: Database) -> None:
+    sink = sink_of(database)
+    twins = Some(*OTTER.records, Record(kind="section", key="a", title="Other"), problems=["half of it"])
+    assert await sink.replace(PLACE, "s1", twins, yes) == Written(records=1, written=1)
+    assert [row[3] for row in database.rows()] == ["Otters"]
+    assert database.execute("SELECT problems, records FROM memory_sidecar.memories") == [(["half of it"], 1)]
+
+
+async def test_another_role_sees_no_row_even_with_every_grant(database: Database, role: str) -> None:
+    await sink_of(database).replace(PLACE, "s1", OTTER, yes)
+    database.execute(f"GRANT USAGE ON SCHEMA memory_sidecar TO {role}")
+    database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA memory_sidecar TO {role}")
+    secured = "SELECT count(*) FROM pg_class WHERE relnamespace = 'memory_sidecar'::regnamespace AND relkind = 'r'"
+    assert database.execute(secured) == database.execute(f"{secured} AND relrowsecurity") == [(3,)]
+    with psycopg.connect(as_role(database, role)) as connection:
+        for table in ("records", "memories", "version"):
+            assert connection.execute(f"SELECT * FROM memory_sidecar.{table}").fetchall() == []
+
+
+async def test_a_role_without_rights_is_told_so_and_one_that_owns_the_schema_needs_no_more(
+    database: Database, role: str
+) -> None:
+    poor = sink_of(database, as_role(database, role))
+    with pytest.raises(SinkDenied) as refused:
+        await poor.standing("store")
+    assert "docs/search.md" in refused.value.hint
+    database.execute(f"CREATE SCHEMA memory_sidecar AUTHORIZATION {role}")
+    assert await poor.replace(PLACE, "s1", OTTER, yes) == Written(records=1, written=1)
+
+
+async def test_tables_that_a_newer_version_made_are_left_alone(database: Database) -> None:
+    await sink_of(database).replace(PLACE, "s1", OTTER, yes)
+    database.execute("UPDATE memory_sidecar.version SET number = 99")
+    with pytest.raises(SinkUnfit, match="newer version"):
+        await sink_of(database).search(Query(words="otters", store="store"))
+    assert database.execute("SELECT number FROM memory_sidecar.version") == [(99,)]
+
+
+async def test_tables_that_somebody_dropped_are_made_again(database: Database) -> None:
+    sink = sink_of(database)
+    await sink.replace(PLACE, "s1", OTTER, yes)
+    database.execute("DROP SCHEMA memory_sidecar CASCADE")
+    with pytest.raises(SinkUnreachable):
+        await sink.standing("store")
+    assert await sink.standing("store") == {}
+    assert await sink.replace(PLACE, "s1", OTTER, yes) == Written(records=1, written=1)
+
+
+async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapters.sinks.postgres.LOCK_SECONDS", 0.2)
+    first, second = sink_of(database), sink_of(database)
+    await first.standing("store")
+
+    async def meanwhile() -> bool:
+        with pytest.raises(SinkBusy):
+            await second.replace(PLACE, "s2", OTTER, yes)
+        assert await second.replace(Place("store", "other"), "s2", OTTER, yes)
+        return True
+
+    assert await first.replace(PLACE, "s1", OTTER, meanwhile)
+    assert await first.standing("store") == {"conductor": "s1", "other": "s2"}
+
+
+async def test_many_searches_at_once_wait_for_each_other(database: Database) -> None:
+    sink = sink_of(database)
+    await sink.replace(PLACE, "s1", OTTER, yes)
+    found = await asyncio.gather(*(sink.search(Query(words="otters", store="store")) for _ in range(40)))
+    assert all(len(one.hits) == 1 for one in found)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///db", "postgres://a,b:5433/db", "postgresql://u@[::1]:5432/db?sslmode=require"]
+)
+def test_every_way_to_write_a_url_is_taken(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
+    assert check_postgres(Postgres())
+    assert open_postgres(url, Postgres())
+
+
+async def test_better_fits_and_newer_records_come_first(database: Database) -> None:
+    now = datetime.now(UTC)
+    records = [
+        Record(kind="section", key="old", title="x", text="an otter", at=now - timedelta(days=2000)),
+        Record(kind="section", key="new", title="x", text="an otter", at=now),
+        Record(kind="section", key="title", title="otter", text="something", at=now),
+        Record(kind="section", key="timeless", title="x", text="an otter"),
+    ]
+    sink = sink_of(database)
+    await sink.replace(PLACE, "s1", Some(*records), yes)
+    found = await sink.search(Query(words="otter", store="store"))
+    assert [hit.key for hit in found.hits] == ["title", "new", "old", "timeless"]
+
+
+async def test_no_part_of_the_url_is_ever_said() -> None:
+    url = f"postgresql://somebody:p%40ss{DATABASE_PASSWORD}@127.0.0.1:9/db"
+    sink = open_postgres(url, Postgres())
+    with pytest.raises(SinkUnreachable) as refused:
+        await sink.standing("store")
+    problem: BaseException | None = refused.value
+    said = [repr(sink), repr(vars(sink)["_redacted"])]
+    while problem is not None:
+        said += [str(problem), repr(problem)]
+        problem = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    assert DATABASE_PASSWORD not in " ".join(said)
+    hidden = Redacted(url)(f"at {url}: p@ss{DATABASE_PASSWORD} or p%40ss{DATABASE_PASSWORD}")
+    assert hidden == "at …: … or …"
+    in_query = f"postgresql://host/db?user=x&password={DATABASE_PASSWORD}"
+    assert Redacted(in_query)(f"said {DATABASE_PASSWORD}") == "said …"
+    assert issubclass(SinkUnreachable, SinkError)

@@ -1,0 +1,125 @@
+"""When a service looks at what can be searched, and what it makes of trouble: with a scripted index, and no database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sidecar.errors import SinkUnreachable
+from sidecar.service.events import Events
+from sidecar.service.index_metrics import IndexMetrics
+from sidecar.service.indexing import Indexing
+from sidecar.sink.indexing import Indexed
+
+
+class Scripted:
+    """An index that notes what it is asked, and does as told."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.asked: list[str] = []
+        self.behind_now: list[str] = []
+        self.down = False
+        self.problem = ""
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def behind(self) -> list[str]:
+        self.looks += 1
+        if self.down:
+            raise SinkUnreachable("away")
+        return self.behind_now
+
+    async def catch_up(self, memories: Sequence[str]) -> AsyncIterator[Indexed]:
+        for memory in memories:
+            if self.down:
+                raise SinkUnreachable("away")
+            self.asked.append(memory)
+            await self.gate.wait()
+            yield Indexed(memory=memory, state="failed" if self.problem else "written", problem=self.problem)
+
+
+class Watch:
+    def __init__(self, every: float = 3600.0) -> None:
+        self.index, self.events, self.types = Scripted(), Events(), []  # type: ignore[var-annotated]
+        self.events.tell(lambda event: self.types.append(event.type))
+        self.registry = CollectorRegistry()
+        self.indexing = Indexing(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
+        self.indexing.start()
+
+    def figure(self, name: str) -> float:
+        return self.registry.get_sample_value(f"memory_sidecar_index_{name}") or 0.0
+
+
+async def until(true: object) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_everything_is_looked_at_first_and_then_what_is_told() -> None:
+    watch = Watch()
+    watch.index.behind_now = ["a", "b"]
+    await until(lambda: watch.index.asked == ["a", "b"])
+    watch.events.publish("export.committed", memory="c")
+    watch.events.publish("export.unchanged", memory="d")
+    watch.indexing.soon("e")
+    await until(lambda: watch.index.asked == ["a", "b", "c", "e"])
+    assert watch.index.looks == 1
+    await until(lambda: watch.figure("behind") == 0)
+    await watch.indexing.close(1)
+
+
+async def test_what_changes_while_it_is_read_is_read_again() -> None:
+    watch = Watch()
+    await until(lambda: watch.index.looks == 1)
+    watch.index.gate.clear()
+    watch.indexing.soon("a")
+    await until(lambda: watch.index.asked == ["a"])
+    watch.indexing.soon("a")
+    assert watch.figure("behind") == 1
+    watch.index.gate.set()
+    await until(lambda: watch.index.asked == ["a", "a"])
+    await watch.indexing.close(1)
+
+
+async def test_trouble_is_told_once_and_everything_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.service.indexing.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("sidecar.service.indexing.LONGEST_PAUSE", 0.02)
+    watch = Watch()
+    watch.index.down = True
+    await until(lambda: watch.figure("failures_total") >= 3)
+    watch.indexing.soon("a")
+    watch.index.behind_now = ["a", "b"]
+    watch.index.down = False
+    await until(lambda: set(watch.index.asked) >= {"a", "b"})
+    await until(lambda: "index.recovered" in watch.types)
+    assert watch.types.count("index.down") == watch.types.count("index.recovered") == 1
+    await watch.indexing.close(1)
+
+
+async def test_a_memory_that_cannot_be_read_is_told_of_once() -> None:
+    watch = Watch(every=1.0)
+    watch.index.problem = "damaged"
+    watch.index.behind_now = ["a"]
+    await until(lambda: watch.index.looks == 2)
+    assert watch.types.count("index.incomplete") == 1 and "index.down" not in watch.types
+    await watch.indexing.close(1)
+
+
+async def test_at_the_end_what_was_just_told_is_still_done_and_trouble_is_not_waited_for() -> None:
+    watch = Watch()
+    await until(lambda: watch.index.looks == 1)
+    watch.indexing.soon("a")
+    await watch.indexing.close(5)
+    assert watch.index.asked == ["a"]
+    watch = Watch()
+    watch.index.down = True
+    await until(lambda: watch.figure("failures_total") == 1)
+    watch.indexing.soon("a")
+    async with asyncio.timeout(2):
+        await watch.indexing.close(60)
+    assert watch.index.asked == []

@@ -1,0 +1,90 @@
+"""What is read out of the files of a memory, part by part."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.sink.claude_mem import items
+from sidecar.sink.markdown import sections
+from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bounded_key, clean, cut, moment, record
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", [((), "")]),
+        ("just words", [((), "just words")]),
+        ("# A\nx\n## B\ny\n# C\nz", [((), ""), (("A",), "x"), (("A", "B"), "y"), (("C",), "z")]),
+        ("### Deep\nx\n# Top\ny", [((), ""), (("Deep",), "x"), (("Top",), "y")]),
+        ("# A #\n## B ## \n# C#\n#D", [((), ""), (("A",), ""), (("A", "B"), ""), (("C#",), "#D")]),
+        ("---\ntitle: x\n# no\n---\nbody\n# A", [((), "body"), (("A",), "")]),
+        ("---\nnever closed\n# A", [((), "---\nnever closed"), (("A",), "")]),
+        ("```sh\n# no\n```\n# yes", [((), "```sh\n# no\n```"), (("yes",), "")]),
+        ("~~~~\n# no\n~~~\n# no\n~~~~\n# yes", [((), "~~~~\n# no\n~~~\n# no\n~~~~"), (("yes",), "")]),
+        ("``` not code ```\n# yes", [((), "``` not code ```"), (("yes",), "")]),
+        ("    # code\n   # yes\n#\tyes", [((), "    # code"), (("yes",), ""), (("yes",), "")]),
+        ("####### seven\n#\n## B", [((), "####### seven"), (("",), ""), (("", "B"), "")]),
+        ("# A\r\nx\r\n# B", [((), ""), (("A",), "x"), (("B",), "")]),
+    ],
+)
+def test_sections_of_markdown(text: str, found: list[tuple[tuple[str, ...], str]]) -> None:
+    assert list(sections(text)) == found
+
+
+@given(st.text(alphabet="# \t\n-`~ab›", max_size=80))
+def test_no_word_of_a_markdown_text_is_lost(text: str) -> None:
+    if text.startswith("---"):
+        return
+    said = "".join(body + "".join(headings[-1:]) for headings, body in sections(text))
+    assert sorted(said.replace("#", "").split()) or not text.replace("#", "").split()
+    assert said.count("a") + said.count("b") == text.count("a") + text.count("b")
+
+
+@given(st.text(), st.integers(0, 40))
+def test_a_cut_text_is_its_beginning_in_whole_characters(text: str, most: int) -> None:
+    text = clean(text)
+    short = cut(text, most)
+    assert text.startswith(short) and len(short.encode()) <= max(most, 0)
+    assert short == text or len((short + text[len(short)]).encode()) > most
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())))
+def test_whatever_is_remembered_can_be_stored(text: str) -> None:
+    made = record("section", text, title=text, text=text, project=text, session=text, path=text)
+    for part in (made.key, made.title, made.text, made.project, made.session, made.path):
+        assert "\0" not in part
+        part.encode()
+    assert len(made.digest) == 32
+
+
+def test_long_parts_are_bounded_and_long_keys_stay_apart() -> None:
+    made = record("section", "k" * 9999, title="t" * 9999, text="記" * 999_999, path="p" * 9999)
+    assert len(made.key) == KEY_LENGTH and len(made.title) == 500 and len(made.text.encode()) <= TEXT_BYTES
+    assert bounded_key("k" * 300 + "a") != bounded_key("k" * 300 + "b")
+    assert bounded_key("k" * KEY_LENGTH) == "k" * KEY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("1790000000", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)),
+        ("1790000000000", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)),
+        ("2026-09-21T16:13:20+02:00", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)),
+        ("2026-09-21 14:13:20", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)),
+        ("2026-09-21T14:13:20Z", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC)),
+        *((text, None) for text in ("", "soon", "nan", "inf", "1e400", "-1e18", "9" * 400, "0001-01-01T00:00+14:00")),
+    ],
+)
+def test_times_as_programs_write_them(value: str, found: datetime | None) -> None:
+    assert moment(value) == found
+
+
+def test_lists_of_facts_become_lines() -> None:
+    assert items('["a", "b", null, 3]') == "a\nb\n3"
+    assert items("[not json") == "[not json"
+    assert items("[" * 100_000) == "[" * 100_000
+    assert items("plain") == "plain"
