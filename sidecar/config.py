@@ -21,6 +21,8 @@ from sidecar.policies import check_guards, check_limits, check_privacy, with_req
 from sidecar.privacy import Privacy
 from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
+from sidecar.sealing.given import VARIABLES
+from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
 from sidecar.service.settings import Service, Webhook
 from sidecar.sink.settings import Postgres, check_postgres
@@ -40,6 +42,8 @@ class Config:
     retention: Retention = Retention()
     service: Service = Service()
     postgres: Postgres = Postgres()
+    encryption: Encryption = Encryption()
+    signing: Signing = Signing()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=built_in)
 
@@ -57,8 +61,10 @@ SECTIONS: dict[str, type[Any]] = {
     "retention": Retention,
     "service": Service,
     "postgres": Postgres,
+    "encryption": Encryption,
+    "signing": Signing,
 }
-OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", "POSTGRES"}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", "POSTGRES", *VARIABLES}
 """What else may follow the prefix, beside SECTION_KEY."""
 
 
@@ -113,6 +119,8 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         retention=_retention(table, timing),
         service=section(table, "service", Service),
         postgres=check_postgres(section(table, "postgres", Postgres)),
+        encryption=section(table, "encryption", Encryption),
+        signing=section(table, "signing", Signing),
         webhooks=_webhooks(table.get("webhooks", [])),
         layouts=with_required(layouts, guards),
     )

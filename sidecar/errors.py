@@ -7,10 +7,14 @@
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
     │   ├── StoreDenied · StoreMissing · StoreFull · StoreUnsafe
+    │   ├── KeyNeeded              it is sealed or signed, and the key for that was not given
     │   ├── ObjectMissing          an object the store should hold is not there
     │   └── HeadMoved              compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
-    │   ├── MemoryNotFound · SnapshotNotFound · SnapshotDamaged
+    │   ├── MemoryNotFound · SnapshotNotFound
+    │   ├── SnapshotDamaged
+    │   │   └── ObjectRefused      a sealed object was altered
+    │   │       └── NotSigned      it is not signed by a key that is trusted
     │   └── BaseCollected          a pack that an export builds on went meanwhile (a retry can help)
     ├── SandboxError               exit 1
     │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
@@ -122,6 +126,14 @@ class StoreUnsafe(StoreError):
     code = "store-no-conditional-writes"
 
 
+class KeyNeeded(StoreError):
+    code = "key-needed"
+    default_hint = (
+        "Set [encryption] identity_files (MEMORY_SIDECAR_IDENTITY_FILE) or passphrase_file (MEMORY_SIDECAR_PASSPHRASE_FILE)"
+        " to the key this store was sealed for. Nothing was changed."
+    )
+
+
 class ObjectMissing(StoreError):
     code = "object-missing"
 
@@ -148,6 +160,24 @@ class SnapshotNotFound(SnapshotError):
 class SnapshotDamaged(SnapshotError):
     code = "snapshot-damaged"
     default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
+
+
+class ObjectRefused(SnapshotDamaged):
+    """``version`` is what a swap that replaces the object must still find."""
+
+    code = "object-refused"
+
+    def __init__(self, message: str, *, version: str | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.version = version
+
+
+class NotSigned(ObjectRefused):
+    code = "not-signed"
+    default_hint = (
+        "Somebody else wrote it, or it is from before signing was turned on: then `memory-sidecar rekey --trust-unsigned`"
+        " signs what is there."
+    )
 
 
 class BaseCollected(SnapshotError):

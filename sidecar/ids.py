@@ -35,10 +35,15 @@ def check_memory_id(memory: str) -> str:
     return memory
 
 
+def is_plain_id(memory: str) -> bool:
+    """Whether an id is its own folder name."""
+    return _PLAIN_ID.match(memory) is not None
+
+
 def memory_key(memory: str) -> str:
     """A memory's folder name in a store: plain ids as they are, others readable in part and told apart by a hash."""
     check_memory_id(memory)
-    if _PLAIN_ID.match(memory):
+    if is_plain_id(memory):
         return memory
     readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
     return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
@@ -77,6 +82,14 @@ class Keys:
     @property
     def pins(self) -> str:
         return f"{self.prefix}pins/"
+
+    @property
+    def heads(self) -> str:
+        return f"{self.prefix}heads/"
+
+    def witness(self, generation: int) -> str:
+        """Where a copy of the head of that generation is, in a store that is signed."""
+        return f"{self.heads}{generation:012d}"
 
     @property
     def clock(self) -> str:

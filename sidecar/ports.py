@@ -119,6 +119,15 @@ class Store(Protocol):
     url: str
     """For people: never holds credentials."""
 
+    @property
+    def seal(self) -> str:
+        """Names for whom objects are sealed that are written now; empty when they are not sealed."""
+        ...
+
+    def room(self, size: int) -> int:
+        """The most that an object of ``size`` bytes takes here."""
+        ...
+
     async def prepare(self) -> None:
         """Make sure this store may be written: reachable, allowed, and honouring conditional writes.
 
@@ -128,11 +137,14 @@ class Store(Protocol):
         ...
 
     async def get(self, key: str) -> Stored | None:
-        """A small object, whole; ``None`` when there is none."""
+        """A small object, whole; ``None`` when there is none.
+
+        A store that seals or signs raises ``ObjectRefused`` for one that was altered, here and when it is streamed.
+        """
         ...
 
-    async def put(self, key: str, source: bytes | Path) -> None:
-        """Write an object, streaming when it comes from a file."""
+    async def put(self, key: str, source: bytes | Path) -> int:
+        """Write an object, streaming when it comes from a file. Return how many bytes it takes here, as listed."""
         ...
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
@@ -164,7 +176,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every whole object whose key starts with ``prefix`` ('…/'), in key order."""
+        """Every whole object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
         ...
 
     async def copy(self, source: str, target: str) -> None:

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sidecar.errors import HeadMoved, MemoryNotFound, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, snapshot_time
+from sidecar.errors import (
+    HeadMoved,
+    MemoryNotFound,
+    NotSigned,
+    ObjectRefused,
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotNotFound,
+)
+from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id, snapshot_time
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import unseal
+from sidecar.snapshots.witnesses import Witnesses
 
+LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8
 
 
@@ -28,6 +39,8 @@ class HeadState:
     head: Head | None = None
     version: str | None = None
     problem: str = ""
+    notice: str = ""
+    """What somebody did to it, when the head had to be found elsewhere."""
 
     @property
     def snapshot(self) -> str:
@@ -51,16 +64,40 @@ class Repository:
     """Reads and writes one store. Knows nothing of sandboxes."""
 
     store: Store
+    witnesses: Witnesses | None = None
+    """In a signed store: copies of heads, to tell one that was put back."""
 
     async def head(self, memory: str) -> HeadState:
         """The head of a memory; an empty state when it has none."""
-        stored = await self.store.get(Keys.of(memory).head)
-        if stored is None:
-            return HeadState()
+        if self.witnesses is None:
+            return await self._read_head(memory)
+        state, copies = await asyncio.gather(self._read_head(memory), self.witnesses.generations(memory))
+        if copies and copies[0] > (state.head.generation if state.head else 0):
+            # It may just have moved, and the copy been written after it was read.
+            state = await self._read_head(memory)
+        later = await self.witnesses.later(memory, state.head, copies)
+        if later is None:
+            return state
+        if state.head is not None:
+            what = f"The head of {memory} was put back to {state.snapshot}, an earlier one"
+        else:
+            what = state.problem.removesuffix(".") or f"The head of {memory} was removed"
+        notice = f"{what}; {later.snapshot} is taken, by the signed copy of it."
+        self.witnesses.tell(notice)
+        return HeadState(later, state.version, notice=notice)
+
+    async def _read_head(self, memory: str) -> HeadState:
+        version = None
         try:
-            return HeadState(Head.decode(stored.data, memory), stored.version)
+            stored = await self.store.get(Keys.of(memory).head)
+            if stored is None:
+                return HeadState()
+            version = stored.version
+            return HeadState(Head.decode(stored.data, memory), version)
+        except ObjectRefused as refused:
+            return HeadState(None, refused.version, refused.message)
         except SnapshotDamaged as damage:
-            return HeadState(None, stored.version, damage.message)
+            return HeadState(None, version, damage.message)
 
     async def snapshot_ids(self, memory: str) -> list[str]:
         """Every snapshot of a memory that has a manifest, newest first."""
@@ -84,9 +121,13 @@ class Repository:
         keys = Keys.of(memory)
         return {info.key[len(keys.pins) :] async for info in self.store.list(keys.pins)}
 
-    async def mark_damaged(self, memory: str, snapshot: str, why: str) -> None:
-        """Remember that a snapshot was found damaged, so that nothing is built on it and it does not hold up others."""
-        await self.store.put(Keys.of(memory).damage(snapshot), why.encode("utf-8", "replace"))
+    async def mark_damaged(self, memory: str, snapshot: str, damage: SnapshotError) -> None:
+        """Remember that a snapshot was found damaged, so that nothing is built on it and it does not hold up others.
+
+        Not of one that is only not signed by a key given here: with another key it may be whole.
+        """
+        if not isinstance(damage, NotSigned):
+            await self.store.put(Keys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
 
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
         await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])
@@ -121,23 +162,31 @@ class Repository:
             folder, _, rest = info.key[len(ROOT) :].partition("/")
             if rest == "head.json" or rest.startswith("snapshots/"):
                 folders.setdefault(folder, []).append(info.key)
-        return sorted(filter(None, [await self._id_from(keys) for keys in folders.values()]))
+        return sorted(filter(None, [await self._id_from(folder, keys) for folder, keys in folders.items()]))
 
     async def heads(self) -> list[Head]:
         """The head of every memory that has one which can be read."""
         states = [await self.head(memory) for memory in await self.memories()]
         return [state.head for state in states if state.head is not None]
 
-    async def _id_from(self, keys: list[str]) -> str:
+    async def _id_from(self, folder: str, keys: list[str]) -> str:
+        refused: ObjectRefused | None = None
         for key in sorted(keys):  # head.json sorts before snapshots/
-            stored = await self.store.get(key)
             try:
+                stored = await self.store.get(key)
                 memory = unseal(stored.data).get("memory") if stored else None
+            except ObjectRefused as problem:
+                refused = problem
+                continue
             except ValueError:
                 continue
             if isinstance(memory, str) and key.startswith(Keys.of(memory).prefix):
                 return memory
-        return ""
+        if refused is None:
+            return ""
+        # A memory of which nothing is believed is still there.
+        LOG.warning("Nothing in %s%s/ is believed: %s", ROOT, folder, refused.message)
+        return folder if is_plain_id(folder) else ""
 
     async def resolve(self, memory: str, wanted: str) -> str:
         """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
@@ -189,9 +238,15 @@ class Repository:
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
         except HeadMoved:
+            there = await self.head(manifest.memory)
+            if state.head is not None and there.head == state.head:
+                # The same head, only sealed or signed anew: nobody moved it.
+                return await self.move_head(there, manifest)
             # An answer that got lost and was retried looks like a defeat; the store knows better.
-            if (await self.head(manifest.memory)).snapshot != manifest.snapshot:
+            if there.snapshot != manifest.snapshot:
                 raise
+        if self.witnesses is not None:
+            await self.witnesses.add(head)
         await self.keep(manifest)
         return head
 
@@ -202,8 +257,8 @@ class Repository:
         be. Who moves the head or pins does so first and calls this after. Whichever of the two is later sees the other.
         """
         key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
-        if await self.store.get(key) is None:
-            with contextlib.suppress(HeadMoved):  # somebody else put it back
+        with contextlib.suppress(HeadMoved, ObjectRefused):  # somebody else put it back, or something in its place
+            if await self.store.get(key) is None:
                 await self.store.swap(key, manifest.encode(), expected=None)
 
     async def fence(self, memory: str) -> None:
@@ -212,6 +267,8 @@ class Repository:
             head = replace(state.head, generation=state.head.generation + 1)
             with contextlib.suppress(HeadMoved):
                 await self.store.swap(Keys.of(memory).head, head.encode(), expected=state.version)
+                if self.witnesses is not None:
+                    await self.witnesses.add(head)
                 return
 
     async def any_good(self, memory: str, ids: Iterable[str]) -> bool:
@@ -232,6 +289,8 @@ class Repository:
     async def delete_memory(self, memory: str) -> int:
         """Remove every byte of a memory, its head first. Return how many objects went."""
         keys = Keys.of(memory)
+        if self.witnesses is not None:
+            await self.witnesses.forget(memory)
         await self.store.delete([keys.head])
         return await self.store.purge(keys.prefix)
 

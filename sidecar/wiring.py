@@ -14,12 +14,44 @@ if TYPE_CHECKING:
     from sidecar.sink.indexing import MemoryIndex
     from sidecar.sink.sink import Sink
 
+if TYPE_CHECKING:
+    from sidecar.repository import Repository
+    from sidecar.sealing.given import Given
+
 
 def open_store(url: str) -> Store:
     """The store behind a URL. Raise ``BadReference`` when it is not one."""
     from adapters.stores.urls import open_store as open_by_url
 
     return open_by_url(url)
+
+
+def open_repository(url: str, given: Given, *, trust_unsigned: bool = False) -> Repository:
+    """The memories in a store, sealed and signed with the keys given. Raise ``BadReference`` or ``BadConfig``.
+
+    Also without keys: a store that is encrypted or signed must not be taken for an empty one, or be written to.
+    """
+    from sidecar.repository import Repository
+    from sidecar.sealing.opening import Keys
+    from sidecar.sealing.signatures import Signatures
+    from sidecar.sealing.signed import SignedStore
+    from sidecar.sealing.store import SealedStore
+    from sidecar.snapshots.witnesses import Witnesses
+
+    store = open_store(url)
+    signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
+    keys = None
+    if given.encrypts:
+        keys = Keys(
+            recipients=given.recipients,
+            identities=given.identities,
+            passphrase=given.passphrase,
+            previous_passphrase=given.previous_passphrase,
+            signatures=signatures,
+            trust_unsigned=trust_unsigned,
+        )
+    signed = SignedStore(SealedStore(store, keys), signatures, trust_unsigned=trust_unsigned)
+    return Repository(signed, Witnesses(signed) if signatures else None)
 
 
 def open_sandbox(ref: str, *, wake: bool = False) -> Sandbox:

@@ -25,6 +25,12 @@ def test_quick_mode_prints_a_table_and_writes_nothing() -> None:
         [sys.executable, "-m", "benchmarks", "--quick"], cwd=PROJECT, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
-    for title in ("A memory of", "A database of", "small files, 3 of them changed", "at a provider 100 ms away"):
+    for title in (
+        "A memory of",
+        "A database of",
+        "small files, 3 of them changed",
+        "at a provider 100 ms away",
+        "Sealing",
+    ):
         assert title in ran.stdout
     assert {place.name for place in (PROJECT / "benchmarks").iterdir()} <= before

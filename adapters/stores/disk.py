@@ -39,14 +39,19 @@ class DiskStore:
         self._mount = root if mount_required else None
         self._root = root / prefix if prefix else root
 
+    seal = ""  # bytes are kept as they come
+
+    def room(self, size: int) -> int:
+        return size
+
     async def prepare(self) -> None:
         await asyncio.to_thread(self._prepare)
 
     async def get(self, key: str) -> Stored | None:
         return await asyncio.to_thread(self._get, key)
 
-    async def put(self, key: str, source: bytes | Path) -> None:
-        await asyncio.to_thread(self._put, key, source)
+    async def put(self, key: str, source: bytes | Path) -> int:
+        return await asyncio.to_thread(self._put, key, source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
         return await asyncio.to_thread(self._swap, key, data, expected)
@@ -102,13 +107,14 @@ class DiskStore:
             return None
         return Stored(data, _version(data))
 
-    def _put(self, key: str, source: bytes | Path) -> None:
+    def _put(self, key: str, source: bytes | Path) -> int:
         if isinstance(source, bytes):
             data = source
             self._write(key, lambda file: file.write(data))
-        else:
-            with source.open("rb") as given:
-                self._write(key, lambda file: shutil.copyfileobj(given, file, CHUNK))
+            return len(data)
+        with source.open("rb") as given:
+            self._write(key, lambda file: shutil.copyfileobj(given, file, CHUNK))
+            return given.tell()
 
     def _copy(self, source: str, target: str) -> None:
         # Byte by byte, never a link or a reflink: the copy must survive damage to the original.

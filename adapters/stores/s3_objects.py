@@ -58,14 +58,15 @@ class S3Objects:
             answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=data, **options)
             return _whole(answer["ETag"])
 
-    def upload(self, key: str, path: Path) -> None:
-        """Write an object from a file, never holding it in memory."""
+    def upload(self, key: str, path: Path) -> int:
+        """Write an object from a file, never holding it in memory; return its size."""
         size = path.stat().st_size
         if size >= SINGLE_PUT_BELOW:
             self._upload_in_parts(key, path, size)
-            return
+            return size
         with path.open("rb") as file, self._named(key):
             self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=file, **self._encryption)
+        return size
 
     def _upload_in_parts(self, key: str, path: Path, size: int) -> None:
         from boto3.s3.transfer import TransferConfig

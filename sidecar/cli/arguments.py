@@ -104,6 +104,8 @@ def _reading(command: Any) -> None:
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
+    keygen = command("keygen", "Print a new key to encrypt with.")
+    keygen.add_argument("--signing", action="store_true", help="a key to sign with instead")
     layouts = command("layouts", "List the layouts; of those named, everything.")
     layouts.add_argument("names", nargs="*", metavar="NAME")
     doctor = command(
@@ -129,6 +131,9 @@ def _changing(command: Any) -> None:
     rollback.add_argument("memory", metavar="MEMORY")
     rollback.add_argument("snapshot", metavar="SNAPSHOT")
     _keeping(command)
+    rekey = command("rekey", "Seal and sign everything anew, for the keys that are set now.")
+    rekey.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and what is beside them")
+    rekey.add_argument("--trust-unsigned", action="store_true", help="sign what has no signature yet, too")
     delete = command("delete", "Remove every byte of a memory.")
     delete.add_argument("memory", metavar="MEMORY")
     delete.add_argument("--yes", action="store_true", help="really")

@@ -11,13 +11,13 @@ from typing import Any
 
 from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result, Table
-from sidecar.config import SECTIONS, Config, load_config, unknown_variables
+from sidecar.config import SECTIONS, Config, config_file, load_config, placed, unknown_variables
 from sidecar.engine import Engine
-from sidecar.errors import BadReference, StoreError
-from sidecar.repository import Repository
+from sidecar.errors import BadConfig, BadReference, StoreError
+from sidecar.sealing.given import Given, given
 from sidecar.sections import settable, variable
 from sidecar.service.settings import Webhook
-from sidecar.wiring import open_sink, open_store
+from sidecar.wiring import open_repository, open_sink
 
 
 def run_config(args: argparse.Namespace) -> Result:
@@ -27,7 +27,11 @@ def run_config(args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
     searched = open_sink(config.postgres) is not None
     unknown = unknown_variables()
-    unseen = asyncio.run(_compared_with_the_store(config, args))
+    try:
+        keys = given(config.encryption, config.signing)
+        unseen = asyncio.run(_compared_with_the_store(config, keys, args))
+    except BadConfig as problem:
+        raise placed(problem, config_file(args.config)) from None
     document = {
         "ok": True,
         "store": config.store,
@@ -36,6 +40,9 @@ def run_config(args: argparse.Namespace) -> Result:
         "searched": searched,
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "layouts": sorted(config.layouts),
+        "encrypts": keys.encrypts,
+        "signs": keys.signs,
+        "key_warnings": list(keys.warnings),
         "unknown_variables": sorted(unknown),
         "store_problem": unseen,
     }
@@ -46,18 +53,18 @@ def run_config(args: argparse.Namespace) -> Result:
     words += [
         f"Warning: {name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()
     ]
-    words += [f"Warning: {unseen}"] if unseen else []
+    words += [f"Warning: {told}" for told in (*keys.warnings, *filter(None, [unseen]))]
     return Result(document, words)
 
 
-async def _compared_with_the_store(config: Config, args: argparse.Namespace) -> str:
+async def _compared_with_the_store(config: Config, keys: Given, args: argparse.Namespace) -> str:
     """Refuse what the store's memories have outgrown. Return why they could not be looked at, if so."""
     try:
-        store = open_store(config.store)
+        repository = open_repository(config.store, keys)
         try:
-            await check_policy(Engine(repository=Repository(store), limits=config.limits), args)
+            await check_policy(Engine(repository=repository, limits=config.limits), args)
         finally:
-            await store.close()
+            await repository.store.close()
     except (StoreError, BadReference) as problem:
         return f"The store could not be looked at: {problem.message}"
     return ""

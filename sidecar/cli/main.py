@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 from sidecar.cli.arguments import parser
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, show, watched
-from sidecar.errors import SidecarError
+from sidecar.errors import BadConfig, SidecarError
 
 # Imported only when called for: a command should start as fast as it can.
 COMMANDS = {
@@ -43,6 +44,7 @@ COMMANDS = {
     "run": "running.run_run",
     "search": "searching.run_search",
     "index": "searching.run_index",
+    "rekey": "rekeying.run_rekey",
 }
 WITH_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "delete"})
 """The commands that read or change what can be searched."""
@@ -61,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sidecar.cli.configuring import run_config
 
             return _print(run_config(args), wants_json)
+        if args.command == "keygen":
+            from sidecar.cli.keygen import run_keygen
+
+            return _print(run_keygen(args), wants_json)
         result = asyncio.run(_run(args))
     except SidecarError as problem:
         return _fail(problem, wants_json)
@@ -86,10 +92,10 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 async def _run(args: argparse.Namespace) -> Result:
     from sidecar.cli.keeping_up import keep_up
-    from sidecar.config import load_config
+    from sidecar.config import config_file, load_config, placed
     from sidecar.engine import Engine
-    from sidecar.repository import Repository
-    from sidecar.wiring import open_index, open_store
+    from sidecar.sealing.given import given
+    from sidecar.wiring import open_index, open_repository
 
     if "memory" in args and args.memory is not None:
         from sidecar.ids import check_memory_id
@@ -98,8 +104,13 @@ async def _run(args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
     module, _, name = COMMANDS[args.command].partition(".")
     command = getattr(importlib.import_module(f"sidecar.cli.{module}"), name)
-    store = open_store(config.store)
-    repository = Repository(store)
+    try:
+        keys = given(config.encryption, config.signing)
+        trusting = getattr(args, "trust_unsigned", False)
+        repository = open_repository(config.store, keys, trust_unsigned=trusting)
+    except BadConfig as problem:
+        raise placed(problem, config_file(args.config)) from None
+    _warn(keys.warnings, config.service.log if args.command in ("serve", "run") else "")
     engine = Engine(
         repository=repository,
         layouts=config.layouts,
@@ -120,7 +131,20 @@ async def _run(args: argparse.Namespace) -> Result:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
-        await store.close()
+        await repository.store.close()
+
+
+def _warn(warnings: Sequence[str], log: str) -> None:
+    """On stderr; a service says it in its log."""
+    if log and warnings:
+        from sidecar.service.logs import set_up
+
+        set_up(log)
+    for told in warnings:
+        if log:
+            logging.getLogger("sidecar").warning(told)
+        else:
+            print(f"memory-sidecar: warning: {told}", file=sys.stderr)
 
 
 def _print(result: Result, wants_json: bool) -> int:

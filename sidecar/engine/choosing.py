@@ -50,17 +50,18 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
             problems.append(damage.message)
             await _remember(repository, memory, snapshot, damage)
             continue
+        noticed = [state.notice] if state.notice else []
         if not problems:
-            return Choice(fetched, [])
+            return Choice(fetched, noticed)
         told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(problems)}"
-        return Choice(fetched, [told], first or "head")
+        return Choice(fetched, [*noticed, told], first or "head")
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(problems)}")
 
 
 async def _remember(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
     """Tell later exports; a store that may only be read must not keep anyone from restoring."""
     with contextlib.suppress(StoreError):
-        await repository.mark_damaged(memory, snapshot, damage.message)
+        await repository.mark_damaged(memory, snapshot, damage)
 
 
 async def choose_unread(repository: Repository, memory: str, wanted: str) -> Manifest:
@@ -69,7 +70,7 @@ async def choose_unread(repository: Repository, memory: str, wanted: str) -> Man
         if wanted != LATEST:
             return await repository.manifest(memory, await repository.resolve(memory, wanted))
         state = await repository.head(memory)
-        if state.head is None:
+        if state.head is None or state.notice:
             raise NotDirect
         return await repository.manifest(memory, state.snapshot)
     except SnapshotError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
 from sidecar.engine.limiting import hot_bytes
-from sidecar.engine.parts import Engine
+from sidecar.engine.parts import Engine, together
 from sidecar.engine.privacy import scrubbed_files
 from sidecar.engine.receiving import Arrived
 from sidecar.engine.room import check_room
@@ -181,30 +181,42 @@ async def fits(
 
     Raise ``LimitExceeded``.
     """
-    head = len(Head.at(manifest, datetime.now(UTC), state.head).encode())
-    added = packs.bytes + len(manifest.encode()) + head - survey.sizes.get(Keys.of(manifest.memory).head, 0)
+    store = engine.repository.store
+    head = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
+    copies = 1 if engine.repository.witnesses is None else 2
+    added = packs.room(store) + store.room(len(manifest.encode())) + copies * head
+    added -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
     keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
     return await check_room(engine, manifest.memory, added, sum(survey.sizes.values()), keep)
 
 
-async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> int:
-    """Store the packs, then the manifest that makes them a snapshot; return how many bytes the store gained.
+async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> tuple[Manifest, int]:
+    """Store the packs, then the manifest that makes them a snapshot; return it, and how many bytes the store gained.
 
     Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
     """
     await engine.repository.store.prepare()
-    await store_packs(engine, manifest.memory, packs)
+    manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
     if len(manifest.packs) > 1:
         _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
     try:
-        await hold(engine.repository.store, manifest)
+        _, size = await together(hold(engine.repository.store, manifest), _stored_size(engine, manifest))
     except BaseCollected:
         await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
-    added = packs.bytes + len(manifest.encode())
+    added = sum(manifest.packs[-1].in_store) + size
     engine.use.add(added)
-    return added
+    return manifest, added
+
+
+async def _stored_size(engine: Engine, manifest: Manifest) -> int:
+    """What a manifest takes in the store: one that seals or signs is asked."""
+    store, size = engine.repository.store, len(manifest.encode())
+    if store.room(size) == size:
+        return size
+    key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
+    return sum([info.size async for info in store.list(key)])
 
 
 def _check_age(grown: Grown, retention: Retention) -> None:

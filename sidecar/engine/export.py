@@ -111,7 +111,7 @@ async def _commit(
     used = await fits(run.engine, manifest, packs, run.state, run.survey, grown)
     run.unclaimed.discard(key)
     try:
-        added = await commit(run.engine, manifest, packs, grown)
+        manifest, added = await commit(run.engine, manifest, packs, grown)
     except BaseCollected:
         run.unclaimed |= {key} if pack.stored else set()
         raise
@@ -137,6 +137,7 @@ async def _begin(
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
     engine.progress.about(snapshot)
+    warnings = [*warnings, *([state.notice] if state.notice else [])]
     return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
 
 
@@ -161,7 +162,7 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 base, entries, indexes = await _base(run, answer, scratch)
             except (SnapshotDamaged, SnapshotNotFound) as damage:
                 if isinstance(damage, SnapshotDamaged):
-                    await engine.repository.mark_damaged(run.request.memory, answer.base, damage.message)
+                    await engine.repository.mark_damaged(run.request.memory, answer.base, damage)
                 run.survey.damaged.add(answer.base)
                 question["unusable"] = sorted(run.survey.damaged)
                 raise BaseDamaged(damage.message) from None

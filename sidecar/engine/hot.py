@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sidecar.errors import BadConfig
+from sidecar.errors import BadConfig, ObjectRefused
 from sidecar.ids import ROOT
 from sidecar.inside.rules import compiled
 from sidecar.limits import Limits
@@ -29,7 +29,10 @@ async def check_hot(repository: Repository, limits: Limits) -> None:
 
     async def hot(key: str) -> tuple[str, int]:
         async with turns:
-            stored = await repository.store.get(key)
+            try:
+                stored = await repository.store.get(key)
+            except ObjectRefused:
+                stored = None
         try:
             head = unseal(stored.data) if stored else {}
         except ValueError:  # a damaged head is somebody else's matter

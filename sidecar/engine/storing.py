@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.engine.parts import Engine
 from sidecar.ids import Keys, new_pack_id
 from sidecar.inside import index
 from sidecar.inside.index import Index
+from sidecar.ports import Store
 from sidecar.snapshots.arrival import check_pack
 from sidecar.snapshots.fetch import fetch_packs
 from sidecar.snapshots.fold import MOST_PACKS, PackFile, first_to_fold, fold_deltas, fold_to_full, outweigh
@@ -27,10 +28,9 @@ class Measured:
     file: PackFile
     index: bytes
 
-    @property
-    def bytes(self) -> int:
-        """How many the store gains."""
-        return self.packs[-1].bytes + self.packs[-1].index_bytes
+    def room(self, store: Store) -> int:
+        """The most that the store gains by them."""
+        return store.room(self.packs[-1].bytes) + store.room(self.packs[-1].index_bytes)
 
 
 async def measure_packs(
@@ -76,17 +76,28 @@ async def _folded(
     return base.packs[:start], folded
 
 
-async def store_packs(engine: Engine, memory: str, measured: Measured) -> None:
-    """Write the new pack and its index under their fresh name; only the index, when the pack is there already."""
+async def store_packs(engine: Engine, memory: str, measured: Measured) -> list[Pack]:
+    """Write the new pack and its index under their fresh name; only the index, when the pack is there already.
+
+    Return all packs, the new one as it is in the store.
+    """
     keys, pack, store = Keys.of(memory), measured.packs[-1], engine.repository.store
     engine.progress.step("storing", pack.bytes)
     if measured.file.stored:
         await store.put(keys.index(pack.id), measured.index)
-    else:
-        await asyncio.gather(
-            store.put(keys.pack(pack.id, pack.codec), measured.file.path),
-            store.put(keys.index(pack.id), measured.index),
-        )
+        return measured.packs
+    stored, stored_index = await asyncio.gather(
+        store.put(keys.pack(pack.id, pack.codec), measured.file.path),
+        store.put(keys.index(pack.id), measured.index),
+    )
+    return [*measured.packs[:-1], as_stored(pack, store, stored, stored_index)]
+
+
+def as_stored(pack: Pack, store: Store, stored: int, stored_index: int) -> Pack:
+    """A pack with what it and its index take in a store that seals."""
+    if not store.seal:
+        return pack
+    return replace(pack, stored_bytes=stored, stored_index_bytes=stored_index, sealed=store.seal)
 
 
 def _measure(path: Path) -> tuple[int, str]:

@@ -164,7 +164,7 @@ def _rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Keys) ->
                 beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
                 problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
                 bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
-                packs={pack.id: pack.bytes + pack.index_bytes for pack in whole.packs} if whole else {},
+                packs={pack.id: sum(pack.in_store) for pack in whole.packs} if whole else {},
             )
         )
     return rows

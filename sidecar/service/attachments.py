@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 import msgspec
+import structlog
 
 from sidecar.errors import SnapshotError
 from sidecar.ids import ATTACHMENTS, attachment_key
@@ -57,10 +58,20 @@ class Held:
 class Attachments:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._log = structlog.get_logger("sidecar")
+        self.unreadable: set[str] = set()
 
     async def all(self) -> list[Held]:
+        """Those that can be read; ``unreadable`` are the keys of the others."""
         keys = [info.key async for info in self._store.list(ATTACHMENTS)]
-        found = [await self._read(key) for key in keys]
+        found, unreadable = [], set()
+        for key in keys:
+            try:
+                found.append(await self._read(key))
+            except SnapshotError as problem:
+                self._log.error("an attachment is refused", object=key, **problem.as_dict())
+                unreadable.add(key)
+        self.unreadable = unreadable
         return [held for held in found if held is not None]
 
     async def find(self, memory: str) -> Held | None:

@@ -13,7 +13,16 @@ from typing import Any
 import structlog
 
 from sidecar.engine import ExportRequest, export
-from sidecar.errors import HeadMoved, SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
+from sidecar.errors import (
+    HeadMoved,
+    ObjectRefused,
+    SandboxAsleep,
+    SandboxError,
+    SandboxGone,
+    SandboxNotFound,
+    SidecarError,
+)
+from sidecar.ids import attachment_key
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
 from sidecar.service.jobs import Jobs
@@ -76,16 +85,24 @@ class Keeper:
     async def attach(self, wanted: Attachment) -> Attachment:
         """Look after a sandbox from now on, in place of any other of that memory."""
         while True:
-            before = await self._attachments.find(wanted.memory)
+            before, there = await self._before(wanted.memory)
             generation = before.attachment.generation + 1 if before else 1
             mine = replace(wanted, owner=self.lease.instance, generation=generation, attached=now(), saved=now())
             with contextlib.suppress(HeadMoved):
-                held = await self._attachments.write(mine, before.version if before else None)
+                held = await self._attachments.write(mine, there)
                 break
         await self._sidecar.engine.repository.fence(wanted.memory)
         self._keep(held)
         self._sidecar.events.publish("attachment.attached", memory=wanted.memory, sandbox=wanted.sandbox)
         return held.attachment
+
+    async def _before(self, memory: str) -> tuple[Held | None, str | None]:
+        """What is attached, and the version to replace; what is refused is replaced too."""
+        try:
+            before = await self._attachments.find(memory)
+        except ObjectRefused as refused:
+            return None, refused.version
+        return before, before.version if before else None
 
     async def detach(self, attachment: Attachment) -> None:
         """Stop looking after it, unless another has taken its place."""
@@ -104,9 +121,13 @@ class Keeper:
             living = await self.lease.living()
             found = {held.attachment.memory: held for held in await self._attachments.all()}
             for memory in [memory for memory in self._kept if memory not in found]:
-                self._drop(memory)
+                # One that somebody altered is still ours to look after.
+                if attachment_key(memory) not in self._attachments.unreadable:
+                    self._drop(memory)
             for memory, held in found.items():
                 owner = held.attachment.owner
+                if await self._put_back(held):
+                    continue
                 if owner == self.lease.instance:
                     if memory not in self._kept:
                         self._keep(held)
@@ -115,6 +136,16 @@ class Keeper:
                     self._drop(memory)
                 elif owner not in living:
                     await self._take_over(held)
+
+    async def _put_back(self, held: Held) -> bool:
+        """Whether somebody put an earlier state of an attachment of ours back: then ours is written again."""
+        kept = self._kept.get(held.attachment.memory)
+        if kept is None or not _is_earlier(held.attachment, kept.held.attachment):
+            return False
+        self._log.error("an earlier attachment was put back; it is replaced", memory=held.attachment.memory)
+        with contextlib.suppress(HeadMoved):
+            kept.held = await self._attachments.write(kept.held.attachment, held.version)
+        return True
 
     async def _take_over(self, held: Held) -> None:
         try:
@@ -275,6 +306,10 @@ class Keeper:
             self._log.error("not saved", memory=memory, **problem.as_dict())
             return False
         return True
+
+
+def _is_earlier(found: Attachment, known: Attachment) -> bool:
+    return found.generation < known.generation and found.attached <= known.attached
 
 
 def _since(moment: str) -> float:

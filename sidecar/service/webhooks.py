@@ -74,13 +74,17 @@ class Deliveries:
         """What others left behind. An event that two services send is sent twice, which is more than once."""
         try:
             found = [info.key async for info in self._store.list(self._folder)]
-            for key in found:
+        except SidecarError as problem:
+            self._log.error("left-over events could not be read", why=str(problem))
+            return
+        for key in found:
+            try:
                 stored = await self._store.get(key)
                 if stored is not None:
                     kind = json.loads(stored.data).get("type", "")
                     self._put(_Parcel(key, str(kind), stored.data, stored=True))
-        except (SidecarError, ValueError) as problem:
-            self._log.error("left-over events could not be read", why=str(problem))
+            except (SidecarError, ValueError) as problem:
+                self._log.error("a left-over event is not sent", object=key, why=str(problem))
 
     async def _deliver(self, parcel: _Parcel) -> None:
         if not parcel.stored:

@@ -60,11 +60,18 @@ async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: S
     return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
 
 
+async def fetch_pack(store: Store, memory: str, pack: Pack, spool: Spool) -> tuple[Spooled, Spooled]:
+    """A pack and its index as they were made. Raise ``SnapshotDamaged``."""
+    index_key = Keys.of(memory).index(pack.id)
+    packs = await fetch_packs(store, memory, [pack], spool)
+    return packs[0], await _fetch(store, index_key, pack.index_bytes, pack.index_sha256, spool)
+
+
 def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
     """Raise ``SnapshotDamaged`` unless every object of a snapshot is listed with its size."""
     keys = Keys.of(manifest.memory)
     for pack in manifest.packs:
-        for key, size in ((keys.pack(pack.id, pack.codec), pack.bytes), (keys.index(pack.id), pack.index_bytes)):
+        for key, size in zip((keys.pack(pack.id, pack.codec), keys.index(pack.id)), pack.in_store, strict=True):
             if sizes.get(key) != size:
                 raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from json.encoder import encode_basestring_ascii
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -32,6 +32,21 @@ class Pack:
     sha256: str
     index_bytes: int
     index_sha256: str
+    stored_bytes: int = 0
+    """What it takes in a store that seals; 0: as many as it has."""
+    stored_index_bytes: int = 0
+    sealed: str = ""
+    """Names for whom it is sealed; empty when it is not."""
+
+    @property
+    def in_store(self) -> tuple[int, int]:
+        """The listed sizes of the pack and of its index."""
+        return self.stored_bytes or self.bytes, self.stored_index_bytes or self.index_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what only sealed ones have."""
+        sealing = ("stored_bytes", "stored_index_bytes", "sealed")
+        return {name: value for name, value in asdict(self).items() if value or name not in sealing}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,7 @@ class Manifest:
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
 
     def encode(self) -> Encoded:
-        return seal({"format": FORMAT, **asdict(self)})
+        return seal({"format": FORMAT, **asdict(self), "packs": [pack.as_dict() for pack in self.packs]})
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
@@ -104,7 +119,7 @@ class Manifest:
 
     @property
     def packed_bytes(self) -> int:
-        return sum(pack.bytes + pack.index_bytes for pack in self.packs)
+        return sum(sum(pack.in_store) for pack in self.packs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

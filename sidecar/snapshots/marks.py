@@ -25,15 +25,18 @@ a base that it read longer ago than half of it. By then a pack it relies on may 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sidecar.errors import BaseCollected, HeadMoved
+from sidecar.errors import BaseCollected, HeadMoved, ObjectRefused
 from sidecar.ids import Keys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Manifest
+
+LOG = logging.getLogger("sidecar")
 
 
 class State(StrEnum):
@@ -58,7 +61,12 @@ class Marks:
     keys: Keys
 
     async def find(self, pack: str) -> Mark | None:
-        stored = await self.store.get(self.keys.mark(pack))
+        try:
+            stored = await self.store.get(self.keys.mark(pack))
+        except ObjectRefused as refused:
+            # Nobody is told what to do by it: a collector begins anew, and who needs the pack goes on.
+            LOG.warning("Ignored: %s", refused.message)
+            return Mark(State.KEPT, refused.version or "")
         if stored is None:
             return None
         word = stored.data.decode("ascii", "replace").partition(" ")[0]
@@ -95,10 +103,7 @@ async def hold(store: Store, manifest: Manifest) -> None:
     await asyncio.gather(*(_keep(marks, pack) for pack in marked if pack in named))
     there = {info.key: info.size async for info in store.list(keys.packs)}
     for pack in named.values():
-        if (
-            there.get(keys.pack(pack.id, pack.codec)) != pack.bytes
-            or there.get(keys.index(pack.id)) != pack.index_bytes
-        ):
+        if (there.get(keys.pack(pack.id, pack.codec)), there.get(keys.index(pack.id))) != pack.in_store:
             raise BaseCollected(f"Pack {pack.id}, which this snapshot needs, was collected while it was made.")
 
 

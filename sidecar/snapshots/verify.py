@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from io import BytesIO
 
-from sidecar.errors import ObjectMissing, SnapshotDamaged
+from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
 from sidecar.ids import Keys
 from sidecar.inside import index
 from sidecar.inside.layers import count_files, layered
@@ -58,6 +58,8 @@ class _Objects:
                         kept += chunk
             except ObjectMissing:
                 length = -1
+            except ObjectRefused:
+                length = 0
             self.bytes += max(length, 0) if key not in self._found else 0
             self._found[key] = (length, digest.hexdigest())
         if self._found[key][0] < 0:
@@ -80,6 +82,7 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
     packs = {pack.id: pack.bytes for m in manifests.values() if isinstance(m, Manifest) for pack in m.packs}
     progress.step(f"verifying {memory}", sum(packs.values()))
     reports = []
+    found: dict[str, SnapshotDamaged] = {}
     for snapshot in ids:
         manifest = manifests.get(snapshot)
         if manifest is None:
@@ -91,9 +94,10 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
             reports.append(SnapshotReport(snapshot=snapshot, ok=True))
         except SnapshotDamaged as damage:
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
-    await _remember(repository, memory, reports)
-    head_problem = state.problem
-    if state.version is None and await repository.any_good(memory, ids):
+            found[snapshot] = damage
+    await _remember(repository, memory, reports, found)
+    head_problem = state.problem or state.notice
+    if state.head is None and state.version is None and await repository.any_good(memory, ids):
         head_problem = "The head is missing; a restore takes the newest snapshot. Set it with `rollback`."
     if state.snapshot and state.snapshot not in ids:
         head_problem = f"The head names snapshot {state.snapshot}, which has no manifest."
@@ -108,12 +112,14 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
     )
 
 
-async def _remember(repository: Repository, memory: str, reports: list[SnapshotReport]) -> None:
+async def _remember(
+    repository: Repository, memory: str, reports: list[SnapshotReport], found: dict[str, SnapshotDamaged]
+) -> None:
     """Tell later exports which snapshots not to build on, and which are whole after all."""
     marked = (await repository.survey(memory)).damaged
     for report in reports:
         if not report.ok and report.snapshot not in marked:
-            await repository.mark_damaged(memory, report.snapshot, report.problem)
+            await repository.mark_damaged(memory, report.snapshot, found[report.snapshot])
     await repository.clear_damaged(memory, marked & {report.snapshot for report in reports if report.ok})
 
 

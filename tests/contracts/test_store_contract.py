@@ -20,6 +20,12 @@ import adapters
 from adapters.stores.urls import open_store
 from sidecar.errors import HeadMoved, ObjectMissing
 from sidecar.ports import Link, Store
+from sidecar.sealing.given import Given
+from sidecar.sealing.signed import SignedStore
+from sidecar.sealing.store import SealedStore
+from sidecar.wiring import open_repository
+from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
+from tests.parts.keys import environment as environment_with
 from tests.parts.s3_servers import S3Server
 
 PROJECT = Path(adapters.__file__).parents[1]
@@ -48,28 +54,57 @@ class Place:
     url: str
     store: Store
     leave_unfinished: Callable[[str], None]
+    given: Given = Given()
+    """The keys, of one that seals or signs."""
 
     def opened_again(self) -> Store:
-        return open_store(self.url)
+        return _opened(self.url, self.given)
+
+    @property
+    def wraps(self) -> bool:
+        return self.given.encrypts or self.given.signs
 
 
-@pytest.fixture(params=["file", "volume", "moto", "seaweedfs"])
+def _opened(url: str, given: Given) -> Store:
+    return open_repository(url, given).store if given.encrypts or given.signs else open_store(url)
+
+
+GIVEN = {"sealed": ENCRYPTED, "signed": SIGNED, "sealed and signed": BOTH, "sealed on S3": BOTH}
+
+
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in GIVEN if name != "sealed and signed"]
+
+
+@pytest.fixture(params=["file", "volume", "moto", "seaweedfs", "sealed and signed", *MORE])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    if request.param in ("file", "volume"):
+    given = GIVEN.get(request.param, Given())
+    if request.param in ("file", "volume", "sealed", "signed", "sealed and signed"):
         root = tmp_path / "disk"
         if request.param == "volume":
             request.getfixturevalue("mount")(root, size="200m")
-        url, leave = f"{request.param}:{root}", _temp_file_in(root)
+        url = f"{request.param}:{root}" if not given.encrypts and not given.signs else f"file:{root}"
+        leave = _temp_file_in(root)
     else:
-        server = request.getfixturevalue({"moto": "moto_server", "seaweedfs": "weed"}[request.param])
+        server = request.getfixturevalue("weed" if request.param == "seaweedfs" else "moto_server")
         request.getfixturevalue("credentials_of")(server)
         prefix = uuid.uuid4().hex
         url = f"s3://{_bucket(server)}/{prefix}?endpoint={server.endpoint}&region=us-east-1"
         leave = _upload_begun_in(server, prefix)
-    store = open_store(url)
+    store = _opened(url, given)
     await store.prepare()
-    yield Place(url, store, leave)
+    yield Place(url, store, _at_the_hidden_name(store, leave), given)
     await store.close()
+
+
+def _at_the_hidden_name(store: Store, leave: Callable[[str], None]) -> Callable[[str], None]:
+    """Behind the back of a store that hides names is below its hidden names."""
+
+    def leave_there(key: str) -> None:
+        sealed = store.inner if isinstance(store, SignedStore) else None
+        state = sealed.opening.state if isinstance(sealed, SealedStore) else None
+        leave(state.names.hidden(key) if state else key)
+
+    return leave_there
 
 
 _BUCKETS: dict[str, str] = {}
@@ -141,14 +176,15 @@ async def test_bytes_come_back_as_they_went(place: Place, data: bytes) -> None:
 async def test_a_file_comes_back_as_it_went_in_small_chunks(place: Place, tmp_path: Path, size: int) -> None:
     source = tmp_path / "source"
     source.write_bytes(random.Random(size).randbytes(size))
-    await place.store.put("memories/m/pack", source)
+    taken = await place.store.put("memories/m/packs/p", source)
     digest, largest = hashlib.sha256(), 0
-    async for chunk in place.store.stream("memories/m/pack"):
+    async for chunk in place.store.stream("memories/m/packs/p"):
         digest.update(chunk)
         largest = max(largest, len(chunk))
     assert digest.hexdigest() == hashlib.sha256(source.read_bytes()).hexdigest()
     assert largest <= MIB
-    assert [info.size async for info in place.store.list("memories/m/")] == [size]
+    assert [info.size async for info in place.store.list("memories/m/")] == [taken]
+    assert taken == size if not place.given.encrypts else size < taken <= place.store.room(size)
 
 
 async def test_put_replaces(place: Place) -> None:
@@ -240,11 +276,13 @@ async def test_of_sixteen_racing_swaps_one_wins(place: Place, exists: bool) -> N
 
 _COUNTER = """
 import asyncio, sys
-from adapters.stores.urls import open_store
 from sidecar.errors import HeadMoved
+from sidecar.sealing.given import given
+from sidecar.sealing.settings import Encryption, Signing
+from sidecar.wiring import open_repository
 
 async def count(url, times):
-    store = open_store(url)
+    store = open_repository(url, given(Encryption(), Signing())).store
     while times:
         head = await store.get("memories/m/head")
         tally, who = (head.data.split()[0], head.version) if head else (b"0", None)
@@ -260,7 +298,7 @@ asyncio.run(count(sys.argv[1], 20))
 
 
 async def test_two_processes_lose_no_swap(place: Place) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), **environment_with(place.given)}
     # Each says who it is: on S3 bytes that equal our own would pass for our own.
     counters = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", _COUNTER, place.url, who, env=environment)
@@ -282,8 +320,15 @@ async def test_listing_is_in_key_order_and_says_size_and_time(place: Place) -> N
         await place.store.put(key, b"x" * number)
     listed = [info async for info in place.store.list("memories/")]
     assert [info.key for info in listed] == sorted(keys)
-    assert sorted(info.size for info in listed) == list(range(len(keys)))
+    if not place.wraps:
+        assert sorted(info.size for info in listed) == list(range(len(keys)))
     assert all(before - 3 < info.modified < time.time() + 3 for info in listed)
+
+
+async def test_a_whole_key_lists_its_object(place: Place) -> None:
+    await place.store.put("memories/a/x.json", b"1")
+    await place.store.put("memories/a/y.json", b"1")
+    assert await _keys(place.store, "memories/a/x.json") == ["memories/a/x.json"]
 
 
 async def test_a_prefix_does_not_catch_its_neighbours(place: Place) -> None:
@@ -346,18 +391,18 @@ async def test_purge_leaves_nothing_below_and_all_beside(place: Place) -> None:
 
 
 async def test_links_lead_to_the_object_or_there_are_none(place: Place) -> None:
-    data = b"x" * 1000
+    data, key = b"x" * 1000, "memories/m/packs/p"
     sha256 = hashlib.sha256(data).hexdigest()
-    up = await place.store.link_to_put("memories/m/x", size=len(data), sha256=sha256, seconds=60)
-    down = await place.store.link_to_get("memories/m/x", seconds=60)
-    if not place.url.startswith("s3:"):
+    up = await place.store.link_to_put(key, size=len(data), sha256=sha256, seconds=60)
+    down = await place.store.link_to_get(key, seconds=60)
+    if not place.url.startswith("s3:") or place.given.encrypts:
         assert (up, down) == (None, None)
         return
     assert up is not None
     assert down is not None
     assert (up.method, down.method) == ("PUT", "GET")
     assert await asyncio.to_thread(_followed, up, data) == b""
-    assert await _read(place.store, "memories/m/x") == data
+    assert await _read(place.store, key) == data
     assert await asyncio.to_thread(_followed, down, None) == data
 
 

@@ -12,6 +12,7 @@ from sidecar.ports import Link, ObjectInfo, Stored
 
 class MemoryStore:
     url = "memory:"
+    seal = ""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -19,15 +20,19 @@ class MemoryStore:
         """Each key with its bytes, when they were written, and their version."""
         self._versions = map(str, itertools.count())
 
+    def room(self, size: int) -> int:
+        return size
+
     async def prepare(self) -> None: ...
 
     async def get(self, key: str) -> Stored | None:
         found = self.objects.get(key)
         return Stored(found[0], found[2]) if found else None
 
-    async def put(self, key: str, source: bytes | Path) -> None:
+    async def put(self, key: str, source: bytes | Path) -> int:
         data = source if isinstance(source, bytes) else source.read_bytes()
         self.objects[key] = data, self.now, next(self._versions)
+        return len(data)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
         found = self.objects.get(key)

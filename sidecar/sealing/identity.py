@@ -1,0 +1,36 @@
+"""Change the identity behind a passphrase: the new one beside the old until everything is sealed anew, then alone."""
+
+from __future__ import annotations
+
+from sidecar.sealing.opening import Opening
+from sidecar.sealing.passphrase import COPY, IDENTITY, identities_in, new_identity, write_identities
+
+
+class Identity:
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._store = opening.store
+
+    async def begin(self) -> None:
+        """Where the passphrase was changed: a new identity, sealed by the new one, that opens nothing yet.
+
+        Raise ``KeyNeeded`` when no passphrase given opens the old one.
+        """
+        passphrase, previous = self._opening.passphrases
+        if not passphrase or not previous:
+            return
+        found, version, opened_by = await identities_in(self._store, [passphrase, previous])
+        if found and opened_by != passphrase:
+            await write_identities(self._store, [new_identity(), *found], passphrase, version)
+            self._opening.begin_anew()
+
+    async def end(self) -> None:
+        """Nothing is sealed for an older identity any more: forget it."""
+        passphrase, previous = self._opening.passphrases
+        if not passphrase:
+            if previous:
+                await self._store.delete([IDENTITY, COPY])
+            return
+        found, version, _ = await identities_in(self._store, [passphrase])
+        if len(found) > 1:
+            await write_identities(self._store, found[:1], passphrase, version)

@@ -1,0 +1,233 @@
+"""Find out how a store is sealed, and make sure that what is about to be written can be found and opened by others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field, replace
+
+from sidecar.errors import HeadMoved, KeyNeeded, StoreError
+from sidecar.ports import Store
+from sidecar.sealing.keyring import Keyring
+from sidecar.sealing.names import ROOTS, Names, is_opaque
+from sidecar.sealing.passphrase import identities_in, made_identity
+from sidecar.sealing.record import COPY, RECORD, Record, Records
+from sidecar.sealing.signatures import Signatures
+
+BELIEVED_SECONDS = 60.0
+"""So long a writer believes that a store is still not encrypted."""
+LOG = logging.getLogger("sidecar")
+ENCRYPTED = "This store is encrypted, and no key was given."
+
+
+class KeysLost(StoreError):
+    code = "store-keys-lost"
+    default_hint = (
+        f"Put the object `{RECORD}` back from a copy of the store; docs/security.md says what else can be done."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What a sidecar was given to seal and open with."""
+
+    recipients: tuple[str, ...] = ()
+    identities: tuple[str, ...] = field(default=(), repr=False)
+    passphrase: str = field(default="", repr=False)
+    previous_passphrase: str = field(default="", repr=False)
+    signatures: Signatures | None = None
+    """For the store's record of itself."""
+    trust_unsigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sealed store whose record was read."""
+
+    keyring: Keyring
+    record: Record
+    version: str | None
+    names: Names
+    complete: bool
+    """Whether these keys open everything that was ever sealed here: then what they do not open was altered."""
+    by_copy: bool = False
+    """The record itself was altered or is missing."""
+
+
+class Opening:
+    """How one store is sealed, as far as it is known by now. Every method raises ``KeyNeeded`` where keys are missing."""
+
+    def __init__(self, store: Store, keys: Keys | None) -> None:
+        self._store = store
+        self._keys = keys
+        self._keyring: Keyring | None = None
+        self._plain_until = 0.0
+        self._turn = asyncio.Lock()
+        self.state: Opened | None = None
+
+    async def to_read(self, *, fresh: bool = False) -> Opened | None:
+        """``None`` while nothing was ever sealed here, or no keys were given."""
+        if (fresh or self.state is None) and self._keys is not None:
+            async with self._turn:
+                if fresh or self.state is None:
+                    self.state = await self._read(self._keys)
+        return self.state
+
+    async def to_write(self, *, fresh: bool = False) -> Opened | None:
+        """The store has a record, and that knows our recipients; ``None`` when no keys were given."""
+        if self._keys is None:
+            await self.check_nothing_hidden()
+            return None
+        async with self._turn:
+            while fresh or self.state is None or not self.state.record.known_to(self.state.keyring.recipients):
+                with contextlib.suppress(HeadMoved):  # somebody else is at the same: see what came of it
+                    self.state = await self._recorded(self._keys)
+                    break
+            return self.state
+
+    async def check_nothing_hidden(self, missing: str = "") -> None:
+        """Before it is said that a key, or all below a prefix, is missing: is it perhaps only hidden from us?
+
+        Raise ``KeysLost`` too.
+        """
+        if self.state is not None:
+            return
+        if self._keys is not None:
+            _, hidden = await self._names_there()
+            if hidden and await self._read(self._keys) is None:
+                raise _lost()
+        elif _means_empty(missing) or time.monotonic() >= self._plain_until:
+            if any(await asyncio.gather(self._store.get(RECORD), self._store.get(COPY))):
+                raise KeyNeeded(ENCRYPTED)
+            self._plain_until = time.monotonic() + BELIEVED_SECONDS
+
+    async def settle(self) -> None:
+        """From now on, say that everything here is sealed for today's recipients alone; signed with today's key."""
+        assert self._keys is not None
+        state = await self.to_write(fresh=True)
+        assert state is not None
+        record = replace(state.record, sets=[list(state.keyring.recipients)])
+        await self._records(self._keys, state.keyring).write(record, state.version)
+        await self.to_write(fresh=True)
+
+    async def adopt_readable(self) -> dict[str, list[str]]:
+        """Find again what somebody wrote unencrypted after the record was made. Return all names that are readable."""
+        assert self._keys is not None
+        state = await self.to_write(fresh=True)
+        assert state is not None
+        there, _ = await self._names_there()
+        plain = {root: sorted({*there.get(root, ()), *state.record.plain.get(root, ())}) for root in ROOTS}
+        plain = {root: names for root, names in plain.items() if names}
+        if plain != state.record.plain:
+            await self._records(self._keys, state.keyring).write(replace(state.record, plain=plain), state.version)
+            await self.to_write(fresh=True)
+        return {root: sorted(set(names) & set(there.get(root, ()))) for root, names in plain.items()}
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def passphrases(self) -> tuple[str, str]:
+        """The one that is set, and the one that was before."""
+        return (self._keys.passphrase, self._keys.previous_passphrase) if self._keys else ("", "")
+
+    def begin_anew(self) -> None:
+        """The store's own identity was changed: read it again."""
+        self._keyring, self.state = None, None
+
+    async def _read(self, keys: Keys, *, making: bool = False) -> Opened | None:
+        keyring = await self._keys_of(keys, making=making)
+        if keyring is None:
+            return None
+        record, version, problem = await self._records(keys, keyring).read()
+        if problem:
+            LOG.warning("The store's record of its keys was altered, and its copy is used: %s", problem)
+        if record is None:
+            return None
+        complete = all(keyring.opens(recipients) for recipients in record.sets)
+        return Opened(keyring, record, version, record.hiding(), complete, bool(problem))
+
+    async def _recorded(self, keys: Keys) -> Opened:
+        """Read the record; make it, mend it, or add ourselves to it, where need be. Raise ``HeadMoved`` to be called again."""
+        state = await self._read(keys, making=True)
+        assert self._keyring is not None
+        records, recipients = self._records(keys, self._keyring), self._keyring.recipients
+        if state is None:
+            await self._make(keys, records, recipients)
+        elif not state.record.known_to(recipients):
+            await records.write(state.record.with_set(recipients), state.version)
+        elif state.by_copy:
+            await records.write(state.record, state.version)
+        else:
+            return state
+        again = await self._read(keys)
+        if again is None:
+            raise HeadMoved("The store's record of its keys is gone again.")
+        return again
+
+    async def _make(self, keys: Keys, records: Records, recipients: tuple[str, ...]) -> None:
+        there, hidden = await self._names_there()
+        if hidden:
+            if await self._read(keys) is None:
+                raise _lost()
+            return
+        await records.write(Record.new(recipients, there), None)
+        # Whoever wrote unencrypted meanwhile is to find it again.
+        after, _ = await self._names_there()
+        if after != there:
+            record, version, _ = await records.read()
+            assert record is not None
+            await records.write(replace(record, plain=after), version)
+
+    def _records(self, keys: Keys, keyring: Keyring) -> Records:
+        return Records(self._store, keyring, keys.signatures, keys.trust_unsigned)
+
+    async def _keys_of(self, keys: Keys, *, making: bool) -> Keyring | None:
+        """Our keys; what a passphrase opens is in the store. ``None`` when it is not there yet."""
+        if self._keyring is not None:
+            return self._keyring
+        ours: list[str] = []
+        others: list[str] = []
+        if keys.passphrase or keys.previous_passphrase:
+            given = [*filter(None, [keys.passphrase, keys.previous_passphrase])]
+            found, _, opened_by = await identities_in(self._store, given)
+            ours, others = (found[:1], found[1:]) if opened_by == keys.passphrase else ([], found)
+            if keys.passphrase and not found:
+                if not making:
+                    return None
+                ours = await made_identity(self._store, keys.passphrase)
+        recipients = [*keys.recipients, *(_public(text) for text in ours)]
+        self._keyring = Keyring(recipients, [*ours, *others, *keys.identities])
+        return self._keyring
+
+    async def _names_there(self) -> tuple[dict[str, list[str]], bool]:
+        """The readable names in the store, by the first part of their keys, and whether there are hidden ones."""
+        names: dict[str, list[str]] = {}
+        hidden = False
+        for root in ROOTS:
+            found = {info.key.split("/")[1] async for info in self._store.list(f"{root}/")}
+            hidden = hidden or any(map(is_opaque, found))
+            readable = sorted(name for name in found if not is_opaque(name))
+            names |= {root: readable} if readable else {}
+        return names, hidden
+
+
+def _means_empty(missing: str) -> bool:
+    """Whether somebody will take this for a memory, or a store, without any snapshot: that is never said by heart."""
+    parts = missing.split("/")
+    return parts[0] == "memories" and (
+        parts[-1] == "head.json" or parts[1:] == [""] or parts[2:] in ([""], ["snapshots", ""])
+    )
+
+
+def _lost() -> KeysLost:
+    return KeysLost(f"{RECORD}, which holds the key to this store's names, is gone.")
+
+
+def _public(identity: str) -> str:
+    import pyrage
+
+    return str(pyrage.x25519.Identity.from_str(identity).to_public())

@@ -1,0 +1,75 @@
+"""A passphrase instead of keys: it opens one object of the store, which holds the identity that all others are sealed for.
+
+A passphrase is made slow to try, a second each time; so it seals that one object and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from sidecar.errors import HeadMoved, KeyNeeded
+from sidecar.ports import Store
+
+IDENTITY = "identity.age"
+COPY = "identity.copy.age"
+
+
+async def identities_in(store: Store, passphrases: Iterable[str]) -> tuple[list[str], str | None, str]:
+    """The identities of a store, the present one first; none when it has none yet. With them, the version that a swap must
+    find, and the passphrase that opened it.
+
+    Raise ``KeyNeeded`` when no passphrase given opens it.
+    """
+    stored = await store.get(IDENTITY)
+    version = stored.version if stored else None
+    copies = [one.data for one in (stored, await store.get(COPY) if stored is None else None) if one]
+    if stored is not None:
+        copies += [one.data for one in [await store.get(COPY)] if one and one.data != stored.data]
+    for data in copies:
+        for passphrase in passphrases:
+            text = await asyncio.to_thread(_opened, data, passphrase)
+            if text:
+                return text.split(), version, passphrase
+    if copies:
+        raise KeyNeeded("This store is encrypted with a passphrase, and none that was given opens it.")
+    return [], None, ""
+
+
+async def write_identities(store: Store, identities: Iterable[str], passphrase: str, expected: str | None) -> None:
+    """Raise ``HeadMoved`` when somebody else wrote them since."""
+    data = await asyncio.to_thread(_sealed, "\n".join(identities) + "\n", passphrase)
+    await store.swap(IDENTITY, data, expected=expected)
+    await store.put(COPY, data)
+
+
+async def made_identity(store: Store, passphrase: str) -> list[str]:
+    """A new identity, or the one that somebody else made meanwhile."""
+    made = [new_identity()]
+    try:
+        await write_identities(store, made, passphrase, None)
+    except HeadMoved:
+        made, _, _ = await identities_in(store, [passphrase])
+    return made
+
+
+def new_identity() -> str:
+    import pyrage
+
+    return str(pyrage.x25519.Identity.generate())
+
+
+def _sealed(text: str, passphrase: str) -> bytes:
+    import pyrage
+
+    return pyrage.passphrase.encrypt(text.encode(), passphrase)
+
+
+def _opened(data: bytes, passphrase: str) -> str:
+    """Empty when it is another passphrase, or the object is damaged: age cannot tell the two apart."""
+    import pyrage
+
+    try:
+        return pyrage.passphrase.decrypt(data, passphrase).decode()
+    except (pyrage.DecryptError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,130 @@
+"""What a sealed store knows of itself: the key that hides its names, and for whom its objects have been sealed.
+
+One small object, sealed for all of those and kept twice, so that no damage to one of them hides a whole store.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+import msgspec
+
+from sidecar.errors import KeyNeeded, NotSigned, ObjectRefused
+from sidecar.ports import Store
+from sidecar.sealing.keyring import Altered, Keyring, Unopened, is_sealed
+from sidecar.sealing.names import Names
+from sidecar.sealing.signatures import BadSignature, Signatures, bare, is_signed
+from sidecar.snapshots.sealed import seal, unseal
+
+RECORD = "sealing"
+COPY = "sealing.copy"
+FORMAT = 1
+NAME_KEY_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    names: str
+    """The key that hides names, in base64."""
+    sets: list[list[str]]
+    """Each set of recipients for whom objects in this store may be sealed."""
+    plain: dict[str, list[str]]
+    """Names, by the first part of their key, that were there before and stay readable."""
+
+    @classmethod
+    def new(cls, recipients: Iterable[str], plain: dict[str, list[str]]) -> Self:
+        names = base64.b64encode(secrets.token_bytes(NAME_KEY_BYTES)).decode()
+        return cls(names=names, sets=[list(recipients)], plain=plain)
+
+    def hiding(self) -> Names:
+        return Names(base64.b64decode(self.names), self.plain)
+
+    def known_to(self, recipients: Iterable[str]) -> bool:
+        return list(recipients) in self.sets
+
+    def with_set(self, recipients: Iterable[str]) -> Self:
+        return replace(self, sets=[*self.sets, list(recipients)])
+
+    def everybody(self) -> set[str]:
+        return {recipient for one in self.sets for recipient in one}
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Reads and writes the record of one store."""
+
+    store: Store
+    keyring: Keyring
+    signatures: Signatures | None = None
+    trust_unsigned: bool = False
+
+    async def read(self) -> tuple[Record | None, str | None, str]:
+        """The record, the version that a swap must find, and what is wrong with the object, if its copy had to serve.
+
+        Raise ``KeyNeeded`` when it is for other keys, ``ObjectRefused`` when neither is as it was written.
+        """
+        stored = await self.store.get(RECORD)
+        problem: KeyNeeded | ObjectRefused | None = None
+        if stored is not None:
+            try:
+                return self._opened(RECORD, stored.data), stored.version, ""
+            except (KeyNeeded, ObjectRefused) as raised:
+                problem = raised
+        version = stored.version if stored else None
+        copy = await self.store.get(COPY)
+        if copy is None:
+            if problem is not None:
+                raise problem
+            return None, None, ""
+        try:
+            record = self._opened(COPY, copy.data)
+        except (KeyNeeded, ObjectRefused) as raised:
+            raise problem or raised from None
+        return record, version, problem.message if problem else f"{RECORD} is missing; its copy is used."
+
+    async def write(self, record: Record, expected: str | None) -> None:
+        """Raise ``HeadMoved`` when somebody else wrote it since."""
+        data = self._sealed(record)
+        if expected is None:
+            # Of several that begin at once one wins, and only that one's names may be in the copy.
+            await self.store.swap(RECORD, data, expected=None)
+            await self.store.put(COPY, data)
+        else:
+            # The copy is never older: whoever can open it, and not the record itself, knows that this one was altered.
+            await self.store.put(COPY, data)
+            await self.store.swap(RECORD, data, expected=expected)
+
+    def _sealed(self, record: Record) -> bytes:
+        data = seal({"format": FORMAT, **asdict(record)})
+        if self.signatures is not None and self.signatures.can_sign:
+            data = self.signatures.signed(RECORD, data)
+        return self.keyring.seal(data, record.everybody())
+
+    def _opened(self, key: str, data: bytes) -> Record:
+        if not is_sealed(data):
+            raise ObjectRefused(f"{key}, which holds the key to this store's names, is not what was written.")
+        try:
+            data = self.keyring.open(data)
+        except Unopened:
+            raise KeyNeeded("This store is encrypted, and none of the keys given opens it.") from None
+        except Altered as problem:
+            raise ObjectRefused(f"{key}, which holds the key to this store's names, is damaged: {problem}.") from None
+        try:
+            value = unseal(self._checked(key, data))
+            if value.pop("format", None) != FORMAT:
+                raise ValueError("of a format this version does not know")
+            return msgspec.convert(value, Record, strict=True)
+        except (ValueError, msgspec.ValidationError) as wrong:
+            raise ObjectRefused(f"{key} is not valid: {wrong}.") from None
+
+    def _checked(self, key: str, data: bytes) -> bytes:
+        if self.signatures is None or (self.trust_unsigned and not is_signed(data)):
+            return bare(data)
+        try:
+            return self.signatures.checked(RECORD, data)
+        except BadSignature as problem:
+            raise NotSigned(f"{key}, which holds the key to this store's names, {problem}.") from None

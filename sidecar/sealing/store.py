@@ -1,0 +1,177 @@
+"""A store that seals: what goes through it is encrypted before it goes on, and ids and host names in keys are hidden.
+
+Each object is an ordinary age file. What is read may also be plain, from before encryption was turned on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from sidecar.errors import KeyNeeded, ObjectMissing, ObjectRefused
+from sidecar.ports import Link, ObjectInfo, Store, Stored
+from sidecar.sealing.keyring import MAGIC, Altered, Unopened, is_sealed
+from sidecar.sealing.opening import ENCRYPTED, Keys, Opened, Opening
+from sidecar.sealing.streams import opened
+
+
+class SealedStore:
+    """Around any store. Without keys it reads and writes as it is, unless that store is encrypted: then ``KeyNeeded``."""
+
+    def __init__(self, inner: Store, keys: Keys | None) -> None:
+        self._inner = inner
+        self._keys = keys
+        self.opening = Opening(inner, keys)
+        self.url = inner.url
+
+    @property
+    def encrypts(self) -> bool:
+        return self._keys is not None
+
+    @property
+    def seal(self) -> str:
+        return self.opening.state.keyring.seal_name if self.opening.state else ""
+
+    def room(self, size: int) -> int:
+        if self.opening.state is not None:
+            size = self.opening.state.keyring.room(size)
+        return self._inner.room(size)
+
+    async def prepare(self) -> None:
+        await self._inner.prepare()
+        await self.opening.to_write(fresh=True)
+
+    async def get(self, key: str) -> Stored | None:
+        state = await self.opening.to_read()
+        stored = await self._inner.get(_hidden(state, key))
+        if stored is None:
+            await self.opening.check_nothing_hidden(key)
+            return None
+        if not is_sealed(stored.data):
+            return stored
+        if state is None:
+            raise KeyNeeded(ENCRYPTED)
+        try:
+            return replace(stored, data=await asyncio.to_thread(state.keyring.open, stored.data))
+        except (Unopened, Altered) as problem:
+            raise await self._refusal(key, problem, stored.version) from None
+
+    async def put(self, key: str, source: bytes | Path) -> int:
+        state = await self.opening.to_write()
+        if state is None:
+            return await self._inner.put(key, source)
+        if isinstance(source, bytes):
+            return await self._inner.put(_hidden(state, key), await asyncio.to_thread(state.keyring.seal, source))
+        # Beside the source, which is a scratch file: the store below wants to know its size, and to read it twice.
+        sealed = source.with_name(f"{source.name}.age")
+        try:
+            await asyncio.to_thread(state.keyring.seal_file, source, sealed)
+            return await self._inner.put(_hidden(state, key), sealed)
+        finally:
+            sealed.unlink(missing_ok=True)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        state = await self.opening.to_write()
+        if state is None:
+            return await self._inner.swap(key, data, expected=expected)
+        sealed = await asyncio.to_thread(state.keyring.seal, data)
+        return await self._inner.swap(_hidden(state, key), sealed, expected=expected)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        state = await self.opening.to_read()
+        async with contextlib.aclosing(_begun(self._inner.stream(_hidden(state, key)))) as chunks:
+            try:
+                first = await anext(chunks, b"")
+            except ObjectMissing:
+                await self.opening.check_nothing_hidden(key)
+                raise ObjectMissing(f"{self.url} holds no {key}.") from None
+            if not is_sealed(first):
+                if first:
+                    yield first
+                async for chunk in chunks:
+                    yield chunk
+                return
+            if state is None:
+                raise KeyNeeded(ENCRYPTED)
+            try:
+                async with contextlib.aclosing(opened(_with(first, chunks), state.keyring)) as plain:
+                    async for chunk in plain:
+                        yield chunk
+            except (Unopened, Altered) as problem:
+                raise await self._refusal(key, problem, None) from None
+
+    async def _refusal(self, key: str, problem: Exception, version: str | None) -> ObjectRefused | KeyNeeded:
+        """Whether an object was altered, or is for a key that we were not given. Raise ``KeyNeeded`` when we lost them all."""
+        if isinstance(problem, Unopened):
+            # By the record as it is now: others may have changed the keys since it was read.
+            state = await self.opening.to_read(fresh=True)
+            if state is None or not state.complete:
+                return KeyNeeded(f"{key} is sealed for a key that was not given.")
+        why = str(problem) or "none of the keys of this store opens it"
+        return ObjectRefused(f"{key} is damaged: {why}.", version=version)
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return None if self._keys else await self._inner.link_to_get(key, seconds=seconds)
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return None if self._keys else await self._inner.link_to_put(key, size=size, sha256=sha256, seconds=seconds)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        state, empty = await self.opening.to_read(), True
+        if state is None:
+            async for info in self._inner.list(prefix):
+                empty = False
+                yield info
+            if empty:
+                await self.opening.check_nothing_hidden(prefix)
+            return
+        found = [info async for info in self._inner.list(_hidden(state, prefix))]
+        shown = [replace(info, key=state.names.shown(info.key)) for info in found]
+        for info in sorted(shown, key=lambda info: info.key):
+            yield info
+
+    async def copy(self, source: str, target: str) -> None:
+        state = await self.opening.to_write()
+        try:
+            await self._inner.copy(_hidden(state, source), _hidden(state, target))
+        except ObjectMissing:
+            raise ObjectMissing(f"{self.url} holds no {source}.") from None
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        state = await self.opening.to_read()
+        await self._inner.delete([_hidden(state, key) for key in keys])
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return await self._inner.sweep(_hidden(await self.opening.to_read(), prefix), older_than=older_than)
+
+    async def purge(self, prefix: str) -> int:
+        return await self._inner.purge(_hidden(await self.opening.to_read(), prefix))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _hidden(state: Opened | None, key: str) -> str:
+    return state.names.hidden(key) if state is not None else key
+
+
+async def _begun(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The same chunks; the first holds all of age's first line, however small a store's chunks are."""
+    first = b""
+    async for chunk in chunks:
+        first += chunk
+        if len(first) >= len(MAGIC):
+            break
+    if first:
+        yield first
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

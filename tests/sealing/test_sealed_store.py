@@ -1,0 +1,339 @@
+"""What a store that seals promises beyond what every store does: nothing readable, and no key taken for damage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import tracemalloc
+from pathlib import Path
+
+import pyrage
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
+from sidecar.ids import Keys as MemoryKeys
+from sidecar.sealing import passphrase
+from sidecar.sealing.given import Given, given
+from sidecar.sealing.keyring import MAGIC, Keyring
+from sidecar.sealing.names import Names, is_opaque
+from sidecar.sealing.opening import Keys, KeysLost
+from sidecar.sealing.record import COPY, RECORD
+from sidecar.sealing.settings import Encryption, Signing
+from sidecar.sealing.store import SealedStore
+from sidecar.spool import SpoolFull
+from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
+from tests.parts.memory_store import MemoryStore
+
+MIB = 1 << 20
+HEAD = "memories/conductor/head.json"
+
+
+def sealed(inner: MemoryStore, *identities: str, recipients: tuple[str, ...] = ()) -> SealedStore:
+    return SealedStore(inner, Keys(recipients=recipients, identities=identities) if identities else None)
+
+
+async def read(store: SealedStore, key: str) -> bytes:
+    return b"".join([chunk async for chunk in store.stream(key)])
+
+
+async def test_nothing_of_a_key_or_its_bytes_shows() -> None:
+    inner = MemoryStore()
+    store = sealed(inner, ONE)
+    keys = [
+        HEAD,
+        "memories/conductor/calls/0123abcd",
+        "attachments/conductor.json",
+        "instances/host-1.json",
+        "outbox/0f/1.json",
+    ]
+    for key in keys:
+        await store.put(key, b"the agent's words")
+    everything = b"\n".join(key.encode() + data for key, (data, _, _) in inner.objects.items())
+    for word in (b"conductor", b"host-1", b"0123abcd", b"words"):
+        assert word not in everything
+    assert all(data.startswith(MAGIC) for data, _, _ in inner.objects.values())
+    assert [info.key async for info in store.list("memories/")] == sorted(keys[:2])
+    assert [info.key async for info in store.list("attachments/")] == ["attachments/conductor.json"]
+
+
+def test_names_have_one_length_and_come_back() -> None:
+    names = Names(bytes(range(64)), {"memories": ["old"]})
+    ids = ["a", "x" * 63, MemoryKeys.of("acme/agent-7" * 9).prefix.split("/")[1], "agent ü", "old"]
+    hidden = [names.hidden(f"memories/{name}/head.json") for name in ids]
+    assert [names.shown(key) for key in hidden] == [f"memories/{name}/head.json" for name in ids]
+    assert {len(key) for key in hidden[:-1]} == {len(hidden[0])}
+    assert hidden[-1] == "memories/old/head.json"
+    same = [names.hidden(f"{root}/a/x").split("/")[1] for root in ("memories", "attachments", "instances", "outbox")]
+    assert len(set(same)) == 4
+    assert all(map(is_opaque, same))
+    assert names.shown(f"attachments/{same[0]}/x") == f"attachments/{same[0]}/x"
+    assert names.hidden("memories/") == "memories/"
+    assert names.hidden("sealing") == "sealing"
+
+
+async def test_what_was_there_before_stays_readable_and_usable() -> None:
+    inner = MemoryStore()
+    plain = sealed(inner)
+    await plain.put(HEAD, b"old head")
+    await plain.put("memories/conductor/packs/1.tar.gz", b"old pack")
+    store = sealed(inner, ONE)
+    assert (await store.get(HEAD)).data == b"old head"  # type: ignore[union-attr]
+    assert [info.key async for info in store.list("memories/")] == [HEAD, "memories/conductor/packs/1.tar.gz"]
+    await store.prepare()
+    await store.put("memories/conductor/packs/2.tar.gz", b"new pack")
+    await store.put("memories/new/head.json", b"new head")
+    for again in (store, sealed(inner, ONE)):
+        assert await read(again, "memories/conductor/packs/1.tar.gz") == b"old pack"
+        assert await read(again, "memories/conductor/packs/2.tar.gz") == b"new pack"
+        assert await read(again, "memories/new/head.json") == b"new head"
+        assert {info.key.split("/")[1] async for info in again.list("memories/")} == {"conductor", "new"}
+    assert inner.objects["memories/conductor/packs/2.tar.gz"][0].startswith(MAGIC)
+    assert not any("new" in key for key in inner.objects)
+
+
+async def test_two_that_begin_at_once_agree_on_the_names() -> None:
+    inner = MemoryStore()
+    stores = [sealed(inner, ONE) for _ in range(8)]
+    await asyncio.gather(*(store.put(f"memories/{number}/x", b"1") for number, store in enumerate(stores)))
+    for store in stores:
+        assert [info.key async for info in store.list("memories/")] == [f"memories/{n}/x" for n in range(8)]
+
+
+@pytest.mark.parametrize("identities", [(), (OTHER,)])
+async def test_without_the_key_nothing_is_missing_and_nothing_is_written(identities: tuple[str, ...]) -> None:
+    inner = MemoryStore()
+    await sealed(inner, ONE).put(HEAD, b"1")
+    before = dict(inner.objects)
+    store = sealed(inner, *identities)
+    for attempt in (
+        lambda: store.prepare(),
+        lambda: store.get(HEAD),
+        lambda: store.get("memories/no-such/head.json"),
+        lambda: read(store, HEAD),
+        lambda: store.put(HEAD, b"2"),
+        lambda: store.swap(HEAD, b"2", expected=None),
+    ):
+        with pytest.raises(KeyNeeded):
+            await attempt()
+    with pytest.raises(KeyNeeded):
+        [info async for info in store.list("memories/conductor/")]
+    assert inner.objects == before
+
+
+async def test_a_plain_sidecar_stops_when_a_store_becomes_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sidecar.sealing import opening
+
+    monkeypatch.setattr(opening, "BELIEVED_SECONDS", 0.0)
+    inner = MemoryStore()
+    plain = sealed(inner)
+    await plain.put(HEAD, b"1")
+    await sealed(inner, ONE).prepare()
+    with pytest.raises(KeyNeeded):
+        await plain.put(HEAD, b"2")
+
+
+async def test_a_lost_record_is_no_empty_store() -> None:
+    inner = MemoryStore()
+    store = sealed(inner, ONE)
+    await store.put(HEAD, b"1")
+    kept = inner.objects.pop(RECORD)
+    assert (await sealed(inner, ONE).get(HEAD)).data == b"1"  # type: ignore[union-attr]
+    await sealed(inner, ONE).prepare()
+    assert RECORD in inner.objects, "mended from its copy"
+    inner.objects[RECORD] = (b"x" + kept[0][1:], *kept[1:])
+    await sealed(inner, ONE).prepare()
+    assert inner.objects[RECORD][0].startswith(MAGIC)
+    kept = inner.objects[RECORD]
+    del inner.objects[RECORD], inner.objects[COPY]
+    for attempt in (sealed(inner, ONE).get(HEAD), sealed(inner, ONE).prepare(), sealed(inner, ONE).put(HEAD, b"2")):
+        with pytest.raises(KeysLost):
+            await attempt
+    inner.objects[RECORD] = kept
+    assert (await sealed(inner, ONE).get(HEAD)).data == b"1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("at", [0, 30, 60, 130, -1])
+async def test_an_altered_object_is_damage_to_whoever_has_all_keys(at: int) -> None:
+    inner = MemoryStore()
+    store = sealed(inner, ONE)
+    key = "memories/conductor/packs/1.tar.gz"
+    await store.put(key, b"x" * 100)
+    hidden = next(name for name in inner.objects if name.endswith("packs/1.tar.gz"))
+    data, *rest = inner.objects[hidden]
+    flipped = bytearray(data)
+    flipped[at] ^= 1
+    inner.objects[hidden] = (bytes(flipped), *rest)  # type: ignore[assignment]
+    if at == 0:
+        assert await read(store, key) == bytes(flipped), "not an age file any more: its hash tells"
+        return
+    with pytest.raises(ObjectRefused, match=r"packs/1\.tar\.gz"):
+        await read(store, key)
+    with pytest.raises(ObjectRefused) as refused:
+        await store.get(key)
+    assert refused.value.version == rest[1]
+
+
+async def test_what_is_for_an_older_key_is_not_taken_for_damage() -> None:
+    inner = MemoryStore()
+    await sealed(inner, ONE).put(HEAD, b"1")
+    rotating = sealed(inner, ONE, OTHER, recipients=(recipient(OTHER),))
+    await rotating.put("memories/conductor/new", b"2")
+    later = sealed(inner, OTHER)
+    assert (await later.get("memories/conductor/new")).data == b"2"  # type: ignore[union-attr]
+    with pytest.raises(KeyNeeded, match="head"):
+        await later.get(HEAD)
+    assert (await rotating.get(HEAD)).data == b"1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_a_passphrase_opens_what_it_sealed_and_plain_age_does_in_two_steps(
+    really: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not really:
+        monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    inner = MemoryStore()
+    keys = Keys(passphrase="correct horse battery staple")
+    await SealedStore(inner, keys).put(HEAD, b"1")
+    assert (await SealedStore(inner, keys).get(HEAD)).data == b"1"  # type: ignore[union-attr]
+    assert not any(b"horse" in data for data, _, _ in inner.objects.values())
+    for wrong in (Keys(passphrase="wrong"), Keys(identities=(ONE,))):
+        with pytest.raises(KeyNeeded):
+            await SealedStore(inner, wrong).get(HEAD)
+    identity = pyrage.passphrase.decrypt(inner.objects["identity.age"][0], keys.passphrase).decode().strip()
+    hidden = next(data for name, (data, _, _) in inner.objects.items() if name.endswith("head.json"))
+    assert pyrage.decrypt(hidden, [pyrage.x25519.Identity.from_str(identity)]) == b"1"
+
+
+class Slow(MemoryStore):
+    """Hands out a large object piece by piece, and may fail on the way."""
+
+    def __init__(self, size: int, fail_at: int | None = None) -> None:
+        super().__init__()
+        self.size, self.fail_at = size, fail_at
+
+    async def stream(self, key: str):  # type: ignore[no-untyped-def]
+        data = self.objects[key][0]
+        for at in range(0, len(data), self.size):
+            if self.fail_at is not None and at >= self.fail_at:
+                raise StoreUnreachable("cut")
+            yield data[at : at + self.size]
+
+
+@pytest.mark.parametrize("piece", [1, 1000, MIB])
+async def test_any_pieces_are_opened_as_they_come(piece: int) -> None:
+    inner = Slow(piece)
+    store, data = sealed(inner, ONE), random.Random(1).randbytes(3000 if piece == 1 else 3 * MIB + 17)
+    await store.put("memories/m/packs/p", data)
+    chunks = [chunk async for chunk in store.stream("memories/m/packs/p")]
+    assert b"".join(chunks) == data
+    assert max(map(len, chunks)) <= MIB
+
+
+async def test_trouble_below_comes_out_as_what_it_is_and_leaving_early_harms_nothing() -> None:
+    inner = Slow(1 << 16, fail_at=2 * MIB)
+    store = sealed(inner, ONE)
+    await store.put("memories/m/packs/p", random.Random(1).randbytes(4 * MIB))
+    with pytest.raises(StoreUnreachable):
+        await read(store, "memories/m/packs/p")
+    async for _ in store.stream("memories/m/packs/p"):
+        break
+    # More at once than the pool has threads: none waits for another.
+    inner.fail_at = None
+    await asyncio.wait_for(asyncio.gather(*(read(store, "memories/m/packs/p") for _ in range(12))), 60)
+
+
+async def test_a_large_object_never_is_in_memory_whole(tmp_path: Path) -> None:
+    from adapters.stores.disk import DiskStore
+
+    store = SealedStore(DiskStore(tmp_path / "store", url="file:"), Keys(identities=(ONE,)))
+    source = tmp_path / "source"
+    source.write_bytes(bytes(24 * MIB))
+    await store.prepare()
+    tracemalloc.start()
+    await store.put("memories/m/packs/p", source)
+    length = 0
+    async for chunk in store.stream("memories/m/packs/p"):
+        length += len(chunk)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert length == 24 * MIB
+    assert peak < 10 * MIB
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["source"], "no scratch file is left"
+
+
+def test_no_room_to_seal_in_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1 << 20))
+    with pytest.raises(SpoolFull, match="No space left"):
+        Keyring([], [ONE]).seal_file(source, Path("/dev/full"))
+
+
+def test_ssh_keys_seal_and_open(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    private = key.private_bytes(*form).decode()
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    ring = Keyring([], [private])
+    assert ring.recipients == (public,)
+    assert ring.open(Keyring([f"{public} me@host", recipient(ONE)], [ONE]).seal(b"1")) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("recipients", "identities", "said"),
+    [
+        (["age1nonsense"], [ONE], "no age recipient"),
+        ([recipient(OTHER)], [ONE], "could never be read"),
+        ([recipient(ONE)], [], "could never be read"),
+        ([], ["AGE-SECRET-KEY-1NONSENSE"], "is none"),
+        ([], ["# nothing"], "is none"),
+        ([], ["-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----"], "is none"),
+        ([ONE], [ONE], "no age recipient"),
+    ],
+)
+def test_keys_that_are_none_are_refused_without_being_repeated(
+    recipients: list[str], identities: list[str], said: str
+) -> None:
+    with pytest.raises(BadConfig, match=said) as refused:
+        Keyring(recipients, identities)
+    assert "SECRET-KEY-1" not in refused.value.message
+
+
+def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, words = tmp_path / "key", tmp_path / "passphrase"
+    key.write_text(f"# created\n{ONE}\n")
+    key.chmod(0o600)
+    words.write_text("words\n")
+    words.chmod(0o644)
+    found = given(Encryption(identity_files=[str(key)], passphrase_file=str(words)), Signing())
+    assert found.passphrase == "words"
+    assert ONE in found.identities[0]
+    assert len(found.warnings) == 1
+    assert "passphrase" in found.warnings[0]
+    assert ONE not in repr(found)
+    assert "words" not in repr(found)
+    monkeypatch.setenv("MEMORY_SIDECAR_IDENTITY", OTHER)
+    monkeypatch.setenv("MEMORY_SIDECAR_RECIPIENTS", f"{recipient(OTHER)}, {recipient(ONE)}")
+    monkeypatch.setenv("MEMORY_SIDECAR_PASSPHRASE", "others")
+    found = given(Encryption(identity_files=[str(key)]), Signing())
+    assert (len(found.identities), found.passphrase, len(found.recipients)) == (2, "others", 2)
+    for path, said in ((tmp_path / "none", "cannot be read"), (tmp_path, "cannot be read")):
+        with pytest.raises(BadConfig, match=said):
+            given(Encryption(identity_files=[str(path)]), Signing())
+    key.write_text(" \n")
+    with pytest.raises(BadConfig, match="empty"):
+        given(Encryption(identity_files=[str(key)]), Signing())
+
+
+def test_no_keys_are_no_keys() -> None:
+    assert not Given().encrypts
+    assert not Given().signs
+
+
+def test_commands_without_keys_do_not_wait_for_the_libraries() -> None:
+    loads = "import sidecar.wiring, sidecar.sealing.given, sys; sidecar.wiring.open_repository('file:/tmp/x', "
+    loads += "sidecar.sealing.given.Given()); print([m for m in ('pyrage', 'cryptography') if m in sys.modules])"
+    ran = subprocess.run([__import__("sys").executable, "-c", loads], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,353 @@
+"""Somebody may write to the store: whatever they do to an object of a signed one is refused by name or reported, and the
+newest good snapshot still comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyrage
+import pytest
+
+from adapters.sandboxes.local import open_local
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.choosing import choose
+from sidecar.errors import SnapshotDamaged
+from sidecar.ids import Keys, attachment_key, outbox_prefix
+from sidecar.progress import Unwatched
+from sidecar.receipts import ExportOutcome, RestoreOutcome
+from sidecar.retention.pins import pin
+from sidecar.sealing.given import Given
+from sidecar.sealing.record import COPY, RECORD
+from sidecar.sealing.signatures import Signatures
+from sidecar.sealing.signed import MARK, SignedStore
+from sidecar.sealing.store import SealedStore
+from sidecar.service.attachments import Attachment, Attachments
+from sidecar.service.repeated import Call, _encoded
+from sidecar.snapshots.marks import Marks, State
+from sidecar.snapshots.verify import verify
+from sidecar.spool import spool
+from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe
+from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_with, recipient
+
+MEMORY = "conductor"
+KEYS = Keys.of(MEMORY)
+SLOW = pytest.mark.slow
+KINDS = {"encrypted and signed": BOTH, "signed": SIGNED}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A store with two whole snapshots that share nothing, and one of each object there is; and how it was earlier."""
+
+    given: Given
+    store: Path
+    earlier: Path
+    snapshots: tuple[str, str]
+    """Newest first."""
+    names: dict[str, str]
+    """What the sidecar calls each object."""
+
+    def engine(self) -> Engine:
+        return engine_with(self.store, self.given)
+
+    def objects(self) -> list[str]:
+        """Every object, as it lies on the disk."""
+        return sorted(_objects(self.store))
+
+    def shown(self, key: str) -> str:
+        """What the sidecar calls it."""
+        return self.names.get(key, key)
+
+
+def _objects(store: Path) -> Iterator[str]:
+    for path in store.rglob("*"):
+        if path.is_file() and not path.name.startswith(".lock-"):
+            yield str(path.relative_to(store))
+
+
+async def _shown(engine: Engine, key: str) -> str:
+    store = engine.repository.store
+    assert isinstance(store, SignedStore)
+    assert isinstance(store.inner, SealedStore)
+    state = await store.inner.opening.to_read()
+    return state.names.shown(key) if state else key
+
+
+async def _built(folder: Path, given: Given) -> Scene:
+    store, home = folder / "store", claude_mem_home(empty_home(folder / "home"), 5)
+    engine = engine_with(store, given)
+    under = engine.repository.store
+    await under.prepare()
+    attachments = Attachments(under)
+    held = await attachments.write(Attachment(memory=MEMORY, sandbox="e2b:box", generation=1), None)
+    call_ = Call("key", MEMORY, "export", "digest", "20260101T000000000Z-00000000")
+    version = await under.swap(KEYS.call("key"), _encoded(call_), expected=None)
+    marks = Marks(under, KEYS)
+    mark = await marks.change("0" * 24, None, State.WAITING)
+    first = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
+    shutil.copytree(store, folder / "earlier")
+    observe(home, 2, "later")
+    forget_caches(home)
+    second = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY, force=True))
+    assert second.kind == "full"
+    await attachments.write(replace(held.attachment, generation=2), held.version)
+    await under.swap(KEYS.call("key"), _encoded(replace(call_, receipt={})), expected=version)
+    await marks.change("0" * 24, mark, State.KEPT)
+    await pin(engine.repository, MEMORY, first.snapshot or "")
+    await under.put(KEYS.damage("20250101T000000000Z-00000000"), b"a note")
+    await under.put(f"{outbox_prefix('http://hook')}1.json", b'{"type": "x"}')
+    await under.put("instances/host-1.json", b"{}")
+    names = {key: await _shown(engine, key) for key in [*_objects(store)]}
+    return Scene(given, store, folder / "earlier", (second.snapshot or "", first.snapshot or ""), names)
+
+
+SIGNED_IN_CAMPAIGNS = pytest.mark.parametrize(
+    "built", ["encrypted and signed", pytest.param("signed", marks=SLOW)], indirect=True
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return asyncio.run(_built(tmp_path_factory.mktemp("tampering"), KINDS[request.param]))
+
+
+@pytest.fixture
+def scene(built: Scene, tmp_path: Path) -> Scene:
+    return _copy(built, tmp_path / "store")
+
+
+def _copy(scene: Scene, to: Path) -> Scene:
+    shutil.copytree(scene.store, to)
+    return replace(scene, store=to)
+
+
+def flipped(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[min(len(data) - 1, int(len(data) * at))] ^= 0x20
+    path.write_bytes(data)
+
+
+async def found(scene: Scene, key: str) -> tuple[str, str]:
+    """What a restore takes, and all that is said: by the restore, by ``verify``, by whoever reads the object itself."""
+    engine, said = scene.engine(), []
+    async with spool() as scratch:
+        choice = await choose(engine.repository, MEMORY, "latest", scratch)
+    assert choice is not None, "a memory that is there is never called empty"
+    said += choice.warnings
+    report = await verify(scene.engine().repository, MEMORY, Unwatched())
+    said += [report.head_problem, *(f"{row.snapshot}: {row.problem}" for row in report.snapshots if not row.ok)]
+    try:
+        store = scene.engine().repository.store
+        name = scene.shown(key)
+        if name.startswith("memories/"):
+            _ = [info async for info in store.list(KEYS.prefix)]
+        if name not in (RECORD, COPY):
+            await store.get(name)
+    except SnapshotDamaged as refused:
+        said.append(refused.message)
+    return choice.fetched.manifest.snapshot, "\n".join(said)
+
+
+def named(scene: Scene, key: str, told: str) -> bool:
+    """Whether an object is named in what was said: by its key, its snapshot or pack, or as the head."""
+    name = scene.shown(key)
+    stem = name.rpartition("/")[2].removesuffix(".json")
+    return name in told or stem in told or (name == KEYS.head and "head" in told)
+
+
+def check(scene: Scene, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    snapshot, told = asyncio.run(found(scene, key))
+    told += "\n" + caplog.text
+    newest = scene.snapshots[0]
+    assert named(scene, key, told), f"{scene.shown(key)} was altered and nobody said so: {told}"
+    if snapshot != newest:
+        assert snapshot == scene.snapshots[1]
+        name = scene.shown(key)
+        assert name.startswith(KEYS.packs) or newest in name, f"{name} need not have cost a snapshot"
+        assert newest in told
+
+
+def altered_copies(scene: Scene) -> list[str]:
+    """All but what nobody believes anything of: who says it lives, and the copy that is only read when it has to be."""
+    unread = {COPY, MARK}
+    return [key for key in scene.objects() if key not in unread and not key.startswith("instances/")]
+
+
+@pytest.mark.parametrize("at", [pytest.param(0.02, marks=SLOW), 0.5, pytest.param(0.999, marks=SLOW)])
+def test_a_flipped_byte(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture, at: float) -> None:
+    for number, key in enumerate(altered_copies(scene)):
+        caplog.clear()
+        one = _copy(scene, tmp_path / str(number))
+        flipped(one.store / key, at)
+        check(one, key, caplog)
+
+
+@pytest.mark.parametrize("left", [pytest.param(0.0, marks=SLOW), 0.7])
+def test_a_truncated_object(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: float) -> None:
+    for number, key in enumerate(altered_copies(scene)):
+        caplog.clear()
+        one = _copy(scene, tmp_path / str(number))
+        data = (one.store / key).read_bytes()
+        (one.store / key).write_bytes(data[: int(len(data) * left)])
+        check(one, key, caplog)
+
+
+@SIGNED_IN_CAMPAIGNS
+def test_an_object_in_the_place_of_another(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = altered_copies(scene)
+    for number, key in enumerate(keys):
+        folder = key.rpartition("/")[0]
+        siblings = [other for other in keys if other != key and other.rpartition("/")[0] == folder]
+        for other in (siblings or [keys[(number + 1) % len(keys)]])[:1]:
+            caplog.clear()
+            one = _copy(scene, tmp_path / f"{number}-{keys.index(other)}")
+            shutil.copyfile(scene.store / other, one.store / key)
+            check(one, key, caplog)
+
+
+def test_an_older_version_put_back(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    older = [key for key in _objects(scene.earlier) if (scene.store / key).exists()]
+    changed = [key for key in older if (scene.store / key).read_bytes() != (scene.earlier / key).read_bytes()]
+    shown = {scene.shown(key) for key in changed}
+    assert {KEYS.head, attachment_key(MEMORY), KEYS.call("key"), KEYS.mark("0" * 24)} <= shown
+    for number, key in enumerate(changed):
+        one = _copy(scene, tmp_path / str(number))
+        shutil.copyfile(scene.earlier / key, one.store / key)
+        snapshot, told = asyncio.run(found(one, key))
+        assert snapshot == scene.snapshots[0]
+        if scene.shown(key) == KEYS.head:
+            assert "put back" in told
+
+
+def test_a_head_taken_away(scene: Scene) -> None:
+    head = next(key for key in scene.objects() if key.endswith("/head.json"))
+    (scene.store / head).unlink()
+    snapshot, told = asyncio.run(found(scene, head))
+    assert snapshot == scene.snapshots[0]
+    assert "removed" in told
+
+
+def forged(scene: Scene, key: str, data: bytes, how: str) -> None:
+    """Put an object there as somebody would who knows everything but the signing key."""
+    signer = Given(signing_key=OTHER_SIGNING) if how == "signed by another" else Given()
+
+    async def put() -> None:
+        if scene.given.encrypts:
+            right = scene.engine().repository.store.inner  # type: ignore[attr-defined]
+            state = await right.opening.to_read()
+            path = scene.store / state.names.hidden(key)
+            sealed = pyrage.encrypt(_signed(key, data), [pyrage.x25519.Recipient.from_str(recipient(ONE))])
+        else:
+            path, sealed = scene.store / key, _signed(key, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sealed)
+
+    def _signed(name: str, plain: bytes) -> bytes:
+        return Signatures(signer.signing_key, ()).signed(name, plain) if signer.signing_key else plain
+
+    asyncio.run(put())
+
+
+@pytest.mark.parametrize("how", ["unsigned", "signed by another"])
+def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    newest, older = scene.snapshots
+    planted = "20991231T000000000Z-deadbeef"
+
+    async def manifest() -> bytes:
+        whole = await scene.engine().repository.manifest(MEMORY, newest)
+        return replace(whole, snapshot=planted, label="planted").encode()
+
+    async def head() -> bytes:
+        state = await scene.engine().repository.head(MEMORY)
+        assert state.head is not None
+        return replace(state.head, snapshot=older, generation=99).encode()
+
+    packs = asyncio.run(scene.engine().repository.manifest(MEMORY, newest)).packs
+    objects = {
+        KEYS.snapshot(planted): asyncio.run(manifest()),
+        KEYS.witness(99): asyncio.run(head()),
+        KEYS.pin(newest): b"2026",
+        KEYS.damage(newest): b"it is damaged, believe me",
+        KEYS.mark(packs[0].id): b"going 0",
+        attachment_key("victim"): b'{"memory":"victim","sandbox":"e2b:theirs"}',
+        KEYS.call("other"): b"{}",
+        f"{outbox_prefix('http://hook')}2.json": b'{"type": "theirs"}',
+    }
+    for key, data in objects.items():
+        forged(scene, key, data, how)
+    forged(scene, KEYS.head, asyncio.run(head()), how)
+    snapshot, told = asyncio.run(found(scene, "memories"))
+    assert snapshot == newest
+    assert f"{planted}: Snapshot {planted}" in told
+    assert "head.json is not signed" in told
+
+    async def looked_at() -> None:
+        engine = scene.engine()
+        survey = await engine.repository.survey(MEMORY)
+        assert (survey.pinned, newest in survey.damaged) == ({older}, False)
+        assert [held.attachment.memory for held in await Attachments(engine.repository.store).all()] == [MEMORY]
+        mark = await Marks(engine.repository.store, KEYS).find(packs[0].id)
+        assert mark is not None
+        assert mark.state is State.KEPT
+        for key in objects:
+            with pytest.raises(SnapshotDamaged, match="not signed"):
+                await engine.repository.store.get(key)
+
+    asyncio.run(looked_at())
+    for key in (KEYS.pin(newest), KEYS.damage(newest), KEYS.mark(packs[0].id)):
+        assert key in caplog.text, "what is ignored is ignored loudly"
+
+
+@SIGNED_IN_CAMPAIGNS
+async def test_after_a_replay_everything_goes_on(built: Scene, tmp_path: Path) -> None:
+    scene = _copy(built, tmp_path / "store")
+    home = empty_home(tmp_path / "home")
+    before = await restore(scene.engine(), open_local(str(home)), RestoreRequest(memory=MEMORY))
+    assert (before.outcome, before.warnings) == (RestoreOutcome.COMPLETE, [])
+    head = next(key for key in scene.objects() if key.endswith("/head.json"))
+    shutil.copyfile(scene.earlier / head, scene.store / head)
+    observe(home, 1, "after the replay")
+    receipt = await export(scene.engine(), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    assert any("put back" in warning for warning in receipt.warnings)
+    other = empty_home(tmp_path / "other")
+    back = await restore(scene.engine(), open_local(str(other)), RestoreRequest(memory=MEMORY))
+    assert (back.snapshot, back.warnings) == (receipt.snapshot, [])
+    assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
+
+
+@SIGNED_IN_CAMPAIGNS
+async def test_a_process_remembers_what_it_has_seen(built: Scene, tmp_path: Path) -> None:
+    """Also when all later copies are gone; and a memory that was deleted and begun anew is no replay."""
+    scene = _copy(built, tmp_path / "store")
+    engine = scene.engine()
+    newest = (await engine.repository.head(MEMORY)).snapshot
+    for key in scene.objects():
+        if "/heads/" in key or key.endswith("/head.json"):
+            (scene.store / key).unlink()
+            if (scene.earlier / key).exists():
+                shutil.copyfile(scene.earlier / key, scene.store / key)
+    state = await engine.repository.head(MEMORY)
+    assert (state.snapshot, "put back" in state.notice) == (newest, True)
+    fresh = scene.engine().repository
+    assert await fresh.delete_memory(MEMORY)
+    assert (await fresh.head(MEMORY)).head is None
+    receipt = await export(
+        scene.engine(), open_local(str(claude_mem_home(empty_home(tmp_path / "new"), 2))), ExportRequest(memory=MEMORY)
+    )
+    again = await engine.repository.head(MEMORY)
+    assert (again.snapshot, again.notice) == (receipt.snapshot, "")
+
+
+async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_path: Path) -> None:
+    home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
+    await export(engine_with(store, Given()), open_local(str(home)), ExportRequest(memory=MEMORY))
+    with pytest.raises(SnapshotDamaged, match="is not signed"):
+        await restore(
+            engine_with(store, Given(signing_key=SIGNING)), open_local(str(home)), RestoreRequest(memory=MEMORY)
+        )
+    assert not (store / KEYS.damaged).exists()
