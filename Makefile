@@ -29,7 +29,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 campaign: .venv/ready
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -34,7 +34,19 @@ COMMON = (
 )
 EXPORT = (
     *(*COMMON, "holders", "drain", "versions", "reading", "tiers", "trimming", "planning", "fitting", "steady"),
-    *("private", "credentials", "scrubbing", "pages", "tables", "screening", "bundling", "export", "reaper", "main"),
+    *(
+        "private",
+        "credentials",
+        "scrubbing",
+        "pages",
+        "tables",
+        "screening",
+        "bundling",
+        "taking",
+        "export",
+        "reaper",
+        "main",
+    ),
 )
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")

@@ -15,6 +15,7 @@ from tests.parts.homes import PROJECT, Ran, claude_mem_home, memory_tree, observ
 
 Server = E2BEmulator | DaytonaEmulator
 BOTH = pytest.mark.parametrize("provider", ["e2b", "daytona"])
+EITHER = pytest.mark.parametrize("provider", ["e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_memory_outlives_its_sandbox(provider: str, server: Server, tmp_path: 
     assert memory_tree(second.home / ".claude-mem") == memory
 
 
-@BOTH
+@EITHER
 def test_a_sandbox_that_is_gone_is_said_to_be_gone_at_once(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
     box.kill()
@@ -69,7 +70,7 @@ def test_a_sandbox_that_is_gone_is_said_to_be_gone_at_once(provider: str, server
     assert [call.step for call in server.calls] == ["info"] * 2, "no retries"
 
 
-@BOTH
+@EITHER
 def test_a_wrong_key_gets_one_clear_line_and_is_never_shown(provider: str, server: Server, tmp_path: Path) -> None:
     box, variable = server.create(), {"e2b": "E2B_API_KEY", "daytona": "DAYTONA_API_KEY"}[provider]
     wrong = "e2b_0123456789abcdef0123456789abcdef01234567"
@@ -83,7 +84,7 @@ def test_a_wrong_key_gets_one_clear_line_and_is_never_shown(provider: str, serve
     assert (without.code, without.error) == (1, "sandbox-denied") and variable in without.stderr
 
 
-@BOTH
+@EITHER
 def test_a_sandbox_that_sleeps_is_left_asleep_unless_it_is_to_be_woken(
     provider: str, server: Server, tmp_path: Path
 ) -> None:
@@ -100,7 +101,7 @@ def test_a_sandbox_that_sleeps_is_left_asleep_unless_it_is_to_be_woken(
     assert box.state != asleep
 
 
-@BOTH
+@EITHER
 def test_a_sandbox_that_is_about_to_end_is_exported_in_time(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
     claude_mem_home(box.home)
@@ -112,7 +113,7 @@ def test_a_sandbox_that_is_about_to_end_is_exported_in_time(provider: str, serve
     assert ends_at is not None and box.ends_at is not None and box.ends_at > ends_at + 30
 
 
-@BOTH
+@EITHER
 def test_the_receipt_says_when_a_sandbox_could_not_be_kept(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
     claude_mem_home(box.home)
@@ -123,7 +124,7 @@ def test_the_receipt_says_when_a_sandbox_could_not_be_kept(provider: str, server
     assert "could not be prolonged" in ran.document["warnings"][0]
 
 
-@BOTH
+@EITHER
 def test_the_doctor_looks_into_a_sandbox(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
     ran = run_cli("doctor", "--sandbox", f"{provider}:{box.id}", store=tmp_path)
@@ -132,7 +133,7 @@ def test_the_doctor_looks_into_a_sandbox(provider: str, server: Server, tmp_path
     assert str(box.home) in found and "python3" in found and "ends in" in found
 
 
-@BOTH
+@EITHER
 def test_a_missing_sdk_is_named_with_the_line_that_installs_it(provider: str, server: Server, tmp_path: Path) -> None:
     script = f"import sys; sys.modules[{provider!r}] = None; from sidecar.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["export", "m", "--sandbox", f"{provider}:abc", f"--store=file:{tmp_path}"]

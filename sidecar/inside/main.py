@@ -106,10 +106,10 @@ def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, A
         try:
             return run.run()
         except Over:
-            run.bundle.abandon()
+            run.taking.bundle.abandon()
             fit.again()
         except Anew:
-            run.bundle.abandon()
+            run.taking.bundle.abandon()
             request = dict(request, unusable=request.get("unusable", []) + run.lineage[:1])
 
 

@@ -98,7 +98,11 @@ def bounded_key(key: str) -> str:
 
 def shown_path(path: str) -> str:
     """A path as text; bytes that are none are escaped, so that two paths stay two."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    try:
+        data = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no path that a file system has
+        data = path.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")
 
 
 def moment(value: str) -> datetime | None:

@@ -17,7 +17,7 @@ DEFAULT = ("cut half way", "truncated cleanly", "file shrunk while read")
 
 
 def _marked(case: Case) -> object:
-    slow = case.always or case.trouble not in DEFAULT
+    slow = case.always or case.trouble not in DEFAULT or (case.provider == "daytona" and case.trouble != DEFAULT[0])
     return pytest.param(case, id=str(case), marks=[pytest.mark.slow] if slow else [])
 
 

@@ -58,7 +58,7 @@ def bucket(weed: S3Server) -> str:
     return weed.make_bucket(f"providers-{uuid.uuid4().hex}")
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, credentials_of: Become) -> Engine:
     if request.param == "file":
         return engine_on(f"file:{tmp_path / 'store'}")
@@ -159,6 +159,7 @@ async def test_a_large_pack_leaves_and_arrives_whole(engine: Engine, provider: P
     assert without_cache(tree(other.home)) == without_cache(tree(box.home))
 
 
+@pytest.mark.parametrize("engine", ["file", "s3"], indirect=True)
 async def test_a_memory_goes_on_at_another_provider_and_comes_back_to_the_byte(
     engine: Engine, open_provider: Callable[[Name], Provider]
 ) -> None:

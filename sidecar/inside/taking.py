@@ -1,0 +1,247 @@
+"""Take what was found into an export, one path after the other: compare it with the base, clear it, pack what is new."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from . import cache, index, reading
+from .bundling import Bundle
+from .fitting import Fit
+from .refusal import Refusal
+from .scratch import Scratch
+from .walk import Found, Skipped, link_target
+
+if TYPE_CHECKING:
+    from .screening import Screen
+
+PERMISSIONS = 0o777
+SCRUBBED = "+"
+"""Noted beside the first page of a database out of whose copy something had to be taken."""
+
+
+class Taking:
+    """What an export has taken so far: its entries, how they differ from the base, and what there is to say of them."""
+
+    def __init__(
+        self, request: dict[str, Any], scratch: Scratch, fit: Fit, base: cache.Base | None, looked_at: bool
+    ) -> None:
+        self.entries: dict[str, cache.Row] = {}
+        self.changes: list[index.Change] = []
+        self.skipped = Skipped()
+        self.warnings: list[str] = []
+        self.databases: list[dict[str, Any]] = []
+        self.total = 0
+        self.refreshed = False
+        self.bundle = Bundle(scratch, request.get("zstd", True))
+        self.screened: Screen | None = None
+        self._request = request
+        self._work = scratch.work
+        self._fit = fit
+        self._base = base
+        self._looked_at = looked_at
+
+    @property
+    def screen(self) -> Screen:
+        """Needed only where something is read."""
+        if self.screened is None:
+            from .screening import Screen
+
+            self.screened = Screen(self._request["privacy"], self._work, self.skipped)
+        return self.screened
+
+    def take(self, found: Found) -> None:
+        """Raise Over when it is too much, Refusal when it may not be read."""
+        mode = found.status.st_mode
+        if stat.S_ISDIR(mode):
+            self._record(index.Entry(found.path, index.DIR, mode & PERMISSIONS), [])
+        elif stat.S_ISLNK(mode):
+            target = link_target(found.place, found.root, found.relative)
+            if target is None:
+                self.skipped.add(found.path, "link leads out of the memory")
+            else:
+                self._record(index.Entry(found.path, index.LINK, target=target), [])
+        else:
+            try:
+                self._take_file(found)
+            except FileNotFoundError:
+                self.warnings.append("%s vanished while it was read." % found.path)
+            except PermissionError:
+                raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
+
+    def _take_file(self, found: Found) -> None:
+        known = self._base.known(found.path) if self._base is not None else None
+        is_database = known.entry.database if known else False
+        signature = _database_signature(found.place) if is_database else cache.signature(found.status)
+        same = self._base.same(found.path, signature) if self._base is not None else None
+        if same is not None:
+            self._count(found, same.entry.size)
+            self.entries[found.path] = same
+            if is_database:
+                self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
+                self._say_free(found, found.place)
+            return
+        if self.screen.keeps_back(found):
+            return
+        if found.root.rules.careful(found.relative):
+            self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
+        drop = found.root.rules.filters.get(found.relative)
+        if drop is not None:
+            self._take_filtered(found, known, drop)
+        elif found.root.rules.database(found.relative) or reading.is_database(found.place):
+            self._take_database(found, known)
+        else:
+            contents = self.screen.file(found, known)
+            if contents is None:
+                return
+            self._count(found, contents.size)
+            if not contents.steady:
+                self.warnings.append("%s kept changing while it was read." % found.path)
+            scrubbed = contents.size != found.status.st_size
+            mtime = _mtime(found, known, contents) if scrubbed else found.status.st_mtime_ns
+            self._take_contents(found, known, contents, signature, mtime)
+
+    def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
+        from . import filters
+
+        with open(found.place, "rb") as file:
+            text = filters.filtered(file.read(self._fit.largest), drop)
+        if text is None:
+            self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
+            return
+        text = self.screen.text(found, text)
+        self._count(found, len(text))
+        contents = reading.read_bytes(text)
+        self._take_contents(found, known, contents, cache.signature(found.status), _mtime(found, known, contents))
+
+    def _take_database(self, found: Found, known: cache.Known | None) -> None:
+        from . import databases
+
+        signature = databases.signature(found.place)
+        target = os.path.join(self._work, "database")
+        emptied = found.root.rules.emptied(found.relative)
+        copied = databases.copy_database(found.place, target, self._request["database_wait"], emptied)
+        if emptied and copied.check != "ok":
+            self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
+            os.unlink(target)
+            return
+        contents, first = self._read_copy(target, known, copied.page)
+        sound = copied.check == "ok"
+        before = known is not None and known.first_page.endswith(SCRUBBED)
+        scrubbed = self.screen.database(found, target, contents, copied.page, sound, self._looked_at, before)
+        if scrubbed is not False:
+            contents.carried.close()
+        if scrubbed is None:
+            os.unlink(target)
+            return
+        if scrubbed:
+            contents, first = self._read_copy(target, known, copied.page)
+            first += SCRUBBED
+        row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
+        schema = found.root.layout.get("schemas", {}).get(found.relative)
+        if schema is not None and copied.check == "ok":
+            row["schema"] = databases.ask(target, schema)
+        self.databases.append(row)
+        size = contents.size
+        self._count(found, size)
+        self._say_free(found, target)
+        if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
+            # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
+            self._take_same(known, signature, first)
+            contents.carried.close()
+        else:
+            self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
+        os.unlink(target)
+
+    def _read_copy(self, copy: str, known: cache.Known | None, page: int) -> tuple[reading.Contents, str]:
+        """A database's copy as contents, and its first page's digest without the counters."""
+        from . import databases
+
+        stream = open(copy, "rb")
+        first = hashlib.sha256(databases.without_counters(stream.read(page))).hexdigest()
+        stream.seek(0)
+        contents = reading.read_stream(stream, os.path.getsize(copy), known, self._work, page)
+        if contents.carried is not stream:
+            stream.close()
+        return contents, first
+
+    def _say_free(self, found: Found, place: str) -> None:
+        from . import databases
+
+        words = databases.mostly_free(found.path, place)
+        self.warnings += [words] if words else []
+
+    def _take_same(self, known: cache.Known, signature: list[Any], first_page: str) -> None:
+        self.entries[known.entry.path] = cache.Known(known.entry, signature, first_page)
+        self.refreshed = True
+
+    def _take_contents(
+        self,
+        found: Found,
+        known: cache.Known | None,
+        contents: reading.Contents,
+        signature: list[Any],
+        mtime: int,
+        first_page: str = "",
+    ) -> None:
+        entry = index.Entry(
+            found.path,
+            index.FILE,
+            found.status.st_mode & PERMISSIONS,
+            contents.size,
+            mtime,
+            contents.digest,
+            contents.block,
+            contents.sums,
+            database=bool(first_page),
+        )
+        blocks = contents.blocks
+        if (
+            known is not None
+            and entry[:2] + entry[3:4] + entry[5:] == known.entry[:2] + known.entry[3:4] + known.entry[5:]
+        ):
+            blocks = []
+        if (
+            self._record(entry, signature, blocks, contents.carried_sums() if blocks else b"", first_page)
+            and blocks != []
+        ):
+            self.bundle.add(entry, blocks, contents.carried, contents.length)
+        contents.carried.close()
+
+    def _record(
+        self,
+        entry: index.Entry,
+        signature: list[Any],
+        blocks: list[int] | None = None,
+        sums: bytes = b"",
+        first_page: str = "",
+    ) -> bool:
+        """Note an entry; return whether it differs from the base. Folders and links are packed here, in a full pack."""
+        known = self._base.known(entry.path) if self._base is not None else None
+        self.entries[entry.path] = cache.Known(entry, signature, first_page)
+        if known is not None and known.entry == entry:
+            self.refreshed = self.refreshed or known.signature != signature or bool(signature)
+            return False
+        self.changes.append(index.Change(entry if blocks is None else entry._replace(sums=sums), blocks))
+        if entry.type != index.FILE and self._base is None:
+            self.bundle.packer.add(entry, None, 0)
+        return True
+
+    def _count(self, found: Found, size: int) -> None:
+        self.total += size
+        self._fit.count(found, size, self.total)
+
+
+def _database_signature(place: str) -> list[Any]:
+    from . import databases
+
+    return databases.signature(place)
+
+
+def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) -> int:
+    """Databases and filtered files are rewritten without changing; then their time is no change either."""
+    if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
+        return known.entry.mtime
+    return found.status.st_mtime_ns
