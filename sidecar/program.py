@@ -61,10 +61,11 @@ MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "lo
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
 
-# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
+# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes. In the end
+# nothing is taken apart: with thousands of files that takes a while, and nobody needs it.
 _BOOTSTRAP = """import sys
 if sys.version_info < (3, 8): sys.exit(97)
-try: import base64, fcntl, json, types, zlib, importlib.machinery as machinery
+try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
 except ImportError: sys.exit(97)
 if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
 texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))}
@@ -79,7 +80,9 @@ package = sys.modules["inside"] = types.ModuleType("inside")
 package.__path__ = []
 sys.meta_path.insert(0, Sent())
 from inside.main import main
-sys.exit(main(sys.argv[2]))
+code = main(sys.argv[2])
+sys.stdout.flush()
+os._exit(code)
 """
 
 
@@ -87,7 +90,7 @@ sys.exit(main(sys.argv[2]))
 def _packed(modules: tuple[str, ...]) -> str:
     folder = resources.files("sidecar.inside")
     texts = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in modules]
-    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 6)).decode()
+    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 5)).decode()
 
 
 def prepare() -> None:
