@@ -516,8 +516,8 @@ def _tar(path: Path, source: Path, prefix: str, *, mode: str = "w:gz") -> Path:
     [
         (".claude-mem", "w:gz"),
         ("./.claude-mem", "w:gz"),
-        ("root/.claude-mem", "w"),
-        ("home/user/.claude-mem", "w:gz"),
+        pytest.param("root/.claude-mem", "w", marks=pytest.mark.slow),
+        pytest.param("home/user/.claude-mem", "w:gz", marks=pytest.mark.slow),
         ("./home/user/.claude-mem", "w"),
     ],
 )
@@ -646,7 +646,7 @@ def test_import_of_a_file_that_is_not_there_is_wrong_usage(store: Path) -> None:
     _one_line(ran)
 
 
-@pytest.mark.parametrize("name", ["out.tar.gz", "out.tar", "out.tar.zst"])
+@pytest.mark.parametrize("name", ["out.tar.gz", pytest.param("out.tar", marks=pytest.mark.slow), "out.tar.zst"])
 def test_download_gives_a_tarball_that_plain_tar_unpacks_and_import_takes_back(
     name: str, tmp_path: Path, store: Path
 ) -> None:

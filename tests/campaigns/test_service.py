@@ -20,7 +20,7 @@ from tests.parts.services import TOKEN, Service, path, serving, until
 from tests.parts.wire import wire_to
 
 ROUNDS = [
-    pytest.param(3, "file", id="3-file"),
+    pytest.param(2, "file", id="2-file"),
     pytest.param(50, "file", id="50-file", marks=pytest.mark.slow),
     pytest.param(50, "s3", id="50-s3", marks=pytest.mark.slow),
 ]

@@ -72,10 +72,12 @@ def _opened(url: str, given: Given) -> Store:
 GIVEN = {"sealed": ENCRYPTED, "signed": SIGNED, "sealed and signed": BOTH, "sealed on S3": BOTH}
 
 
-MORE = [pytest.param(name, marks=pytest.mark.slow) for name in GIVEN if name != "sealed and signed"]
+LIKE_OTHERS = ("volume", "moto", *(name for name in GIVEN if name != "sealed and signed"))
+"""These share nearly all of their code with one that is always tested."""
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in LIKE_OTHERS]
 
 
-@pytest.fixture(params=["file", "volume", "moto", "seaweedfs", "sealed and signed", *MORE])
+@pytest.fixture(params=["file", "seaweedfs", "sealed and signed", *MORE])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     given = GIVEN.get(request.param, Given())
     if request.param in ("file", "volume", "sealed", "signed", "sealed and signed"):

@@ -64,7 +64,7 @@ class Paused:
         return called
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path, credentials_of: Callable[[S3Server], None]) -> str:
     if request.param == "file":
         return f"file:{tmp_path}/store"

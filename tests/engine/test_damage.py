@@ -132,9 +132,13 @@ DAMAGES: dict[str, Damage] = {
     "emptied": lambda data: b"",
     "gone": lambda data: None,
 }
+TELLING = ("middle byte", "last byte", "cut short", "gone")
+"""Those of the default run."""
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=() if how in TELLING else pytest.mark.slow) for how in DAMAGES]
+)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_damage_is_noticed_before_the_sandbox_is_touched_and_the_next_good_snapshot_comes_back(
     name: str, how: str, made: Made, tmp_path: Path

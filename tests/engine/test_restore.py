@@ -463,7 +463,7 @@ def _files(home: Path) -> Tree:
     return {name: about for name, about in memory_tree(home / ".claude-mem").items() if about[0] != "dir"}
 
 
-@pytest.mark.parametrize("when", ["at any moment", "while swapping"])
+@pytest.mark.parametrize("when", [pytest.param("at any moment", marks=pytest.mark.slow), "while swapping"])
 def test_a_restore_that_is_killed_leaves_the_old_memory_or_the_new_one_after_the_next_run(
     when: str, engine: Engine, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.parts.in_process import InProcess
 from tests.parts.secret_trees import NEEDLE, Planted, everything_in
 
 STRICT = Privacy(private="remove", credentials="redact", databases="redact")
-TREES, EACH, ALL = 45, 15, 5000
+TREES, EACH, ALL = 30, 10, 5000
 
 
 async def tried(seed: int, folder: Path, sandbox: Callable[[Path], Sandbox] = InProcess) -> int:
