@@ -93,10 +93,10 @@ def _packed(modules: tuple[str, ...]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 5)).decode()
 
 
-def prepare() -> None:
-    """Pack what commands carry now, rather than with the first of them."""
-    for modules in MODULES.values():
-        _packed(modules)
+def prepare(*verbs: str) -> None:
+    """Pack what commands carry now, for these verbs or for all, rather than with the first of them."""
+    for verb in verbs or MODULES:
+        _packed(MODULES[verb])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from sidecar import program
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.committing import Grown, advance, commit, fits, head_of, judged, manifest_of, measured
@@ -131,9 +132,11 @@ async def _begin(
 ) -> Run:
     check_memory_id(request.memory)
     engine.progress.step("reaching the sandbox")
+    prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
     presence, state, survey = await together(
         reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
     )
+    await prepared
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
     engine.progress.about(snapshot)

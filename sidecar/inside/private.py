@@ -45,8 +45,8 @@ def _compiled(text: bytes) -> Pattern[bytes]:
 
 
 def may_hold(data: bytes) -> bool:
-    """Whether there is a tag that opens; quick where the word is not even there."""
-    return b"private" in data.lower() and bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
+    """Whether there is a tag that opens."""
+    return bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
 
 
 def is_json(name: str, head: bytes) -> bool:

@@ -7,9 +7,12 @@ scratch folder. Nobody's own files are ever written to.
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
 
-from . import credentials, private
+from . import credentials
+
+if TYPE_CHECKING:
+    from .private import Private
 
 CHUNK = 1 << 20
 OVERLAP = 8 * 1024
@@ -55,8 +58,11 @@ class Policy(NamedTuple):
 
     def may_concern(self, data: bytes) -> bool:
         """Whether there is anything in these bytes to be done."""
-        if self.remove and private.may_hold(data):
-            return True
+        if self.remove and b"private" in data.lower():
+            from . import private
+
+            if private.may_hold(data):
+                return True
         return self.credentials != OFF and credentials.may_hold(data)
 
 
@@ -101,7 +107,11 @@ class Text:
         """The line of a private passage that is never closed."""
         self.taken = [0, 0]
         self._policy = policy
-        self._private = private.Private(json, self._passage) if policy.remove else None
+        self._private: Private | None = None
+        if policy.remove:
+            from . import private
+
+            self._private = private.Private(json, self._passage)
         redact = policy.credentials == REDACT
         self._credentials = credentials.Credentials(redact, self._credential) if policy.credentials != OFF else None
 
@@ -128,19 +138,23 @@ class Text:
 
 def scrubbed(data: bytes, policy: Policy, name: str = "") -> Tuple[bytes, Text]:
     """A text that is held in memory, as it may leave."""
-    text = Text(policy, private.is_json(name, data[:CHUNK]))
+    from .private import is_json
+
+    text = Text(policy, is_json(name, data[:CHUNK]))
     return text.feed(data, True), text
 
 
 def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
     """Write a file to ``target`` as it may leave. Return what was in it, and whether it held still meanwhile."""
+    from .private import is_json
+
     for _ in range(TRIES):
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as source, open(target, "wb") as out:
             before = os.fstat(descriptor)
             left = before.st_size
             chunk = source.read(min(CHUNK, left))
-            text = Text(policy, private.is_json(place, chunk))
+            text = Text(policy, is_json(place, chunk))
             while chunk:
                 left -= len(chunk)
                 out.write(text.feed(chunk))
