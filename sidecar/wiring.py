@@ -27,7 +27,12 @@ def open_store(url: str) -> Store:
 
 
 def open_repository(url: str, given: Given, *, trust_unsigned: bool = False) -> Repository:
-    """The memories in a store, sealed and signed with the keys given. Raise ``BadReference`` or ``BadConfig``.
+    """The memories in the store behind a URL. Raise ``BadReference`` or ``BadConfig``."""
+    return repository_over(open_store(url), given, trust_unsigned=trust_unsigned)
+
+
+def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False) -> Repository:
+    """The memories in a store, sealed and signed with the keys given. Raise ``BadConfig``.
 
     Also without keys: a store that is encrypted or signed must not be taken for an empty one, or be written to.
     """
@@ -38,7 +43,6 @@ def open_repository(url: str, given: Given, *, trust_unsigned: bool = False) -> 
     from sidecar.sealing.store import SealedStore
     from sidecar.snapshots.witnesses import Witnesses
 
-    store = open_store(url)
     signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
     keys = None
     if given.encrypts:

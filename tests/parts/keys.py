@@ -18,14 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sidecar.engine import Engine
-from sidecar.ports import Store
-from sidecar.repository import Repository
 from sidecar.sealing.given import Given
-from sidecar.sealing.opening import Keys
-from sidecar.sealing.signatures import Signatures
-from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import SealedStore
-from sidecar.snapshots.witnesses import Witnesses
 from sidecar.wiring import open_repository
 
 
@@ -68,22 +61,6 @@ def environment(given: Given) -> dict[str, str]:
 
 def engine_with(store: Path, given: Given, **settings: Any) -> Engine:
     return replace(Engine(repository=open_repository(f"file:{store}", given)), **settings)
-
-
-def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False) -> Repository:
-    """The same around any store: one that fails, or does something else first."""
-    signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
-    keys = Keys(
-        recipients=given.recipients,
-        identities=given.identities,
-        passphrase=given.passphrase,
-        previous_passphrase=given.previous_passphrase,
-        signatures=signatures,
-        trust_unsigned=trust_unsigned,
-    )
-    sealed = SealedStore(store, keys if given.encrypts else None)
-    signed = SignedStore(sealed, signatures, trust_unsigned=trust_unsigned)
-    return Repository(signed, Witnesses(signed) if signatures else None)
 
 
 def quickly_sealed(text: str, passphrase: str) -> bytes:

@@ -28,7 +28,7 @@ from sidecar.sealing.given import Given
 from sidecar.sealing.passphrase import IDENTITY
 from sidecar.sealing.rekey import Report, rekey
 from sidecar.snapshots.verify import verify
-from sidecar.wiring import open_store
+from sidecar.wiring import open_store, repository_over
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, run_cli
 from tests.parts.keys import (
     BOTH,
@@ -43,7 +43,6 @@ from tests.parts.keys import (
     public_key,
     quickly_sealed,
     recipient,
-    repository_over,
 )
 
 MEMORY = "conductor"
