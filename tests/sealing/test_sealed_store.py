@@ -84,14 +84,14 @@ async def test_what_was_there_before_stays_readable_and_usable() -> None:
     assert [info.key async for info in store.list("memories/")] == [HEAD, "memories/conductor/packs/1.tar.gz"]
     await store.prepare()
     await store.put("memories/conductor/packs/2.tar.gz", b"new pack")
-    await store.put("memories/new/head.json", b"new head")
+    await store.put("memories/brand-new/head.json", b"new head")
     for again in (store, sealed(inner, ONE)):
         assert await read(again, "memories/conductor/packs/1.tar.gz") == b"old pack"
         assert await read(again, "memories/conductor/packs/2.tar.gz") == b"new pack"
-        assert await read(again, "memories/new/head.json") == b"new head"
-        assert {info.key.split("/")[1] async for info in again.list("memories/")} == {"conductor", "new"}
+        assert await read(again, "memories/brand-new/head.json") == b"new head"
+        assert {info.key.split("/")[1] async for info in again.list("memories/")} == {"conductor", "brand-new"}
     assert inner.objects["memories/conductor/packs/2.tar.gz"][0].startswith(MAGIC)
-    assert not any("new" in key for key in inner.objects)
+    assert not any("brand-new" in key for key in inner.objects)
 
 
 async def test_two_that_begin_at_once_agree_on_the_names() -> None:
