@@ -22,7 +22,7 @@ from sidecar.snapshots.sealed import seal, unseal
 
 RECORD = "sealing"
 COPY = "sealing.copy"
-FORMAT = 1
+FORMAT = 2
 NAME_KEY_BYTES = 64
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import random
+import struct
 import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -72,6 +76,22 @@ def test_names_have_one_length_and_come_back() -> None:
     assert names.shown(f"attachments/{same[0]}/x") == f"attachments/{same[0]}/x"
     assert names.hidden("memories/") == "memories/"
     assert names.hidden("sealing") == "sealing"
+
+
+def test_a_name_is_hidden_as_the_format_page_says() -> None:
+    tags, streams = bytes(range(32)), bytes(range(32, 64))
+    filled = b"conductor".ljust(80, b"\0")
+    tag = hmac.digest(tags, b"memories\0" + filled, "sha256")[:16]
+    stream = b"".join(hmac.digest(streams, tag + struct.pack(">Q", at), "sha256") for at in (0, 32, 64))
+    covered = (int.from_bytes(filled, "big") ^ int.from_bytes(stream[:80], "big")).to_bytes(80, "big")
+    text = base64.b32encode(tag + covered).decode().lower().rstrip("=")
+    names = Names(tags + streams, {})
+    assert names.hidden("memories/conductor/head.json") == f"memories/{text}/head.json"
+    assert names.shown(f"memories/{text}/head.json") == "memories/conductor/head.json"
+    # The last letter has two bits to spare: what only decodes to the same is not the same.
+    spare = text[:-1] + chr(ord(text[-1]) + 1)
+    for altered in (("a" if text[0] != "a" else "b") + text[1:], spare):
+        assert names.shown(f"memories/{altered}/head.json") == f"memories/{altered}/head.json"
 
 
 async def test_what_was_there_before_stays_readable_and_usable() -> None:
@@ -332,8 +352,17 @@ def test_no_keys_are_no_keys() -> None:
     assert not Given().signs
 
 
-def test_commands_without_keys_do_not_wait_for_the_libraries() -> None:
-    loads = "import sidecar.wiring, sidecar.sealing.given, sys; sidecar.wiring.open_repository('file:/tmp/x', "
-    loads += "sidecar.sealing.given.Given()); print([m for m in ('pyrage', 'cryptography') if m in sys.modules])"
-    ran = subprocess.run([__import__("sys").executable, "-c", loads], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("given_keys", "loaded"), [("", []), (f"identities=({ONE!r},)", ["pyrage"])], ids=["no keys", "an identity"]
+)
+def test_only_the_libraries_that_keys_need_are_loaded(tmp_path: Path, given_keys: str, loaded: list[str]) -> None:
+    program = f"""
+import asyncio, sys
+from sidecar.sealing.given import Given
+from sidecar.wiring import open_repository
+store = open_repository("file:{tmp_path}", Given({given_keys})).store
+asyncio.run(store.put("memories/conductor/head.json", b"1"))
+print([name for name in ("pyrage", "cryptography") if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == repr(loaded)
