@@ -15,12 +15,11 @@ from sidecar.engine.looking import (
     list_memories,
     list_snapshots,
     not_found,
-    scrubbed_of,
     show_snapshot,
-    trimmed_words,
 )
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
+from sidecar.snapshots.missing import scrubbed_of, trimmed_words
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:

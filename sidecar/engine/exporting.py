@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass, field
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.looking import scrubbed_of
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.missing import scrubbed_of
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""

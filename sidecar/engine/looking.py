@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, UsageError
 from sidecar.ids import check_memory_id
 from sidecar.inside.index import Entry
-from sidecar.receipts import Scrubbed
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
@@ -180,18 +179,6 @@ async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Con
         row=_snapshot_row(manifest.snapshot, manifest, state, manifest.snapshot in await repository.pinned(memory)),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
     )
-
-
-def trimmed_words(manifest: Manifest) -> str:
-    """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
-    if not manifest.dropped:
-        return ""
-    return f"This snapshot was trimmed: {manifest.dropped:,} files with {manifest.dropped_bytes:,} bytes were left out."
-
-
-def scrubbed_of(manifest: Manifest) -> Scrubbed:
-    private, credentials = manifest.taken_out
-    return Scrubbed(private=private, credentials=credentials)
 
 
 def _entry_row(entry: Entry) -> EntryRow:

@@ -11,7 +11,6 @@ from sidecar.engine.asking import Answer
 from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
-from sidecar.engine.looking import scrubbed_of, trimmed_words
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
@@ -19,6 +18,7 @@ from sidecar.ids import check_memory_id
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.missing import scrubbed_of, trimmed_words
 from sidecar.spool import spool
 
 LOST = "The sandbox's answer was lost ({problem}), but asked again it says that everything is in place."
