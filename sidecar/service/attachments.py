@@ -46,6 +46,16 @@ class Attachment:
     problem: str = ""
     """Why the last export failed, if it did."""
 
+    @property
+    def unsaved_seconds(self) -> float:
+        if not self.saved:
+            return float("inf")
+        return round((datetime.now(UTC) - datetime.fromisoformat(self.saved)).total_seconds(), 1)
+
+    @property
+    def overdue(self) -> bool:
+        return self.unsaved_seconds > 2 * self.checkpoint_every
+
 
 @dataclass(frozen=True, slots=True)
 class Held:

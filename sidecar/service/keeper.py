@@ -7,12 +7,10 @@ import contextlib
 import random
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from sidecar.engine import ExportRequest, export
 from sidecar.errors import (
     HeadMoved,
     ObjectRefused,
@@ -23,15 +21,13 @@ from sidecar.errors import (
     SidecarError,
 )
 from sidecar.ids import attachment_key
-from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
 from sidecar.service.jobs import Jobs
-from sidecar.service.leases import Lease, LeaseLost
-from sidecar.service.operations import Operation, Receipt
+from sidecar.service.leases import Lease
+from sidecar.service.operations import Receipt
+from sidecar.service.saving import Saving
 from sidecar.service.sidecar import Sidecar
 
-KEPT_ALIVE = 15.0
-"""An export before the end must not keep a sandbox from ending: it is prolonged only when it would end under our hands."""
 JITTER = 0.1
 
 
@@ -50,6 +46,7 @@ class Keeper:
         store = sidecar.engine.repository.store
         self.lease = Lease(store, sidecar.settings.lease)
         self._attachments = Attachments(store)
+        self._saving = Saving(sidecar, self._attachments, self.lease)
         self._kept: dict[str, _Kept] = {}
         self._turn = asyncio.Lock()
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
@@ -70,7 +67,7 @@ class Keeper:
 
     def at_risk(self) -> list[Attachment]:
         """Ours that are lost, or were not saved for two checkpoints or since the last attempt failed."""
-        return [one for one in self.attachments if one.state == "lost" or one.problem or _overdue(one)]
+        return [one for one in self.attachments if one.state == "lost" or one.problem or one.overdue]
 
     async def find(self, memory: str) -> Attachment:
         """Raise ``NotAttached``."""
@@ -207,14 +204,8 @@ class Keeper:
         kept = self._kept.get(memory)
         if kept is None:
             raise NotAttached(f"{memory} is not looked after by this service.")
-        attachment = kept.held.attachment
         try:
-            operation = self._sidecar.operations.start(
-                Operation("export", memory, attachment.sandbox),
-                lambda started: self._export(started, attachment, why),
-                ours=True,
-            )
-            receipt = await operation.result()
+            receipt = await self._saving.save(kept.held.attachment, why)
         except (SandboxGone, SandboxNotFound) as problem:
             await self._lost(memory, problem)
             raise
@@ -223,31 +214,6 @@ class Keeper:
             raise
         await self._note(memory, saved=now(), snapshot=receipt.snapshot or "", problem="")
         return receipt
-
-    async def _export(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
-        engine = self._sidecar.engine
-        timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
-        request = ExportRequest(
-            memory=attachment.memory,
-            layouts=tuple(attachment.layouts),
-            projects=None if attachment.projects is None else tuple(attachment.projects),
-            label=why,
-        )
-
-        async def fence() -> None:
-            await self._still_ours(attachment)
-
-        await fence()
-        async with self._sidecar.sandboxes.use(attachment.sandbox) as sandbox:
-            return await export(replace(engine, progress=operation, timing=timing, fence=fence), sandbox, request)
-
-    async def _still_ours(self, attachment: Attachment) -> None:
-        held = await self._attachments.find(attachment.memory)
-        there = held.attachment if held else None
-        if there is None or (there.owner, there.generation) != (attachment.owner, attachment.generation):
-            raise LeaseLost(f"Another service looks after {attachment.sandbox} now.")
-        if not self.lease.held:
-            raise LeaseLost("This service could not say that it lives for too long to go on.")
 
     async def _note(self, memory: str, **changes: Any) -> None:
         """Write down how an attachment of ours stands; nothing of that is worth a failure."""
@@ -266,7 +232,7 @@ class Keeper:
         if kept is None or kept.held.attachment.state == "lost":
             return
         attachment = kept.held.attachment
-        unsaved = _since(attachment.saved)
+        unsaved = attachment.unsaved_seconds
         self._log.critical("sandbox lost", memory=memory, sandbox=attachment.sandbox, unsaved_seconds=unsaved)
         self._sidecar.events.publish(
             "sandbox.lost",
@@ -284,7 +250,7 @@ class Keeper:
         """Export all that is attached, what was not saved for longest first, and let go of it. Return what is not saved."""
         self._jobs.stop()
         deadline = time.monotonic() + seconds
-        waiting = sorted((one for one in self.attachments if one.state != "lost"), key=lambda one: -_since(one.saved))
+        waiting = sorted((one for one in self.attachments if one.state != "lost"), key=lambda one: -one.unsaved_seconds)
         saving = [asyncio.create_task(self._last(one.memory)) for one in waiting]
         if saving:
             await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
@@ -310,14 +276,3 @@ class Keeper:
 
 def _is_earlier(found: Attachment, known: Attachment) -> bool:
     return found.generation < known.generation and found.attached <= known.attached
-
-
-def _since(moment: str) -> float:
-    """Seconds since a time."""
-    if not moment:
-        return float("inf")
-    return round((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 1)
-
-
-def _overdue(attachment: Attachment) -> bool:
-    return _since(attachment.saved) > 2 * attachment.checkpoint_every

@@ -138,8 +138,9 @@ def test_a_lost_sandbox_is_said_loudly(tmp_path: Path, e2b: E2BEmulator) -> None
         until(lambda: events(service, "sandbox lost"))
         lost = events(service, "sandbox lost")[0]
         assert lost["level"] == "critical" and lost["unsaved_seconds"] < 30
-        standing = service.http.get(path("me", "attachment")).json()["attachment"]
-        assert (standing["state"], standing["snapshot"] != "") == ("lost", True)
+        # It is said first, and then written down.
+        until(lambda: service.http.get(path("me", "attachment")).json()["attachment"]["state"] == "lost")
+        assert service.http.get(path("me", "attachment")).json()["attachment"]["snapshot"] != ""
         metrics = service.http.get("/metrics").text
         assert "memory_sidecar_sandboxes_lost_total 1.0" in metrics
         assert "memory_sidecar_attachments_at_risk 1.0" in metrics
