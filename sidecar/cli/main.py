@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -48,6 +49,9 @@ COMMANDS = {
 }
 WITH_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "delete"})
 """The commands that read or change what can be searched."""
+LASTING = ("serve", "run")
+SELDOM = 50_000
+"""New objects between two searches for garbage. A command has next to none of it, and looks through all that was loaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wants_json = "--json" in list(itertools.takewhile(lambda word: word != "--", words))
     try:
         args = _parse(words, wants_json)
+        if args.command not in LASTING:
+            gc.set_threshold(SELDOM)
         if args.command == "config":
             from sidecar.cli.configuring import run_config
 
@@ -110,7 +116,7 @@ async def _run(args: argparse.Namespace) -> Result:
         repository = open_repository(config.store, keys, trust_unsigned=trusting)
     except BadConfig as problem:
         raise placed(problem, config_file(args.config)) from None
-    _warn(keys.warnings, config.service.log if args.command in ("serve", "run") else "")
+    _warn(keys.warnings, config.service.log if args.command in LASTING else "")
     engine = Engine(
         repository=repository,
         layouts=config.layouts,
