@@ -81,7 +81,7 @@ def _record(
 ) -> Record:
     return record(
         kind,
-        f"{path.split('/')[0]}/{row['id']}",
+        f"{path.rpartition('/')[0]}/{row['id']}",
         title=title,
         text=text,
         project=row["project"],

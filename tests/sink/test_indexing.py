@@ -80,6 +80,23 @@ async def test_what_is_equal_already_is_left_alone(engine: Engine, agent: Agent,
     assert (await index.bring_up("conductor")).state == "current"
 
 
+async def test_rows_of_a_database_kept_beside_the_first_are_rows_of_their_own(
+    engine: Engine, agent: Agent, database: Database
+) -> None:
+    index = index_of(engine)
+    old = agent.home / ".claude-mem/corpora/old/claude-mem.db"
+    old.parent.mkdir(parents=True)
+    with sqlite3.connect(agent.database) as source, sqlite3.connect(old) as copy_of_it:
+        source.backup(copy_of_it)
+    held = sum(kind in ("session", "observation", "summary", "prompt") for kind, _ in agent.rows)
+    await exported(engine, agent)
+    assert (await index.bring_up("conductor")).records == len(agent.rows) + held
+    agent.observe()
+    await exported(engine, agent)
+    assert (await index.bring_up("conductor")).records == len(agent.rows) + held
+    assert set(agent.expected("conductor")) <= set(database.rows())
+
+
 async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent: Agent, database: Database) -> None:
     index = index_of(engine)
     first, before = await exported(engine, agent), copy.deepcopy(agent.rows)
