@@ -21,9 +21,9 @@ OF_FILES = ("bytes", "file_bytes", "files", "depth")
 OF_MEMORIES = (*OF_FILES, "packed_bytes", "memory_bytes", "store_bytes")
 CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packed_bytes": "limit-packed"}
 
-EMPTY, MISSING, SHRUNK = "empty", "required-missing", "shrunk"
+EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shrunk"
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
-REASONS = (EMPTY, MISSING, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS)
+REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS)
 """Why a guard objects; each can be allowed by itself."""
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -97,8 +97,8 @@ class Guards:
     shrink_from_files: int = 10
     """File counts are compared from this number on."""
     allow: list[str] = field(default_factory=list)
-    """Reasons never to object for: "empty", "required-missing", "shrunk", "schema-downgrade", "database-damaged",
-    "credentials"."""
+    """Reasons never to object for: "empty", "required-missing", "root-missing", "shrunk", "schema-downgrade",
+    "database-damaged", "credentials"."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: the ``shrink_`` keys, and ``required``, the paths it cannot do without."""
     memories: Tables = field(default_factory=dict)

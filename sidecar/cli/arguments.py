@@ -65,7 +65,7 @@ def _guards(verb: Any) -> None:
     verb.add_argument(
         "--force", action="store_true", help="move the head whatever the guards say (a limit is no guard)"
     )
-    reasons = "empty, required-missing, shrunk, schema-downgrade, database-damaged or credentials"
+    reasons = "empty, required-missing, root-missing, shrunk, schema-downgrade, database-damaged or credentials"
     verb.add_argument("--allow", action="append", default=[], metavar="REASON", help=f"one guard only: {reasons}")
 
 

@@ -16,7 +16,7 @@ from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.committing import Grown, advance, commit, fits, head_of, judged, manifest_of, measured
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import Base, ExportRequest, Run
-from sidecar.engine.guards import check_reasons
+from sidecar.engine.guards import check_reasons, moved
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.privacy import privacy_of, refusal
@@ -82,6 +82,8 @@ async def _export(run: Run) -> ExportReceipt:
             )
             if head is not None and head.tree == manifest.tree:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
+            if head is not None and request.projects is None:
+                run.warnings += moved(manifest, head)
             reason = None
             if not request.force:
                 reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)

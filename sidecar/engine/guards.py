@@ -9,7 +9,7 @@ from sidecar.errors import UnknownReason
 from sidecar.inside.index import FILE, Entry
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
-from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, MISSING, REASONS, SHRUNK, Guards
+from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
 from sidecar.snapshots.manifest import Manifest
 
@@ -57,6 +57,7 @@ def _objections(
         return
     if missing := _missing(entries, head, head_entries, layouts):
         yield Reason(code=MISSING, message=f"{missing} is gone; the head has it.")
+    yield from _gone(new, entries, head, head_entries)
     yield from _downgrades(new, head, layouts)
     now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), (head.files, head.bytes)
     yield from _shrunk("It", now, then, guards)
@@ -75,6 +76,36 @@ def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: L
             if entry.type == FILE and path not in entries and wanted.match(path):
                 return path
     return ""
+
+
+def _gone(new: Manifest, entries: Entries, head: Manifest, head_entries: Entries) -> Iterator[Reason]:
+    """Roots of which the head has files, and the new snapshot none: as if a whole sandbox had come up empty.
+
+    One that is still there was perhaps left out on purpose, by a limit.
+    """
+    there = {root.name for root in new.roots} if new.dropped else set()
+    for root in head.roots:
+        if root.name in there or any(_files(root.name, entries)):
+            continue
+        if lost := sum(_files(root.name, head_entries)):
+            message = (
+                f"Nothing was found of {root.name} ({root.layout} in {root.hint}); the head has {lost:,} files there."
+            )
+            yield Reason(code=GONE, message=message)
+
+
+def _files(root: str, entries: Entries) -> Iterator[bool]:
+    return (entry.type == FILE and path.startswith(f"{root}/") for path, entry in entries.items())
+
+
+def moved(new: Manifest, head: Manifest) -> list[str]:
+    """What to say of roots that are in another place than the head has them from: perhaps they are another project's."""
+    places = {root.name: root.hint for root in head.roots}
+    return [
+        f"{root.name} is {root.hint} now and was {places[root.name]} in the head; if these are two projects, name both."
+        for root in new.roots
+        if places.get(root.name, root.hint) != root.hint
+    ]
 
 
 def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Reason]:

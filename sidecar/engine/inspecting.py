@@ -106,6 +106,8 @@ async def look(
             code="no-python",
             hint="Exports and restores work all the same, by sh and tar.",
         )
+    if answer.warnings:
+        raise ProgramFailed(" ".join(answer.warnings), code="project-missing", hint="Name folders that are there.")
     return answer.found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import cache, index, keys
 from .fitting import Fit
-from .roots import Root, find_roots, keyed_here, projects_here
+from .roots import Root, absent, find_roots, keyed_here, projects_here
 from .scratch import Scratch
 from .steady import Steady
 from .taking import Taking
@@ -54,6 +54,7 @@ class Export:
         self.taking = Taking(request, scratch, fit, self.base, self.looked_at)
 
     def run(self) -> dict[str, Any]:
+        self.taking.warnings += absent(self.request["projects"], self.home)
         for root in self.roots:
             if "worker" in root.layout:
                 from .drain import drained

@@ -9,7 +9,7 @@ from typing import Any
 from .databases import JOURNAL_TAIL, MAGIC, WAL_TAIL
 from .holders import find_holders
 from .refusal import Refusal
-from .roots import Root, find_roots, keyed_here, projects_here
+from .roots import Root, absent, find_roots, keyed_here, projects_here
 from .tiers import TIERS, Tiers
 from .versions import version_here
 from .walk import Skipped, walk
@@ -21,6 +21,7 @@ def look(request: dict[str, Any], home: str) -> dict[str, Any]:
     roots = find_roots(request["layouts"], request["projects"], home)
     return {
         "status": "looked",
+        "warnings": absent(request["projects"], home),
         "projects": projects_here(request["projects"], home),
         "found": [_root(root, home) for root in roots],
     }

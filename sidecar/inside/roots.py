@@ -81,6 +81,14 @@ def folders_named(named: list[str] | None, home: str) -> list[str]:
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
+def absent(named: list[str] | None, home: str) -> list[str]:
+    """What to say of projects that were named and are not there."""
+    folders = folders_named(named, home) if named is not None else []
+    return [
+        "There is no folder %s to look for a project in." % folder for folder in folders if not os.path.isdir(folder)
+    ]
+
+
 def find_roots(layouts: list[dict[str, Any]], projects: list[str] | None, home: str) -> list[Root]:
     """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
 

@@ -13,6 +13,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import UnknownReason
 from sidecar.limits import REASONS, Guards, Limits
+from sidecar.ports import Finished
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, run_cli, write
 from tests.parts.memories import damage_database
@@ -31,16 +32,17 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     write(home / ".claude-mem/modes/code.json", b"{}")
     write(home / ".claude-mem/corpora/large.json", b"corpus " * 40_000)
+    write(home / "app/MEMORY.md", b"what matters")
     observe(home, 60)
     return home
 
 
 async def exported(engine: Engine, home: Path, **asked: object) -> ExportReceipt:
-    return await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=(), **asked))  # type: ignore[arg-type]
+    return await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=("app",), **asked))  # type: ignore[arg-type]
 
 
 async def restored(engine: Engine, home: Path) -> Path:
-    receipt = await restore(engine, WatchedSandbox(empty_home(home)), RestoreRequest(memory=MEMORY, projects=()))
+    receipt = await restore(engine, WatchedSandbox(empty_home(home)), RestoreRequest(memory=MEMORY))
     assert receipt.outcome == "complete"
     return home
 
@@ -51,9 +53,14 @@ def _schema(home: Path, version: int) -> None:
     connection.close()
 
 
+def _lose(*folders: str) -> Callable[[Path], None]:
+    return lambda home: [shutil.rmtree(home / folder) for folder in folders] and None
+
+
 SPOILED: dict[str, Callable[[Path], None]] = {
-    "empty": lambda home: shutil.rmtree(home / ".claude-mem"),
+    "empty": _lose(".claude-mem", "app"),
     "required-missing": lambda home: (home / ".claude-mem/claude-mem.db").unlink(),
+    "root-missing": _lose("app"),
     "shrunk": lambda home: (home / ".claude-mem/corpora/large.json").unlink(),
     "schema-downgrade": lambda home: _schema(home, 51),
     "database-damaged": damage_database,
@@ -115,6 +122,36 @@ async def test_guards_can_be_set_for_some_memories_and_layouts(engine: Engine, h
     assert (receipt.reason.code, "Its claude-mem part" in receipt.reason.message) == ("shrunk", True)
     other = replace(engine, guards=Guards(memories={"conduct*": {"allow": ["shrunk"]}}))
     assert (await export(other, WatchedSandbox(worse), request)).outcome == "committed"
+
+
+def test_a_project_that_is_not_there_is_named_and_the_head_keeps_it(home: Path, tmp_path: Path) -> None:
+    store, words = tmp_path / "store", ("export", MEMORY, "--sandbox", f"local:{home}")
+    assert run_cli(*words, "--project", "app", store=store).code == 0
+    for projects, warned in ((("--project", "ap"), 1), ((), 0)):  # mistyped, forgotten
+        wrong = run_cli(*words, *projects, store=store)
+        assert (wrong.code, wrong.error) == (3, "root-missing")
+        assert "project (three-tier in ~/app); the head has 1 files there" in wrong.document["reason"]["message"]
+        assert len([told for told in wrong.document["warnings"] if f"no folder {home}/ap " in told]) == warned
+    seen = run_cli("doctor", "--sandbox", f"local:{home}", "--project", "ap", store=store)
+    assert seen.code == 1 and "There is no folder" in seen.document["checks"][-1]["detail"]
+
+
+class WorkingIn(WatchedSandbox):
+    def __init__(self, home: Path, folder: str) -> None:
+        super().__init__(home)
+        self.folder = folder
+
+    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+        return await super().run(f"cd {self.folder}\n{command}", timeout=timeout, output_limit=output_limit)
+
+
+async def test_another_project_in_the_place_of_the_first_is_said(engine: Engine, home: Path) -> None:
+    for project in ("app", "other"):
+        write(home / project / "MEMORY.md", project.encode())
+        receipt = await export(engine, WorkingIn(home, project), ExportRequest(memory=MEMORY))
+        assert receipt.outcome == "committed"
+    told = "project is ~/other now and was ~/app in the head; if these are two projects, name both."
+    assert told in receipt.warnings
 
 
 async def test_a_limit_is_no_guard(engine: Engine, home: Path) -> None:
