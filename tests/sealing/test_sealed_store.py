@@ -227,6 +227,21 @@ async def test_a_passphrase_opens_what_it_sealed_and_plain_age_does_in_two_steps
     assert pyrage.decrypt(hidden, [pyrage.x25519.Identity.from_str(identity)]) == b"1"
 
 
+def test_a_passphrase_opens_also_where_the_machine_is_slow_or_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = quickly_sealed("the identity", "correct horse")
+
+    def refuse(data: bytes, passphrase: str) -> bytes:
+        raise pyrage.DecryptError("Excessive work parameter for passphrase.\nDecryption would take around 64 seconds.")
+
+    monkeypatch.setattr(pyrage.passphrase, "decrypt", refuse)
+    assert passphrase._opened(data, "correct horse") == "the identity"
+    assert passphrase._opened(data, "wrong horse") == ""
+    for at in range(len(data)):  # salt, work, key, hash, nonce, text
+        altered = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        assert passphrase._opened(altered, "correct horse") == ""
+        assert passphrase._opened(data[:at], "correct horse") == ""
+
+
 class Slow(MemoryStore):
     """Hands out a large object piece by piece, and may fail on the way."""
 
