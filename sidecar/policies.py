@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.errors import BadConfig
-from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
 from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.patterns import check_reached
 from sidecar.privacy import MODES as PRIVACY_MODES
 from sidecar.privacy import Privacy
 from sidecar.sections import check_known, converted, number, settable, shown
@@ -31,7 +31,7 @@ def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[s
     _check_whole(limits, given, ("limits",))
     limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
-    _check_reached(limits.memories, ("limits", "memories"))
+    check_reached(limits.memories, ("limits", "memories"))
     keys = {entry.name for entry in settable(Limits)}
     memories, parts = {}, {}
     for pattern, table in limits.memories.items():
@@ -57,7 +57,7 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
     """Guards as they are to be used. Raise ``BadConfig``."""
     _check_guard(guards, ("guards",))
     _check_names(_tables(guards.layouts), layouts, ("guards", "layouts"))
-    _check_reached(_tables(guards.memories), ("guards", "memories"))
+    check_reached(_tables(guards.memories), ("guards", "memories"))
     keys = {entry.name for entry in settable(Guards)}
     parts, memories = {}, {}
     for pattern, table in _tables(guards.memories).items():
@@ -81,7 +81,7 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
     """Privacy as it is to be used. Raise ``BadConfig``."""
     _check_modes(privacy, ("privacy",))
     _check_names(_tables(privacy.layouts), layouts, ("privacy", "layouts"))
-    _check_reached(_tables(privacy.memories), ("privacy", "memories"))
+    check_reached(_tables(privacy.memories), ("privacy", "memories"))
     narrower: dict[str, Any] = {"layouts": {}, "memories": {}}
     for kind, tables in (("layouts", privacy.layouts), ("memories", privacy.memories)):
         for name, table in _tables(tables).items():
@@ -164,16 +164,3 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
-
-
-def _check_reached(tables: Tables, at: At) -> None:
-    """Each pattern must fit some memory that none before it fits."""
-    before: list[str] = []
-    for pattern in tables:
-        some = pattern.replace("**", "\1/\1").replace("*", "\1").replace("?", "\1")
-        taken = next((earlier for earlier in before if compiled([earlier]).match(some)), None)
-        if taken is not None or not pattern:
-            why = f"every memory it fits is taken by {taken!r} before it" if taken else "it fits no memory"
-            hint = "The first pattern that fits counts: write the narrower one first."
-            raise BadConfig(f"[{at[0]}.{at[1]}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
-        before.append(pattern)
