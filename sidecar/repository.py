@@ -22,7 +22,7 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id, snapshot_time
+from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import unseal
@@ -221,7 +221,9 @@ class Repository:
         """What was the head at that time; without a readable head, the newest snapshot made by then."""
         head = (await self.head(memory)).head
         past = [(datetime.fromisoformat(since), snapshot) for snapshot, since in head.history] if head else []
-        past += [(snapshot_time(snapshot), snapshot) for snapshot in ids] if not head else []
+        if not head:
+            manifests = (await self.manifests(memory, ids)).items()
+            past = [(found.time, snapshot) for snapshot, found in manifests if isinstance(found, Manifest)]
         for since, snapshot in past:
             if since <= moment and snapshot in ids:
                 return snapshot
