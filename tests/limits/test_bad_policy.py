@@ -45,6 +45,7 @@ WRONG = {
     "layout": ("[layouts.x]\nkeep = ['a']\nkeeps = ['a']\n", 3, "Did you mean 'keep'?"),
     "timing": ("[timing]\ncommand = 5\nturn_wait = 'long'\n", 3, "not valid"),
     "second-webhook": ("[[webhooks]]\nurl = 'http://x'\n[[webhooks]]\nurl = 'ftp://x'\n", 4, "http://"),
+    "odd-line-break": ("# one\u2028line\x85\n[limits]\nfiles = 0\n", 3, "nothing could ever"),
     "toml": ("store = 'x'\nnot toml\n", 2, "is not TOML"),
     "top": ("store = 'file:/x'\nlimit = 3\n", 2, "Did you mean 'limits'?"),
 }  # fmt: skip
@@ -54,7 +55,7 @@ WRONG = {
 def test_a_wrong_setting_is_named_with_its_line(case: str, tmp_path: Path) -> None:
     text, line, words = WRONG[case]
     file = tmp_path / "config.toml"
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     with pytest.raises(BadConfig) as refused:
         load_config(str(file))
     assert refused.value.message.startswith(f"{file}:{line}: "), refused.value.message
