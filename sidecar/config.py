@@ -105,7 +105,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
     direct = table.get("direct", False) if direct is None else direct
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
-    layouts = {**built_in(), **_layouts(table.get("layouts", {}))}
+    layouts = {**built_in(), **custom(table.get("layouts", {}))}
     limits = check_limits(section(table, "limits", Limits), table.get("limits", {}), layouts)
     guards = check_guards(section(table, "guards", Guards), layouts)
     timing = section(table, "timing", Timing)
@@ -132,21 +132,6 @@ def unknown_variables() -> dict[str, str]:
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
-
-
-def _layouts(tables: Any) -> dict[str, Layout]:
-    """The file's own layouts, one by one, so that a problem can be placed."""
-    if not isinstance(tables, dict):
-        raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
-    layouts: dict[str, Layout] = {}
-    for name, table in tables.items():
-        try:
-            layouts |= custom({name: table})
-        except BadConfig as problem:
-            keys = table if isinstance(table, dict) else ()
-            named = [key for key in keys if f"'{key}'" in problem.message or f"$.{key}" in problem.message]
-            raise BadConfig(problem.message, hint=problem.hint, at=("layouts", name, *named[:1])) from None
-    return layouts
 
 
 def _webhooks(rows: Any) -> list[Webhook]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout
+from sidecar.layouts.custom import check_required
 from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
 from sidecar.patterns import check_reached
 from sidecar.privacy import MODES as PRIVACY_MODES
@@ -70,6 +71,7 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
         required = table.get("required", [])
         if not isinstance(required, list) or not all(isinstance(path, str) and path for path in required):
             raise BadConfig(f"{shown((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
+        check_required(layouts[name], required, (*at, "required"))
         plain = {key: value for key, value in table.items() if key != "required"}
         parts[name], narrowed = _narrowed(guards, plain, _GUARDS_OF_LAYOUTS, at)
         _check_guard(narrowed, at)

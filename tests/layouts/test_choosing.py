@@ -197,6 +197,39 @@ def test_a_wrong_layout_is_named(text: str, words: str, tmp_path: Path) -> None:
     assert words in f"{refused.value.message} {refused.value.hint}"
 
 
+NOTES = "[layouts.notes]\nkeep = ['n/**']\n[[layouts.notes.roots]]\nname = 'notes'\npaths = ['~/n']\n"
+PLACED = {
+    "root-of-another": (NOTES + NOTES.replace("notes]", "more]").replace("notes.", "more."), 9, "as notes has"),
+    "root-twice": (NOTES + "[[layouts.notes.roots]]\npaths = ['~/m']\nname = 'notes'\n", 8, "root 'notes' twice"),
+    "root": (NOTES.replace("'notes'", "'Notes'"), 4, "lower-case"),
+    "tier": (NOTES + "[layouts.notes.tiers]\nhot = ['n/a']\nwarmish = ['x']\n", 8, "unknown key 'warmish'"),
+    "tier-type": (NOTES + "[layouts.notes.tiers]\nhot = ['n/a']\nwarm = 3\n", 8, "not a layout"),
+    "option": ("[layouts.pai]\n\noptions = ['rw']\n", 3, "Did you mean 'raw'?"),
+    "pattern": (NOTES.replace("[[", "never = ['../x']\n[["), 3, "relative to the root"),
+    "word": (NOTES + "[[layouts.notes.coupled]]\npaths = ['n/{1a}.md', 'n/{1a}.txt']\n", 7, "begin with a digit"),
+    "required": (NOTES.replace("[[", "required = ['m/a']\n[["), 3, "no path that this layout keeps"),
+    "guard": (
+        NOTES + "[guards.layouts.claude-mem]\nrequired = ['/claude-mem.db']\n",
+        7,
+        "no path that this layout keeps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_a_wrong_layout_is_named_with_its_line(case: str, tmp_path: Path) -> None:
+    text, line, words = PLACED[case]
+    with pytest.raises(BadConfig, match=rf"c\.toml:{line}: ") as refused:
+        config(tmp_path, text)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_required_paths_may_be_patterns_and_folders(tmp_path: Path) -> None:
+    required = ["claude-mem.db", "*.db", "{x,claude-mem}.db", "corpora/"]
+    layouts = config(tmp_path, f"[guards.layouts.claude-mem]\nrequired = {required}\n")
+    assert layouts["claude-mem"].required == tuple(required)
+
+
 def test_a_layout_of_ones_own_is_found_exported_and_restored(tmp_path: Path) -> None:
     home, other, file = empty_home(tmp_path / "home"), empty_home(tmp_path / "other"), tmp_path / "c.toml"
     file.write_text(
