@@ -22,13 +22,14 @@ from sidecar.sections import check_known, converted, number, settable, shown
 
 At = tuple[str | int, ...]
 
+_OF_ALL_TOGETHER = {"bytes", "files"}
 _MODE_KEYS = {f"{key}_over" for key in OF_MEMORIES} | {"over"}
 _LIMITS_OF_LAYOUTS = {*OF_FILES, *(f"{key}_over" for key in OF_FILES), "over"}
 _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "required"}
 
 
-def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[str]) -> Limits:
-    """Limits as they are to be used; ``given`` is what the file says. Raise ``BadConfig``."""
+def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
+    """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
     _check_whole(limits, given, ("limits",))
     limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
@@ -38,7 +39,6 @@ def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[s
     for pattern, table in limits.memories.items():
         memories[pattern], narrowed = _narrowed(limits, table, keys, ("limits", "memories", pattern))
         _check_whole(narrowed, table, ("limits", "memories", pattern))
-    most = max([limits.bytes, *(table.get("bytes", 0) for table in memories.values())])
     for name, table in limits.layouts.items():
         at: At = ("limits", "layouts", name)
         if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
@@ -49,8 +49,10 @@ def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[s
             )
         parts[name], narrowed = _narrowed(limits, table, _LIMITS_OF_LAYOUTS, at)
         _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at)
-        if table.get("bytes") is not None and parts[name]["bytes"] > most:
-            raise _contradiction((*at, "bytes"), parts[name]["bytes"], ("limits", "bytes"), most)
+        for key in _OF_ALL_TOGETHER & set(table):
+            most = max([getattr(limits, key), *(one.get(key, 0) for one in memories.values())])
+            if parts[name][key] > most:
+                raise _contradiction((*at, key), parts[name][key], ("limits", key), most)
     return replace(limits, layouts=parts, memories=memories)
 
 
@@ -110,7 +112,7 @@ def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, La
     }
 
 
-def _check_whole(limits: Limits, given: Mapping[str, Any], at: At) -> None:
+def _check_whole(limits: Limits, given: Collection[str], at: At) -> None:
     for key in (*OF_FILES, "packed_bytes"):
         if getattr(limits, key) < 1:
             raise BadConfig(f"{shown((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key))
