@@ -12,7 +12,7 @@ import msgspec
 
 from sidecar.errors import BadConfig
 from sidecar.inside.rules import Rules, alternatives
-from sidecar.layouts import Layout, built_in
+from sidecar.layouts import AUTO, Layout, built_in
 from sidecar.sections import shown
 
 At = tuple[str | int, ...]
@@ -26,6 +26,8 @@ def custom(tables: Any) -> dict[str, Layout]:
         raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
     layouts = {}
     for name, table in tables.items():
+        if name == AUTO:
+            raise BadConfig("[layouts.auto]: auto stands for whatever is there.", at=("layouts", name))
         if not isinstance(table, Mapping):
             raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].", at=("layouts", name))
         layouts[name] = _extended(name, table["options"]) if set(table) == {"options"} else _new(name, table)
