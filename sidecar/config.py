@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.parts import Timing
-from sidecar.errors import BadConfig
+from sidecar.engine.parts import Timing, check_timing
+from sidecar.errors import BadConfig, BadReference
 from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
@@ -23,8 +23,19 @@ from sidecar.retention.settings import Retention, Rules
 from sidecar.retention.settings import check as check_retention
 from sidecar.sealing.given import VARIABLES
 from sidecar.sealing.settings import Encryption, Signing
-from sidecar.sections import PREFIX, check_known, converted, from_text, number, section, settable, shown, variable
-from sidecar.service.settings import Service, Webhook
+from sidecar.sections import (
+    PREFIX,
+    check_known,
+    converted,
+    from_text,
+    given,
+    number,
+    section,
+    settable,
+    shown,
+    variable,
+)
+from sidecar.service.settings import Service, Webhook, check_service
 from sidecar.sink.settings import Postgres, check_postgres
 
 
@@ -88,12 +99,37 @@ def config_file(path: str | None) -> str:
 
 
 def placed(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
-    """The same problem, with the line of the file it is in."""
-    if not file or not problem.at:
+    """The same problem, with the variable or the line of the file that it is in."""
+    message = problem.message
+    for at, name in _set_by_variables().items():
+        message = re.sub(re.escape(shown(at)) + r"(?!\w)", name, message)
+        if at == problem.at:
+            return BadConfig(message if name in message else f"{name}: {message}", hint=problem.hint)
+    if file and problem.at:
+        message = f"{_place(file, problem.at, text)}: {message}"
+    return BadConfig(message, hint=problem.hint)
+
+
+def store_placed(problem: BadReference, path: str | None, store: str | None) -> BadReference:
+    """The same problem with a store's URL, with the variable or the line that it was read from."""
+    if store:
         return problem
-    line = Lines(_read(file) if text is None else text).of(problem.at)
-    where = f"{file}:{line}" if line else file
-    return BadConfig(f"{where}: {problem.message}", hint=problem.hint)
+    file, name = config_file(path), "MEMORY_SIDECAR_STORE"
+    where = name if os.environ.get(name) else _place(file, ("store",)) if file else "store"
+    return BadReference(f"{where}: {problem.message}", hint=problem.hint)
+
+
+def _place(file: str, at: tuple[str | int, ...], text: str | None = None) -> str:
+    line = Lines(_read(file) if text is None else text).of(at)
+    return f"{file}:{line}" if line else file
+
+
+def _set_by_variables() -> dict[tuple[str | int, ...], str]:
+    """The options that the environment sets, each with its variable."""
+    variables = {
+        (name, entry.name): variable(name, entry.name) for name in SECTIONS for entry in settable(SECTIONS[name])
+    }
+    return {at: name for at, name in variables.items() if os.environ.get(name)}
 
 
 def _config(table: dict[str, Any], store: str | None) -> Config:
@@ -105,10 +141,10 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
     direct = table.get("direct", False) if direct is None else direct
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
-    layouts = {**built_in(), **_layouts(table.get("layouts", {}))}
-    limits = check_limits(section(table, "limits", Limits), table.get("limits", {}), layouts)
+    layouts = {**built_in(), **custom(table.get("layouts", {}))}
+    limits = check_limits(section(table, "limits", Limits), given(table, "limits", Limits), layouts)
     guards = check_guards(section(table, "guards", Guards), layouts)
-    timing = section(table, "timing", Timing)
+    timing = check_timing(section(table, "timing", Timing))
     return Config(
         store=wanted,
         direct=direct,
@@ -117,7 +153,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         privacy=check_privacy(section(table, "privacy", Privacy), layouts),
         timing=timing,
         retention=_retention(table, timing),
-        service=section(table, "service", Service),
+        service=check_service(section(table, "service", Service)),
         postgres=check_postgres(section(table, "postgres", Postgres)),
         encryption=section(table, "encryption", Encryption),
         signing=section(table, "signing", Signing),
@@ -132,21 +168,6 @@ def unknown_variables() -> dict[str, str]:
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
-
-
-def _layouts(tables: Any) -> dict[str, Layout]:
-    """The file's own layouts, one by one, so that a problem can be placed."""
-    if not isinstance(tables, dict):
-        raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
-    layouts: dict[str, Layout] = {}
-    for name, table in tables.items():
-        try:
-            layouts |= custom({name: table})
-        except BadConfig as problem:
-            keys = table if isinstance(table, dict) else ()
-            named = [key for key in keys if f"'{key}'" in problem.message or f"$.{key}" in problem.message]
-            raise BadConfig(problem.message, hint=problem.hint, at=("layouts", name, *named[:1])) from None
-    return layouts
 
 
 def _webhooks(rows: Any) -> list[Webhook]:
@@ -177,8 +198,8 @@ def _read(file: str) -> str:
 
 
 def _retention(table: dict[str, Any], timing: Timing) -> Retention:
-    given = table.get("retention", {})
-    tables = given.get("memories", {}) if isinstance(given, dict) else {}
+    rows = table.get("retention", {})
+    tables = rows.get("memories", {}) if isinstance(rows, dict) else {}
     memories: dict[str, dict[str, Any]] = {}
     for pattern, rules in tables.items() if isinstance(tables, dict) else ():
         at = ("retention", "memories", pattern)
@@ -187,10 +208,10 @@ def _retention(table: dict[str, Any], timing: Timing) -> Retention:
         check_known(rules, Rules.__dataclass_fields__, at)
         memories[pattern] = {key: number(value, (*at, key)) for key, value in rules.items()}
     if memories:
-        table = {**table, "retention": {**given, "memories": memories}}
+        table = {**table, "retention": {**rows, "memories": memories}}
     retention = section(table, "retention", Retention)
-    named = {entry.name for entry in settable(Retention) if os.environ.get(variable("retention", entry.name))}
-    check_retention(retention, {"": {*given, *named}, **{key: set(memories[key]) for key in memories}}, timing.command)
+    keys = {key: set(memories[key]) for key in memories}
+    check_retention(retention, {"": given(table, "retention", Retention), **keys}, timing.command)
     return retention
 
 

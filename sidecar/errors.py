@@ -234,7 +234,9 @@ class SandboxBusy(SandboxError):
 class SandboxTimeout(SandboxError):
     code = "sandbox-timeout"
     retryable = True
-    default_hint = "Raise `timeout` in the config, or look at what the sandbox is busy with; the head did not move."
+    default_hint = (
+        "Raise [timing] command in the config, or look at what the sandbox is busy with; the head did not move."
+    )
 
 
 class TransferFailed(SandboxError):

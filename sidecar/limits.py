@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.inside.rules import compiled
+from sidecar.patterns import fitting
 
 GIB = 1 << 30
 REJECT, TRIM = "reject", "trim"
@@ -72,7 +72,7 @@ class Limits:
 
     def of(self, memory: str) -> Limits:
         """The limits of one memory."""
-        return replace(self, **fitting(memory, self.memories), memories={})
+        return replace(self, **fitting(memory, self.memories, {}), memories={})
 
     def of_layout(self, layout: str) -> Limits:
         """The limits of one layout's files: ``bytes`` and ``files`` are of these alone."""
@@ -106,13 +106,8 @@ class Guards:
 
     def of(self, memory: str) -> Guards:
         """The guards of one memory."""
-        return replace(self, **fitting(memory, self.memories), memories={})
+        return replace(self, **fitting(memory, self.memories, {}), memories={})
 
     def of_layout(self, layout: str) -> Guards:
         table = {key: value for key, value in self.layouts.get(layout, {}).items() if key != "required"}
         return replace(self, **table, layouts={})
-
-
-def fitting(memory: str, tables: Tables) -> Mapping[str, Any]:
-    """The table of the first pattern that fits a memory's id; an empty one when none does."""
-    return next((table for pattern, table in tables.items() if compiled([pattern]).match(memory)), {})

@@ -26,7 +26,7 @@ class Lines:
         section: Path = ()
         counts: dict[Path, int] = {}
         within = False
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if not within and (header := _HEADER.match(line)):
                 section = _parts(header[2])
                 if header[1] == "[[":

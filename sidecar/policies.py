@@ -12,32 +12,33 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.errors import BadConfig
-from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
+from sidecar.layouts.custom import check_required
 from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.patterns import check_reached
 from sidecar.privacy import MODES as PRIVACY_MODES
 from sidecar.privacy import Privacy
 from sidecar.sections import check_known, converted, number, settable, shown
 
 At = tuple[str | int, ...]
 
+_OF_ALL_TOGETHER = {"bytes", "files"}
 _MODE_KEYS = {f"{key}_over" for key in OF_MEMORIES} | {"over"}
 _LIMITS_OF_LAYOUTS = {*OF_FILES, *(f"{key}_over" for key in OF_FILES), "over"}
 _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "required"}
 
 
-def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[str]) -> Limits:
-    """Limits as they are to be used; ``given`` is what the file says. Raise ``BadConfig``."""
+def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
+    """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
     _check_whole(limits, given, ("limits",))
     limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
-    _check_reached(limits.memories, ("limits", "memories"))
+    check_reached(limits.memories, ("limits", "memories"))
     keys = {entry.name for entry in settable(Limits)}
     memories, parts = {}, {}
     for pattern, table in limits.memories.items():
         memories[pattern], narrowed = _narrowed(limits, table, keys, ("limits", "memories", pattern))
         _check_whole(narrowed, table, ("limits", "memories", pattern))
-    most = max([limits.bytes, *(table.get("bytes", 0) for table in memories.values())])
     for name, table in limits.layouts.items():
         at: At = ("limits", "layouts", name)
         if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
@@ -48,8 +49,10 @@ def check_limits(limits: Limits, given: Mapping[str, Any], layouts: Collection[s
             )
         parts[name], narrowed = _narrowed(limits, table, _LIMITS_OF_LAYOUTS, at)
         _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at)
-        if table.get("bytes") is not None and parts[name]["bytes"] > most:
-            raise _contradiction((*at, "bytes"), parts[name]["bytes"], ("limits", "bytes"), most)
+        for key in _OF_ALL_TOGETHER & set(table):
+            most = max([getattr(limits, key), *(one.get(key, 0) for one in memories.values())])
+            if parts[name][key] > most:
+                raise _contradiction((*at, key), parts[name][key], ("limits", key), most)
     return replace(limits, layouts=parts, memories=memories)
 
 
@@ -57,7 +60,7 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
     """Guards as they are to be used. Raise ``BadConfig``."""
     _check_guard(guards, ("guards",))
     _check_names(_tables(guards.layouts), layouts, ("guards", "layouts"))
-    _check_reached(_tables(guards.memories), ("guards", "memories"))
+    check_reached(_tables(guards.memories), ("guards", "memories"))
     keys = {entry.name for entry in settable(Guards)}
     parts, memories = {}, {}
     for pattern, table in _tables(guards.memories).items():
@@ -70,6 +73,7 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
         required = table.get("required", [])
         if not isinstance(required, list) or not all(isinstance(path, str) and path for path in required):
             raise BadConfig(f"{shown((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
+        check_required(layouts[name], required, (*at, "required"))
         plain = {key: value for key, value in table.items() if key != "required"}
         parts[name], narrowed = _narrowed(guards, plain, _GUARDS_OF_LAYOUTS, at)
         _check_guard(narrowed, at)
@@ -81,7 +85,7 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
     """Privacy as it is to be used. Raise ``BadConfig``."""
     _check_modes(privacy, ("privacy",))
     _check_names(_tables(privacy.layouts), layouts, ("privacy", "layouts"))
-    _check_reached(_tables(privacy.memories), ("privacy", "memories"))
+    check_reached(_tables(privacy.memories), ("privacy", "memories"))
     narrower: dict[str, Any] = {"layouts": {}, "memories": {}}
     for kind, tables in (("layouts", privacy.layouts), ("memories", privacy.memories)):
         for name, table in _tables(tables).items():
@@ -108,7 +112,7 @@ def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, La
     }
 
 
-def _check_whole(limits: Limits, given: Mapping[str, Any], at: At) -> None:
+def _check_whole(limits: Limits, given: Collection[str], at: At) -> None:
     for key in (*OF_FILES, "packed_bytes"):
         if getattr(limits, key) < 1:
             raise BadConfig(f"{shown((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key))
@@ -164,16 +168,3 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
-
-
-def _check_reached(tables: Tables, at: At) -> None:
-    """Each pattern must fit some memory that none before it fits."""
-    before: list[str] = []
-    for pattern in tables:
-        some = pattern.replace("**", "\1/\1").replace("*", "\1").replace("?", "\1")
-        taken = next((earlier for earlier in before if compiled([earlier]).match(some)), None)
-        if taken is not None or not pattern:
-            why = f"every memory it fits is taken by {taken!r} before it" if taken else "it fits no memory"
-            hint = "The first pattern that fits counts: write the narrower one first."
-            raise BadConfig(f"[{at[0]}.{at[1]}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
-        before.append(pattern)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.inside.credentials import VERSION
-from sidecar.limits import Tables, fitting
+from sidecar.limits import Tables
+from sidecar.patterns import fitting
 
 KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
@@ -38,7 +39,7 @@ class Privacy:
 
     def of(self, memory: str) -> Privacy:
         """The policy for one memory."""
-        return replace(self, **fitting(memory, self.memories), memories={})
+        return replace(self, **fitting(memory, self.memories, {}), memories={})
 
     def of_layout(self, layout: str) -> Privacy:
         return replace(self, **self.layouts.get(layout, {}), layouts={})

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import (
+    BadReference,
     HeadMoved,
     MemoryNotFound,
     NotSigned,
@@ -22,7 +23,7 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id, snapshot_time
+from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import unseal
@@ -191,8 +192,9 @@ class Repository:
     async def resolve(self, memory: str, wanted: str) -> str:
         """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
 
-        Raise ``MemoryNotFound`` or ``SnapshotNotFound``.
+        Raise ``MemoryNotFound`` or ``SnapshotNotFound``, and ``BadReference`` for a time that is none.
         """
+        moment = parse_time(wanted[1:]) if wanted.startswith("@") else None
         ids = await self.snapshot_ids(memory)
         if not ids:
             raise MemoryNotFound(f"There is no memory {memory!r} in {self.store.url}.")
@@ -205,8 +207,8 @@ class Repository:
             if not state.head:
                 raise SnapshotNotFound(f"No snapshot of {memory} ever became its head.")
             return state.head.snapshot
-        if wanted.startswith("@"):
-            return await self._at(memory, parse_time(wanted[1:]), ids)
+        if moment is not None:
+            return await self._at(memory, moment, ids)
         found = [snapshot for snapshot in ids if snapshot.startswith(wanted) or snapshot.endswith(wanted)]
         if len(found) != 1 or len(wanted) < 4:
             many = (
@@ -221,7 +223,9 @@ class Repository:
         """What was the head at that time; without a readable head, the newest snapshot made by then."""
         head = (await self.head(memory)).head
         past = [(datetime.fromisoformat(since), snapshot) for snapshot, since in head.history] if head else []
-        past += [(snapshot_time(snapshot), snapshot) for snapshot in ids] if not head else []
+        if not head:
+            manifests = (await self.manifests(memory, ids)).items()
+            past = [(found.time, snapshot) for snapshot, found in manifests if isinstance(found, Manifest)]
         for since, snapshot in past:
             if since <= moment and snapshot in ids:
                 return snapshot
@@ -301,9 +305,9 @@ class Repository:
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO time; without a zone it is UTC. Raise ``SnapshotNotFound`` for anything else."""
+    """An ISO time; without a zone it is UTC. Raise ``BadReference`` for anything else."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise SnapshotNotFound(f"{text!r} is not a time.", hint="Write it like @2026-11-16T10:00Z.") from None
+        raise BadReference(f"{text!r} is not a time.", hint="Write it like @2026-11-16T10:00Z.") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -44,6 +45,14 @@ def section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return converted(values, kind, (name,))
 
 
+def given(table: Mapping[str, Any], name: str, kind: type[Any]) -> set[str]:
+    """The keys of a section that the file or the environment sets."""
+    return {
+        *table.get(name, {}),
+        *(entry.name for entry in settable(kind) if os.environ.get(variable(name, entry.name))),
+    }
+
+
 def converted(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
     try:
         return msgspec.convert(values, kind, strict=True)
@@ -73,15 +82,28 @@ def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str 
 
 
 def number(value: Any, at: tuple[str | int, ...]) -> Any:
-    """A value of the file: sizes may be texts, and no number is negative. Raise ``BadConfig``."""
+    """A value of the file: sizes may be texts, and no number is negative or without end. Raise ``BadConfig``."""
     if isinstance(value, str) and str(at[-1]).endswith("bytes"):
         try:
             return size_of(value)
         except ValueError:
             raise BadConfig(f"{shown(at)} is not valid: {value!r} is no size.", hint=HOW, at=at) from None
-    if isinstance(value, int | float) and value < 0:
-        raise BadConfig(f"{shown(at)} must not be negative.", at=at)
+    if wrong := _no_amount(value):
+        raise BadConfig(f"{shown(at)} {wrong}.", at=at)
     return value
+
+
+def _no_amount(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    return "must not be negative" if isinstance(value, int | float) and value < 0 else ""
+
+
+def check_least(settings: Any, section: str, least: Mapping[str, int]) -> None:
+    """Raise ``BadConfig`` for a number that is so small that nothing would work."""
+    for key, amount in least.items():
+        if getattr(settings, key) < amount:
+            raise BadConfig(f"[{section}] {key} must be at least {amount}.", at=(section, key))
 
 
 def from_text(name: str, kind: object) -> Any:
@@ -101,6 +123,6 @@ def from_text(name: str, kind: object) -> Any:
         value = size_of(text) if sized else {"int": int, "float": float}.get(str(kind), str)(text)
     except ValueError:
         raise BadConfig(f"{name} must be a number.") from None
-    if isinstance(value, int | float) and value < 0:
-        raise BadConfig(f"{name} must not be negative.")
+    if wrong := _no_amount(value):
+        raise BadConfig(f"{name} {wrong}.")
     return value

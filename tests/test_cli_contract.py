@@ -265,6 +265,16 @@ def test_an_unknown_memory_fails_by_name(words: list[str], store: Path) -> None:
     assert "nobody" in _one_line(ran)
 
 
+def test_a_time_that_is_none_is_wrong_usage(home: Path, store: Path) -> None:
+    restore = ["restore", MEMORY, "--sandbox", f"local:{home}", "--snapshot", "@yesterday"]
+    ran = run_cli(*restore, store=store)
+    assert (ran.code, ran.error) == (2, "bad-reference")
+    assert "Write it like @2026-11-16T10:00Z" in _one_line(ran)
+    assert _export(home, store).code == 0
+    for words in (restore, ["show", MEMORY, "@yesterday"]):
+        assert run_cli(*words, store=store).code == 2
+
+
 @pytest.mark.parametrize("wanted", ["../../x", "a/b", "", "latest ", "@", "@yesterday", "@2026-13-01", "\n", "2", "*"])
 def test_an_odd_name_for_a_snapshot_is_no_surprise(wanted: str, home: Path, store: Path) -> None:
     assert _export(home, store).code == 0

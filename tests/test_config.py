@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.cli.main import main
 from sidecar.config import load_config
 from sidecar.errors import BadConfig
 from sidecar.retention.rules import KeepLast, KeepPeriods
@@ -56,7 +57,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
         ("keep_within = '99999y'", "thousand years"),
         ("grace = 'soon'", "grace = 'soon' is no duration"),
         ("grace = '10m'", 'shorter than what an export may take. Write grace = "3600s" or more'),
-        ("every = '0s'", "every must be at least a second"),
+        ("keep_within = '0d'", "keep_within = '0d' is no time at all. Write more"),
+        ("keep_last = 3\n[retention.memories.a]\nkeep_within = '0s'", "\"a\"] keep_within = '0s' is no time at all"),
+        ("every = '0.5s'", "every must be at least a second"),
         ("keep_calls = 'x'", "keep_calls = 'x' is no duration"),
         ("memory_bytes = 10\nstore_bytes = 9", "memory_bytes = 10 is more than store_bytes = 9"),
         ("keep_labelled = ['']", "empty pattern"),
@@ -89,7 +92,7 @@ def test_the_first_pattern_that_matches_a_memory_says_what_it_keeps(
     assert retention.policy_for("some/agent").rules == ()
     assert config(tmp_path, "").retention.policy_for("any").rules == (KeepLast(5),)
     monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LAST", "0")
-    with pytest.raises(BadConfig, match="keep_last = 0"):
+    with pytest.raises(BadConfig, match="MEMORY_SIDECAR_RETENTION_KEEP_LAST = 0"):
         config(tmp_path, "")
 
 
@@ -112,6 +115,21 @@ def test_the_store_comes_from_the_command_line_then_the_environment_then_the_fil
     monkeypatch.delenv("MEMORY_SIDECAR_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert load_config(None).store == "file:/data/memory-sidecar"
+
+
+def test_a_store_that_is_none_is_refused_with_where_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MEMORY_SIDECAR_STORE", raising=False)
+    file = tmp_path / "c.toml"
+    file.write_text("direct = false\nstore = 'ftp://x'\n")
+    for words in (["config", "check"], ["list"]):
+        assert main([*words, f"--config={file}"]) == 2
+        assert f"{file}:2: There is no 'ftp:' store." in capsys.readouterr().err
+    monkeypatch.setenv("MEMORY_SIDECAR_STORE", "ftp://y")
+    assert main(["config", "check", f"--config={file}"]) == 2
+    assert "MEMORY_SIDECAR_STORE: There is no 'ftp:' store." in capsys.readouterr().err
+    assert main(["config", "check", "--store=ftp://z"]) == 2
 
 
 def test_the_page_of_options_is_what_the_code_says() -> None:

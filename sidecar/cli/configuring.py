@@ -11,7 +11,7 @@ from typing import Any
 
 from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result, Table
-from sidecar.config import SECTIONS, Config, config_file, load_config, placed, unknown_variables
+from sidecar.config import SECTIONS, Config, config_file, load_config, placed, store_placed, unknown_variables
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig, BadReference, StoreError
 from sidecar.sealing.given import Given, given
@@ -32,6 +32,8 @@ def run_config(args: argparse.Namespace) -> Result:
         unseen = asyncio.run(_compared_with_the_store(config, keys, args))
     except BadConfig as problem:
         raise placed(problem, config_file(args.config)) from None
+    except BadReference as problem:
+        raise store_placed(problem, args.config, args.store) from None
     document = {
         "ok": True,
         "store": config.store,
@@ -65,7 +67,7 @@ async def _compared_with_the_store(config: Config, keys: Given, args: argparse.N
             await check_policy(Engine(repository=repository, limits=config.limits), args)
         finally:
             await repository.store.close()
-    except (StoreError, BadReference) as problem:
+    except StoreError as problem:
         return f"The store could not be looked at: {problem.message}"
     return ""
 

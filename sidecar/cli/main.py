@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from sidecar.cli.arguments import parser
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, show, watched
-from sidecar.errors import BadConfig, SidecarError
+from sidecar.errors import BadConfig, BadReference, SidecarError
 
 # Imported only when called for: a command should start as fast as it can.
 COMMANDS = {
@@ -98,7 +98,7 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 async def _run(args: argparse.Namespace) -> Result:
     from sidecar.cli.keeping_up import keep_up
-    from sidecar.config import config_file, load_config, placed
+    from sidecar.config import config_file, load_config, placed, store_placed
     from sidecar.engine import Engine
     from sidecar.sealing.given import given
     from sidecar.wiring import open_index, open_repository
@@ -116,6 +116,8 @@ async def _run(args: argparse.Namespace) -> Result:
         repository = open_repository(config.store, keys, trust_unsigned=trusting)
     except BadConfig as problem:
         raise placed(problem, config_file(args.config)) from None
+    except BadReference as problem:
+        raise store_placed(problem, args.config, args.store) from None
     _warn(keys.warnings, config.service.log if args.command in LASTING else "")
     engine = Engine(
         repository=repository,

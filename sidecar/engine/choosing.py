@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sidecar.engine.direct import NotDirect
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
-from sidecar.repository import Repository
+from sidecar.repository import Repository, parse_time
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool
@@ -27,8 +27,10 @@ class Choice:
 async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
     """The snapshot asked for, whole and on our disk; when the head cannot be read, the newest one that can.
 
-    ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read.
+    ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read, ``BadReference`` for no time at all.
     """
+    if wanted.startswith("@"):
+        parse_time(wanted[1:])  # wrong also where there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
         manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
         return Choice(await fetch(repository.store, manifest, scratch), [])

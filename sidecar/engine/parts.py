@@ -19,6 +19,7 @@ from sidecar.privacy import Privacy
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
 from sidecar.retention.settings import Retention
+from sidecar.sections import check_least
 from sidecar.wiring import open_home
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class Timing:
     """A sandbox that would end sooner than in so many seconds is prolonged while it is worked with."""
     direct: int = 600
     """Seconds for which a link straight to the bucket is good."""
+
+
+def check_timing(timing: Timing) -> Timing:
+    """Raise ``BadConfig`` for what no export could be made in."""
+    check_least(timing, "timing", {"command": 1, "direct": 1})
+    return timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

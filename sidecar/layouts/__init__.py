@@ -18,6 +18,9 @@ import msgspec
 
 from sidecar.errors import UnknownLayout
 
+AUTO = "auto"
+"""In place of names: whatever is there."""
+
 Patterns = tuple[str, ...]
 """Explained in ``sidecar/inside/rules.py``."""
 
@@ -175,15 +178,13 @@ def built_in() -> dict[str, Layout]:
 
 
 def choose(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
-    """The named layouts, or all of them for none or ``auto``. Raise ``UnknownLayout``."""
+    """The named layouts, or all of them for none or ``auto``, whatever is beside it. Raise ``UnknownLayout``."""
     wanted = list(dict.fromkeys(names))
-    if not wanted or wanted == ["auto"]:
-        return list(known.values())
     for name in wanted:
-        if name not in known:
+        if name not in known and name != AUTO:
             near = difflib.get_close_matches(name, known, 1)
             raise UnknownLayout(
                 f"There is no layout {name!r}.",
                 hint=f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}.",
             )
-    return [known[name] for name in wanted]
+    return [known[name] for name in wanted] if wanted and AUTO not in wanted else list(known.values())

@@ -3,97 +3,142 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
 
 from sidecar.errors import BadConfig
-from sidecar.layouts import Layout, built_in
+from sidecar.inside.rules import Rules, alternatives
+from sidecar.layouts import AUTO, Layout, built_in
+from sidecar.sections import shown
+
+At = tuple[str | int, ...]
+
+_WORD = re.compile(r"\{(\w+)\}")
 
 
-def custom(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Layout]:
-    """The layouts under ``[layouts]``. Raise ``BadConfig`` naming the first that is wrong, and how."""
+def custom(tables: Any) -> dict[str, Layout]:
+    """The layouts under ``[layouts]``. Raise ``BadConfig`` naming the first that is wrong, how and where."""
     if not isinstance(tables, Mapping):
-        raise BadConfig("[layouts] must hold one table for each layout.")
+        raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
     layouts = {}
     for name, table in tables.items():
+        if name == AUTO:
+            raise BadConfig("[layouts.auto]: auto stands for whatever is there.", at=("layouts", name))
         if not isinstance(table, Mapping):
-            raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].")
+            raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].", at=("layouts", name))
         layouts[name] = _extended(name, table["options"]) if set(table) == {"options"} else _new(name, table)
     _check_roots({**built_in(), **layouts})
     return layouts
 
 
+def check_required(layout: Layout, required: Iterable[str], at: At) -> None:
+    """Raise ``BadConfig`` for a path that a layout cannot do without and that none of its snapshots can ever hold."""
+    rules = Rules(layout.for_sandbox())
+    for pattern in required:
+        ways = [way for way in alternatives(pattern) if _relative(way)]
+        if not any("*" in way or "?" in way or rules.allows(way.rstrip("/"), way.endswith("/")) for way in ways):
+            hint = "Write it as the layout's patterns are, from the root on: see `memory-sidecar layouts " + layout.name
+            raise BadConfig(f"{shown(at)}: {pattern!r} is no path that this layout keeps.", hint=hint + "`.", at=at)
+
+
 def _extended(name: str, options: Any) -> Layout:
-    layout = built_in().get(name)
+    layout, at = built_in().get(name), ("layouts", name, "options")
     if layout is None:
-        raise _unknown(f"[layouts.{name}] switches on options, but no layout", name, built_in())
+        raise _unknown(f"[layouts.{name}] switches on options, but no layout", name, built_in(), ("layouts", name))
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise BadConfig(f"[layouts.{name}] options must be a list of names.")
+        raise BadConfig(f"[layouts.{name}] options must be a list of names.", at=at)
     for option in options:
         if option not in layout.options:
-            raise _unknown(f"[layouts.{name}] has no option", option, layout.options)
+            raise _unknown(f"[layouts.{name}] has no option", option, layout.options, at)
     return layout.with_options(dict.fromkeys(options))
 
 
 def _new(name: str, table: Mapping[str, Any]) -> Layout:
+    at = ("layouts", name)
     known = {entry.name for entry in fields(Layout)} - {"name", "chosen"}
     for key in table:
         if key not in known:
-            raise _unknown(f"[layouts.{name}] has an unknown key", key, known)
+            raise _unknown(f"[layouts.{name}] has an unknown key", key, known, (*at, key))
     try:
         layout = msgspec.convert({**table, "name": name}, Layout, strict=True)
     except msgspec.ValidationError as problem:
-        raise BadConfig(f"[layouts.{name}] is not a layout: {problem}.") from None
-    _check_keys(f"layouts.{name}", table, asdict(layout))
+        inner = re.search(r"`\$\.?([^`]*)`\Z", str(problem))
+        parts = re.findall(r"[^.\[\]]+", inner[1]) if inner else []
+        where = [int(part) if part.isdigit() else part for part in parts]
+        raise BadConfig(f"[layouts.{name}] is not a layout: {problem}.", at=(*at, *where)) from None
+    _check_keys(f"layouts.{name}", table, asdict(layout), at)
     return _sound(layout)
 
 
-def _check_keys(where: str, written: Any, read: Any) -> None:
+def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
     """Raise ``BadConfig`` for a key that was written, at any depth, and that nothing reads."""
     if isinstance(written, Mapping):
         for key, value in written.items():
             if key not in read:
-                raise _unknown(f"[{where}] has an unknown key", key, read)
-            _check_keys(f"{where}.{key}", value, read[key])
+                raise _unknown(f"[{where}] has an unknown key", key, read, (*at, key))
+            _check_keys(f"{where}.{key}", value, read[key], (*at, key))
     elif isinstance(written, list):
-        for value, each in zip(written, read, strict=True):
-            _check_keys(where, value, each)
+        for number, (value, each) in enumerate(zip(written, read, strict=True)):
+            _check_keys(where, value, each, (*at, number))
 
 
-def _unknown(what: str, name: str, known: Any) -> BadConfig:
+def _unknown(what: str, name: str, known: Any, at: At) -> BadConfig:
     near = difflib.get_close_matches(name, known, 1)
-    return BadConfig(f"{what} {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "")
+    return BadConfig(f"{what} {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "", at=at)
 
 
 def _sound(layout: Layout) -> Layout:
-    for root in layout.roots:
-        plain = root.name.replace("-", "")
-        if not plain.isalnum() or not plain.isascii() or root.name != root.name.lower() or root.name.startswith("-"):
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r} must be lower-case letters, digits and '-'.")
-        if root.name.rpartition("-")[2].isdigit():
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r} must not end in a number.")
-        if root.project == bool(root.paths):
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r} needs either project = true or paths.")
-        if ".." in root.below.split("/") or root.below.startswith("/"):
-            raise BadConfig(f"[layouts.{layout.name}] root {root.name!r}: below must stay below.")
-    if not layout.roots or not layout.keep + layout.databases:
-        raise BadConfig(f"[layouts.{layout.name}] needs at least one root and something to keep.")
-    for pattern in (*layout.keep, *layout.databases, *layout.never, *layout.secrets):
-        if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-            raise BadConfig(f"[layouts.{layout.name}] {pattern!r} is not a pattern relative to the root.")
+    for at, wrong in _faults(layout):
+        raise BadConfig(f"[layouts.{layout.name}] {wrong}", at=("layouts", layout.name, *at))
+    check_required(layout, layout.required, ("layouts", layout.name, "required"))
     return layout
 
 
+def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
+    """What is wrong with a layout, each with where in its table that is."""
+    for number, root in enumerate(layout.roots):
+        place, plain = ("roots", number), root.name.replace("-", "")
+        if not plain.isalnum() or not plain.isascii() or root.name != root.name.lower() or root.name.startswith("-"):
+            yield (*place, "name"), f"root {root.name!r} must be lower-case letters, digits and '-'."
+        if root.name.rpartition("-")[2].isdigit():
+            yield (*place, "name"), f"root {root.name!r} must not end in a number."
+        if root.project == bool(root.paths):
+            yield place, f"root {root.name!r} needs either project = true or paths."
+        if ".." in root.below.split("/") or root.below.startswith("/"):
+            yield (*place, "below"), f"root {root.name!r}: below must stay below."
+    if not layout.roots or not layout.keep + layout.databases:
+        yield (), "needs at least one root and something to keep."
+    for key in ("keep", "databases", "never", "secrets"):
+        for pattern in getattr(layout, key):
+            if not _relative(pattern):
+                yield (key,), f"{pattern!r} is not a pattern relative to the root."
+    bound: list[tuple[At, str]] = [(("tiers", "dated"), pattern) for pattern in layout.tiers.dated]
+    bound += [(("coupled", n, "paths"), path) for n, coupled in enumerate(layout.coupled) for path in coupled.paths]
+    for at, pattern in bound:
+        for word in _WORD.findall(pattern):
+            if not word.isidentifier():
+                yield at, f"{pattern!r}: '{{{word}}}' must be a word that does not begin with a digit."
+
+
+def _relative(pattern: str) -> bool:
+    return bool(pattern) and not pattern.startswith("/") and ".." not in pattern.split("/")
+
+
 def _check_roots(layouts: Mapping[str, Layout]) -> None:
-    """Paths in a store begin with a root's name, so no two layouts may have one of the same."""
+    """Paths in a store begin with a root's name, so no two roots may have the same."""
     owners: dict[str, str] = {}
     for layout in layouts.values():
-        for root in layout.roots:
-            if owners.setdefault(root.name, layout.name) != layout.name:
+        for number, root in enumerate(layout.roots):
+            if root.name in owners:
+                other = owners[root.name]
+                also = f", as {other} has" if other != layout.name else " twice"
                 raise BadConfig(
-                    f"[layouts.{layout.name}] has a root {root.name!r}, as {owners[root.name]} has.",
+                    f"[layouts.{layout.name}] has a root {root.name!r}{also}.",
                     hint="Give it another name: paths in a store begin with it.",
+                    at=("layouts", layout.name, "roots", number, "name"),
                 )
+            owners[root.name] = layout.name

@@ -98,15 +98,17 @@ async def forget_lightly(repository: Repository, memory: str, policy: Policy) ->
     if state.head is None:
         return 0
     keys, now = Keys.of(memory), datetime.now(UTC)
-    wanted = survey.snapshots
-    if not policy.most_bytes or _stored(survey, keys) <= policy.most_bytes:
-        # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
-        first = plan(_rows(survey, state, {}, keys), Policy(policy.rules), now)
-        gone = {row.id for row in first.forgotten}
-        wanted = [snapshot for snapshot in survey.snapshots if snapshot in gone or _beyond(snapshot, state)]
+    over = policy.most_bytes and _stored(survey, keys) > policy.most_bytes
+    wanted = {snapshot for snapshot in survey.snapshots if over or _to_be_read(snapshot, state)}
     manifests = await repository.manifests(memory, wanted)
+    if not over:
+        # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
+        first = plan(_rows(survey, state, manifests, keys), Policy(policy.rules), now)
+        more = {row.id for row in first.forgotten} - wanted
+        manifests |= await repository.manifests(memory, more)
+        wanted |= more
     rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
-    limit = policy if wanted is survey.snapshots else Policy(policy.rules, policy.labelled)
+    limit = policy if over else Policy(policy.rules, policy.labelled)
     return await _remove(repository, memory, [row.id for row in plan(rows, limit, now).forgotten], manifests)
 
 
@@ -157,7 +159,7 @@ def _rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Keys) ->
         rows.append(
             Snapshot(
                 id=snapshot,
-                time=snapshot_time(snapshot),
+                time=whole.time if whole else snapshot_time(snapshot),
                 label=whole.label if whole else "",
                 pinned=snapshot in survey.pinned,
                 is_head=snapshot == state.snapshot,
@@ -175,6 +177,11 @@ def _beyond(snapshot: str, state: HeadState) -> bool:
     return (
         state.head is not None and len(state.head.history) >= LONGEST_HISTORY and snapshot < state.head.history[-1][0]
     )
+
+
+def _to_be_read(snapshot: str, state: HeadState) -> bool:
+    """Whether only its manifest tells what the rules need to know: of one that stays, too, as it may take another's place."""
+    return _beyond(snapshot, state) or (state.head is not None and state.head.ahead(snapshot))
 
 
 async def _do(

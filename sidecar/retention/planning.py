@@ -136,7 +136,7 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
         for decision in decisions
         if decision.keep and not decision.fixed
     ]
-    for snapshot, number in sorted(loose, key=lambda one: (one[0].time, one[0].id)):
+    for snapshot, number in sorted(loose, key=lambda one: one[0].id):
         if total <= most:
             break
         gone.add((number, snapshot.id))

@@ -12,13 +12,17 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from sidecar.ids import snapshot_time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What rules look at."""
 
     id: str
+    """Later ones have higher ids, whatever the clock said."""
     time: datetime
+    """When it was made; a clock that was wrong for it is wrong for no other."""
     label: str = ""
     pinned: bool = False
     is_head: bool = False
@@ -55,13 +59,19 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepWithin:
-    """Those that are no older than this."""
+    """Those that are no older than this, nor than a snapshot before them."""
 
     age: timedelta
     text: str
 
     def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
-        return {snapshot.id: f"within {self.text}" for snapshot in snapshots if now - snapshot.time <= self.age}
+        return {snapshot.id: f"within {self.text}" for snapshot in snapshots if now - _made(snapshot, now) <= self.age}
+
+
+def _made(snapshot: Snapshot, now: datetime) -> datetime:
+    """By its id, so that a clock which fell back makes nothing old; unless the id goes on from one that was ahead."""
+    by_id = snapshot_time(snapshot.id)
+    return by_id if by_id <= now else snapshot.time
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from fnmatch import fnmatchcase
 
 from sidecar.errors import BadConfig
+from sidecar.patterns import check_reached, fitting
 from sidecar.retention.planning import Policy
 from sidecar.retention.rules import PERIODS, KeepLabelled, KeepLast, KeepPeriods, KeepWithin, Rule
 
@@ -79,11 +79,10 @@ class Retention(Rules):
     keep_calls: str = "7d"
     """How long the answers to calls with an Idempotency-Key are remembered."""
     memories: dict[str, Rules] = field(default_factory=dict)
-    """Other rules for memories whose id matches a pattern: the first that matches, instead of those above."""
+    """Other rules for the memories a pattern fits, instead of those above: the first that fits."""
 
     def policy_for(self, memory: str) -> Policy:
-        matching = (rules for pattern, rules in self.memories.items() if fnmatchcase(memory, pattern))
-        return next(matching, self).policy()
+        return fitting(memory, self.memories, self).policy()
 
     @property
     def grace_seconds(self) -> float:
@@ -99,6 +98,7 @@ def check(retention: Retention, given: dict[str, set[str]], command_seconds: flo
 
     ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
     """
+    check_reached(retention.memories, ("retention", "memories"))
     for pattern, rules in [("", retention), *retention.memories.items()]:
         section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
         at = ("retention", "memories", pattern) if pattern else ("retention",)
@@ -123,7 +123,8 @@ def _problems(rules: Rules, given: set[str], store_bytes: int) -> Iterator[tuple
         text = getattr(rules, key, "")
         if text or key in given:
             try:
-                duration(text)
+                if not duration(text):
+                    yield key, f"{key} = {text!r} is no time at all.", 'Write more, such as "12h" or "30d".'
             except ValueError as problem:
                 yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
     if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:

@@ -27,7 +27,7 @@ from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
-from sidecar.service.settings import Service, Webhook
+from sidecar.service.settings import Service, Webhook, address
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import check_bind, load_tokens
 from sidecar.service.webhooks import Deliveries
@@ -54,7 +54,7 @@ async def serve(
     """
     set_up(settings.log)
     log = structlog.get_logger("sidecar")
-    host, port = _address(settings.bind)
+    host, port = address(settings.bind)
     tokens = load_tokens(settings.token_file)
     check_bind(host, tokens)
     await engine.repository.store.prepare()
@@ -174,13 +174,6 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told)
     return stopping, hurried
-
-
-def _address(bind: str) -> tuple[str, int]:
-    host, colon, port = bind.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or not host:
-        raise BadConfig(f"{bind!r} is no address to listen on.", hint="Write host:port, such as 127.0.0.1:8077.")
-    return host.strip("[]"), int(port)
 
 
 def _listen(host: str, port: int) -> socket.socket:

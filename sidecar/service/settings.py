@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sidecar.errors import BadConfig
+from sidecar.sections import check_least
+
+FORMS = ("auto", "json", "console")
+LEAST = {"concurrency": 1, "body_bytes": 1, "lease": 1, "checkpoint_every": 1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
@@ -31,6 +37,25 @@ class Service:
     """Larger snapshots are not drilled; so much must fit into the temporary folder."""
     lead: float = 60.0
     """So many seconds before a provider ends a sandbox it is exported."""
+
+
+def check_service(settings: Service) -> Service:
+    """Raise ``BadConfig`` for what a service could not work with."""
+    check_least(settings, "service", LEAST)
+    if settings.log not in FORMS:
+        may_be = " or ".join(f'"{form}"' for form in FORMS)
+        raise BadConfig(f"[service] log must be {may_be}, not {settings.log!r}.", at=("service", "log"))
+    address(settings.bind)
+    return settings
+
+
+def address(bind: str) -> tuple[str, int]:
+    """The host and port to listen on. Raise ``BadConfig`` when it is none."""
+    host, colon, port = bind.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535 or not host:
+        hint = "Write host:port, such as 127.0.0.1:8077."
+        raise BadConfig(f"{bind!r} is no address to listen on.", hint=hint, at=("service", "bind"))
+    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

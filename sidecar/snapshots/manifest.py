@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from sidecar.errors import SnapshotDamaged
+from sidecar.ids import snapshot_time
 from sidecar.inside.index import Entry
 from sidecar.snapshots.sealed import seal, unseal
 
@@ -114,6 +115,16 @@ class Manifest:
         return manifest
 
     @property
+    def time(self) -> datetime:
+        """When it was made. Ids go on from where a clock that was ahead has left them; ``created`` does not."""
+        by_id = snapshot_time(self.snapshot)
+        try:
+            created = datetime.fromisoformat(self.created)
+        except ValueError:
+            return by_id
+        return min(by_id, created if created.tzinfo else created.replace(tzinfo=UTC))
+
+    @property
     def taken_out(self) -> tuple[int, int]:
         """Private passages and credentials that are not in this snapshot."""
         counts = self.scrubbed.values()
@@ -166,6 +177,11 @@ class Head:
 
     def was(self, snapshot: str) -> bool:
         return any(snapshot == past for past, _ in self.history)
+
+    def ahead(self, snapshot: str) -> bool:
+        """Whether it was the head before the time in its id: then a clock was wrong, and its manifest knows better."""
+        since = next((since for past, since in reversed(self.history) if past == snapshot), "")
+        return since != "" and snapshot_time(snapshot).isoformat(timespec="seconds") > since
 
 
 def _decoded(data: bytes, kind: type[T], what: str) -> T:

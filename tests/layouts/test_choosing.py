@@ -11,8 +11,8 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.config import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.asking import ExportAnswer
-from sidecar.errors import BadConfig
-from sidecar.layouts import Layout, built_in
+from sidecar.errors import BadConfig, UnknownLayout
+from sidecar.layouts import Layout, built_in, choose
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import empty_home, engine_at, run_cli, write
 from tests.parts.samples import SAMPLES, leaked, pai
@@ -195,6 +195,48 @@ def test_a_wrong_layout_is_named(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as refused:
         config(tmp_path, text)
     assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_auto_means_all_of_them_also_beside_others() -> None:
+    known = built_in()
+    assert choose([], known) == choose(["auto"], known) == choose(["auto", "pai"], known) == [*known.values()]
+    assert choose(["pai", "codex", "pai"], known) == [known["pai"], known["codex"]]
+    with pytest.raises(UnknownLayout, match="There is no layout 'pay'"):
+        choose(["auto", "pay"], known)
+
+
+NOTES = "[layouts.notes]\nkeep = ['n/**']\n[[layouts.notes.roots]]\nname = 'notes'\npaths = ['~/n']\n"
+PLACED = {
+    "root-of-another": (NOTES + NOTES.replace("notes]", "more]").replace("notes.", "more."), 9, "as notes has"),
+    "root-twice": (NOTES + "[[layouts.notes.roots]]\npaths = ['~/m']\nname = 'notes'\n", 8, "root 'notes' twice"),
+    "root": (NOTES.replace("'notes'", "'Notes'"), 4, "lower-case"),
+    "tier": (NOTES + "[layouts.notes.tiers]\nhot = ['n/a']\nwarmish = ['x']\n", 8, "unknown key 'warmish'"),
+    "tier-type": (NOTES + "[layouts.notes.tiers]\nhot = ['n/a']\nwarm = 3\n", 8, "not a layout"),
+    "auto": (NOTES + NOTES.replace("notes", "auto"), 6, "whatever is there"),
+    "option": ("[layouts.pai]\n\noptions = ['rw']\n", 3, "Did you mean 'raw'?"),
+    "pattern": (NOTES.replace("[[", "never = ['../x']\n[["), 3, "relative to the root"),
+    "word": (NOTES + "[[layouts.notes.coupled]]\npaths = ['n/{1a}.md', 'n/{1a}.txt']\n", 7, "begin with a digit"),
+    "required": (NOTES.replace("[[", "required = ['m/a']\n[["), 3, "no path that this layout keeps"),
+    "guard": (
+        NOTES + "[guards.layouts.claude-mem]\nrequired = ['/claude-mem.db']\n",
+        7,
+        "no path that this layout keeps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_a_wrong_layout_is_named_with_its_line(case: str, tmp_path: Path) -> None:
+    text, line, words = PLACED[case]
+    with pytest.raises(BadConfig, match=rf"c\.toml:{line}: ") as refused:
+        config(tmp_path, text)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_required_paths_may_be_patterns_and_folders(tmp_path: Path) -> None:
+    required = ["claude-mem.db", "*.db", "{x,claude-mem}.db", "corpora/"]
+    layouts = config(tmp_path, f"[guards.layouts.claude-mem]\nrequired = {required}\n")
+    assert layouts["claude-mem"].required == tuple(required)
 
 
 def test_a_layout_of_ones_own_is_found_exported_and_restored(tmp_path: Path) -> None:

@@ -44,7 +44,17 @@ WRONG = {
     "inline": ("store = 'file:/x'\nlimits = { files = 0 }\n", 2, "nothing could ever"),
     "layout": ("[layouts.x]\nkeep = ['a']\nkeeps = ['a']\n", 3, "Did you mean 'keep'?"),
     "timing": ("[timing]\ncommand = 5\nturn_wait = 'long'\n", 3, "not valid"),
+    "no-end": ("[timing]\nturn_wait = 5\ncommand = inf\n", 3, "[timing] command must be a finite number"),
+    "no-number": ("[limits]\nwarn_at = nan\n", 2, "must be a finite number"),
+    "no-time": ("[timing]\ncommand = 0\n", 2, "[timing] command must be at least 1"),
+    "no-time-for-a-link": ("[timing]\ndirect = 0\n", 2, "at least 1"),
+    "nothing-at-once": ("[service]\nconcurrency = 0\n", 2, "[service] concurrency must be at least 1"),
+    "no-lease": ("[service]\nlease = 0.0\n", 2, "at least 1"),
+    "unknown-log": ("[service]\nlog = 'yaml'\n", 2, '"auto" or "json" or "console"'),
+    "no-address": ("[service]\nqueue = 0\nbind = 'nonsense'\n", 3, "no address to listen on"),
+    "files-above-all": ("[limits]\nfiles = 9\n[limits.layouts.pai]\nfiles = 10\n", 4, "more than [limits] files"),
     "second-webhook": ("[[webhooks]]\nurl = 'http://x'\n[[webhooks]]\nurl = 'ftp://x'\n", 4, "http://"),
+    "odd-line-break": ("# one\u2028line\x85\n[limits]\nfiles = 0\n", 3, "nothing could ever"),
     "toml": ("store = 'x'\nnot toml\n", 2, "is not TOML"),
     "top": ("store = 'file:/x'\nlimit = 3\n", 2, "Did you mean 'limits'?"),
 }  # fmt: skip
@@ -54,7 +64,7 @@ WRONG = {
 def test_a_wrong_setting_is_named_with_its_line(case: str, tmp_path: Path) -> None:
     text, line, words = WRONG[case]
     file = tmp_path / "config.toml"
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     with pytest.raises(BadConfig) as refused:
         load_config(str(file))
     assert refused.value.message.startswith(f"{file}:{line}: "), refused.value.message
@@ -106,6 +116,40 @@ def test_a_limit_can_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MEMORY_SIDECAR_LIMITS_BYTES", "-3")
     with pytest.raises(BadConfig, match="MEMORY_SIDECAR_LIMITS_BYTES"):
         load_config(str(file))
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "said"),
+    [
+        ("LIMITS_OVER=foo", "[limits]\nover = 'trim'\n", 'MEMORY_SIDECAR_LIMITS_OVER must be "reject" or "trim"'),
+        ("RETENTION_KEEP_LAST=0", "", "MEMORY_SIDECAR_RETENTION_KEEP_LAST = 0 and nothing else"),
+        ("SERVICE_BIND=x", "[service]\nbind = 'y'\n", "MEMORY_SIDECAR_SERVICE_BIND: 'x' is no address"),
+        ("TIMING_COMMAND=inf", "", "MEMORY_SIDECAR_TIMING_COMMAND must be a finite number"),
+        (
+            "LIMITS_BYTES=1MB LIMITS_FILE_BYTES=2MB",
+            "",
+            "MEMORY_SIDECAR_LIMITS_FILE_BYTES is 2000000, more than MEMORY_SIDECAR_LIMITS_BYTES, which is 1000000",
+        ),
+        (
+            "LIMITS_BYTES=1MB",
+            "[limits]\nfile_bytes = '2 MB'\n",
+            ":2: [limits] file_bytes is 2000000, more than MEMORY_",
+        ),
+        ("LIMITS_FILE_BYTES=2MB", "[limits]\nbytes = '1 MB'\n", "FILE_BYTES is 2000000, more than [limits] bytes"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    variables: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pair in variables.split():
+        name, _, value = pair.partition("=")
+        monkeypatch.setenv(f"MEMORY_SIDECAR_{name}", value)
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(BadConfig) as refused:
+        load_config(str(file))
+    assert said in refused.value.message
+    assert (str(file) in refused.value.message) == (":2: " in said)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def kept_by_rules(one: Snapshot, everything: list[Snapshot], rules: Rules, now: 
         answers.append(len(ordinary_and_newer) < rules.keep_last)
     if rules.keep_within:
         hours = int(rules.keep_within[:-1]) * HOURS[rules.keep_within[-1]]
-        answers.append(one.time >= now - timedelta(hours=hours))
+        by_id = datetime.strptime(one.id.split("Z")[0] + "000+0000", "%Y%m%dT%H%M%S%f%z")
+        answers.append((by_id if by_id <= now else one.time) >= now - timedelta(hours=hours))
     for rule, name in NAMES.items():
         if count := getattr(rules, rule):
             newer_names = {other.time.strftime(name) for other in ordinary_and_newer}

@@ -1,4 +1,4 @@
-"""Random memories and policies: small, and full of ties and corner cases."""
+"""Random memories and policies: small, and full of ties, corner cases and clocks that were wrong."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ def new_id(chance: random.Random, time: datetime) -> str:
 
 
 def random_snapshots(chance: random.Random, prefix: str = "") -> list[Snapshot]:
-    """Newest first; at most one is the head."""
+    """Newest first; at most one is the head. Ids may be ahead of the time, never behind it."""
     span = chance.choice(SPANS)
+    ahead = span * chance.choice((0, 0, 0.5))
     ids = sorted(
-        {new_id(chance, NOW - span * chance.random()) for _ in range(chance.choice((0, 1, 2, 5, 9, 14)))}, reverse=True
+        {new_id(chance, NOW + ahead - span * chance.random()) for _ in range(chance.choice((0, 1, 2, 5, 9, 14)))},
+        reverse=True,
     )
+    wrong = chance.choice((0.0, 0.0, 0.3))
     packs = {f"{prefix}{number}": chance.randrange(1, 1000) for number in range(10)}
     head = chance.choice([*ids, *ids[:1] * 5, ""]) if ids else ""
     return [
         Snapshot(
             id=id,
-            time=snapshot_time(id),
+            time=snapshot_time(id) - (span * chance.random() if chance.random() < wrong else timedelta()),
             label=chance.choice(LABELS),
             pinned=chance.random() < 0.1,
             is_head=id == head,

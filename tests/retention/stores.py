@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sidecar.ids import Keys
 from sidecar.ports import Store
@@ -27,11 +27,13 @@ def packs_of(names: Iterable[str]) -> list[Pack]:
     ]
 
 
-def manifest_of(memory: str, snapshot: str, packs: Iterable[str], label: str = "", rejected: str = "") -> Manifest:
+def manifest_of(
+    memory: str, snapshot: str, created: datetime, packs: Iterable[str], label: str = "", rejected: str = ""
+) -> Manifest:
     return Manifest(
         memory=memory,
         snapshot=snapshot,
-        created=datetime.now(UTC).isoformat(),
+        created=created.isoformat(timespec="milliseconds"),
         packs=packs_of(packs),
         roots=[],
         files=1,
@@ -54,17 +56,16 @@ async def put_snapshots(store: Store, manifests: Iterable[Manifest]) -> None:
         await store.put(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode())
 
 
-async def put_head(store: Store, memory: str, history: Sequence[str], generation: int = 1) -> None:
+async def put_head(store: Store, memory: str, history: Sequence[tuple[str, datetime]], generation: int = 1) -> None:
     """The first of the history is the head."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     head = Head(
         memory=memory,
-        snapshot=history[0],
+        snapshot=history[0][0],
         generation=generation,
-        created=now,
+        created=history[0][1].isoformat(),
         files=1,
         bytes=1,
-        history=[(snapshot, now) for snapshot in history],
+        history=[(snapshot, since.isoformat(timespec="seconds")) for snapshot, since in history],
     )
     await store.put(Keys.of(memory).head, head.encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -93,6 +94,36 @@ def test_a_rejected_or_diverged_snapshot_takes_nobodys_place_and_goes_no_sooner(
     rows = sorted(ordinary + beside, key=lambda row: row.id, reverse=True)
     kept = [row.id for row in plan(rows, Policy((KeepLast(2),)), NOW).kept]
     assert kept == [ordinary[0].id, beside[0].id, beside[1].id, ordinary[1].id]
+
+
+def after_a_jump(ahead: timedelta, wrong_clock: timedelta) -> list[Snapshot]:
+    """A snapshot a day for 12 days; one by a clock that far ahead; 12 more by one that is so far off, their ids going on."""
+    chance = random.Random(4)
+    before = [(NOW - DAY * (24 - day), NOW - DAY * (24 - day)) for day in range(12)]
+    jump = NOW - DAY * 12 + ahead
+    after = [(jump + timedelta(milliseconds=day), NOW - DAY * (12 - day) + wrong_clock) for day in range(1, 13)]
+    rows = [Snapshot(id=new_id(chance, by_id), time=made) for by_id, made in (*before, (jump, jump), *after)]
+    return [replace(row, is_head=row is rows[-1]) for row in reversed(rows)]
+
+
+def test_a_clock_that_was_ahead_once_costs_one_day_of_the_history_and_no_more() -> None:
+    rows = after_a_jump(DAY * 500, timedelta())
+    kept = plan(rows, Policy((KeepPeriods("daily", 14),)), NOW).kept
+    assert [row.id for row in kept] == [row.id for row in rows[:14]]
+    recent = plan(rows, Policy((KeepWithin(DAY * 5, "5d"),)), NOW).kept
+    assert [row.id for row in recent] == [row.id for row in (*rows[:6], rows[12])]
+
+
+def test_a_clock_that_fell_back_makes_nothing_older_than_what_was_before() -> None:
+    rows = after_a_jump(timedelta(), -DAY * 20_000)
+    recent = plan(rows, Policy((KeepWithin(DAY * 13, "13d"),)), NOW).kept
+    assert [row.id for row in recent] == [row.id for row in rows[:14]]
+
+
+def test_a_byte_limit_takes_what_came_first_whatever_the_clock_said() -> None:
+    rows = [replace(row, packs={row.id: 100}) for row in after_a_jump(DAY * 500, timedelta())]
+    kept = plan(rows, Policy((), most_bytes=500), NOW).kept
+    assert [row.id for row in kept] == [row.id for row in rows[:5]]
 
 
 def test_pinned_and_labelled_snapshots_stay_whatever_the_limits_say() -> None:

@@ -99,6 +99,7 @@ def test_heads_fork_roll_back_and_go(service: Service, home: Path) -> None:
         (lambda s: s.export("me", "local:/tmp", layouts=["no-such"]), 400, "unknown-layout"),
         (lambda s: s.export("me", "local:/tmp", colour="red"), 422, "bad-request"),
         (lambda s: s.restore("me", "local:/tmp", mode="sideways"), 422, "bad-request"),
+        (lambda s: s.restore("me", "local:/tmp", snapshot="@yesterday"), 400, "bad-reference"),
         (lambda s: s.http.post(path("me", "exports"), content=b"{"), 422, "bad-request"),
         (lambda s: s.http.get(path("nobody")), 404, "memory-not-found"),
         (lambda s: s.http.get(path("nobody", "snapshots")), 404, "memory-not-found"),
