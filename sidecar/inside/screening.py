@@ -49,12 +49,13 @@ class Screen:
         contents = reading.read_file(found.place, known, self._work, watch)
         if policy is None or watch is None or not watch.hit:
             return contents
-        if watch.binary and policy.strict and not found.relative.lower().endswith(TEXTS):
+        text, steady = scrub_file(found.place, self._copy, policy)
+        if watch.binary and text.taken != [0, 0] and not found.relative.lower().endswith(TEXTS):
             contents.carried.close()
+            os.unlink(self._copy)
             self._skipped.add(found.path, BINARY)
             self.took = True
             return None
-        text, steady = scrub_file(found.place, self._copy, policy)
         self._note(found, text)
         if not policy.takes_out:
             return contents

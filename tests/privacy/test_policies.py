@@ -257,6 +257,19 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", '{"a": "[private]"}\n\0')
 
 
+@pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
+async def test_a_binary_file_stays_behind_only_if_something_had_to_be_taken_out_of_it(
+    mode: str, tmp_path: Path
+) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / "app/memory/state.pickle", b"x\0y " + TOKEN.encode() + b" z")
+    receipt = await exported(engine_with(tmp_path, credentials=mode), home)
+    found = {"off": {}, "warn": {"warned": 1}, "redact": {}, "refuse": {"refused": 1}}
+    assert receipt.found == found[mode]
+    assert [row.path for row in receipt.skipped] == (["project/memory/state.pickle"] if mode == "redact" else [])
+    assert stored(tmp_path / "store", f"x\0y {TOKEN} z") == (mode in ("off", "warn"))
+
+
 @pytest.mark.parametrize("secret", [f"<private>{SECRET}</private>", TOKEN])
 async def test_what_lies_across_the_blocks_of_a_file_is_found(secret: str, tmp_path: Path) -> None:
     engine = engine_with(tmp_path, credentials="redact")
