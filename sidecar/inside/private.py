@@ -1,7 +1,8 @@
 """Take ``<private>…</private>`` out of text, a stream at a time.
 
 Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
-(``\\u003cprivate\\u003e``, ``<\\/private>``). Blocks may be nested: the outermost goes, with all it holds. One that is never
+(``\\u003cprivate\\u003e``, ``<\\/private>``). A tag that opens counts as soon as a blank or ``>`` follows its name: whatever
+its attributes are, they go with the block. Blocks may be nested: the outermost goes, with all it holds. One that is never
 closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON.
 
 What is left is a function of the text alone, however it is cut into pieces, and taking out again changes nothing.
@@ -16,17 +17,16 @@ from typing import Callable, Dict, List, Pattern, Tuple
 MARK = b"[private]"
 LONGEST_RUN = 32
 """Of backslashes before what they escape."""
-HOLD = 1024
+HOLD = 8 * 1024
 """No tag is longer: so many bytes are held back until it is known what follows them."""
 
 _LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
-_BLANK = rb"(?:[ \t\r\n]|\\{1,32}[tnr])"
+_BLANK = rb"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u00(?:0[9aAbBcCdD]|20)))"
+_BLANKS = _BLANK + rb"{0,64}"
 _WORD = rb"[pP][rR][iI][vV][aA][tT][eE]"
-# No mark may become part of a tag, or taking out twice would take out more.
-_ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
-_TAIL = _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
+_TAIL = _BLANKS + _WORD + rb"(?:" + _BLANK + rb"|" + _MORE + rb")"
 _OPEN = _LESS + _TAIL
-_CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE
+_CLOSE = _LESS + _BLANKS + rb"\\{0,32}/" + _BLANKS + _WORD + _BLANKS + _MORE
 _TAG = rb"(" + _OPEN + rb")|" + _CLOSE
 # An opening tag in two ways, each with a beginning that is quickly looked for.
 _PLAIN, _AS_JSON = rb"<" + _TAIL, rb"u003[cC](?<=\\u003.)" + _TAIL
@@ -78,28 +78,23 @@ class Private:
         at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
         while at < limit or (last and self._depth):
             before = at, self._depth, self._bound
-            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit, last)
+            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit)
             if (at, self._depth, self._bound) == before:
                 break
         self._buffer = buffer[at:]
         out, self._out = b"".join(self._out), []
         return out
 
-    def _outside(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
-        search = at
-        while True:
-            begin, end = self._opening(buffer, search)
-            if begin >= limit:
-                self._pass(buffer[at:limit])
-                return max(at, limit)
-            start = _start(buffer, begin)
-            self._pass(buffer[at:start])
-            at = start
-            if self._in_string and _string_end(buffer, start, end) < end:
-                search = end  # its end is in another string: no tag
-                continue
-            self._depth, self._bound = 1, self._in_string
-            return end
+    def _outside(self, buffer: bytes, at: int, limit: int) -> int:
+        begin, end = self._opening(buffer, at)
+        if begin >= limit:
+            self._pass(buffer[at:limit])
+            return max(at, limit)
+        start = _start(buffer, begin)
+        self._pass(buffer[at:start])
+        # Where a line ends within the tag, no string goes on after it.
+        self._depth, self._bound = 1, self._in_string and _string_end(buffer, start, end) >= end
+        return end
 
     def _opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
         """Where the next tag that opens begins and ends, from ``search`` on; both are beyond the piece when there is none."""
@@ -137,7 +132,8 @@ class Private:
         if ended or last:
             self._bound = False  # a line ends before the string does: this is no JSON
             return at
-        return _string_end(buffer, at, max(at, limit))
+        # A tag that begins in the string and ends after it counts if this is no JSON.
+        return _string_end(buffer, at, max(at, limit - HOLD))
 
     def _leave(self, closed: bool) -> None:
         self._found(self._line, closed)

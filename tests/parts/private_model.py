@@ -8,12 +8,9 @@ from __future__ import annotations
 import re
 
 LESS, MORE = r"(?:<|\\{1,32}u003c)", r"(?:>|\\{1,32}u003e)"
-BLANK = r"(?:[ \t\r\n]|\\{1,32}[tnr])"
-OPENING = re.compile(
-    rf"{LESS}{BLANK}{{0,4}}private(?:{BLANK}(?:(?!\[private\]|\[redacted:|\\u003c)[^<>]){{0,200}}?)?{MORE}".encode(),
-    re.I,
-)
-CLOSING = re.compile(rf"{LESS}{BLANK}{{0,4}}\\{{0,32}}/{BLANK}{{0,4}}private{BLANK}{{0,4}}{MORE}".encode(), re.I)
+BLANK = r"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u0009|u000a|u000b|u000c|u000d|u0020))"
+OPENING = re.compile(rf"{LESS}{BLANK}{{0,64}}private(?:{BLANK}|{MORE})".encode(), re.I)
+CLOSING = re.compile(rf"{LESS}{BLANK}{{0,64}}\\{{0,32}}/{BLANK}{{0,64}}private{BLANK}{{0,64}}{MORE}".encode(), re.I)
 
 
 def without_private(text: bytes, json: bool) -> tuple[bytes, int]:
@@ -28,17 +25,10 @@ def without_private(text: bytes, json: bool) -> tuple[bytes, int]:
         if opening is not None:
             keep = (run - at) - ((run - at) & -(run - at))
             out += text[at : at + keep]
-            start = at + keep
-            if not (in_string and _string_end(text, start) < opening.end()):
-                end = _block_end(text, opening.end(), _string_end(text, opening.end()) if in_string else -1)
-                out += b"[private]"
-                taken += 1
-                at, escaped = end, False
-                continue
-            out += text[start : opening.end()]
-            for byte in text[start : opening.end()]:
-                in_string, escaped = _next(in_string, escaped, byte)
-            at = opening.end()
+            out += b"[private]"
+            taken += 1
+            in_one = in_string and _string_end(text, at + keep) >= opening.end()
+            at, escaped = _block_end(text, opening.end(), _string_end(text, opening.end()) if in_one else -1), False
             continue
         out += text[at : at + 1]
         if json:
