@@ -3,13 +3,15 @@
 Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
 (``\\u003cprivate\\u003e``, ``<\\/private>``). A tag that opens counts as soon as a blank or ``>`` follows its name: whatever
 its attributes are, they go with the block. Blocks may be nested: the outermost goes, with all it holds. One that is never
-closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON.
+closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON. Where
+something follows that quote which cannot follow it in JSON, it was no JSON after all.
 
 What is left is a function of the text alone, however it is cut into pieces, and taking out again changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from typing import Callable, Dict, List, Pattern, Tuple
@@ -32,7 +34,8 @@ _TAG = rb"(" + _OPEN + rb")|" + _CLOSE
 _PLAIN, _AS_JSON = rb"<" + _TAIL, rb"u003[cC](?<=\\u003.)" + _TAIL
 _IN_STRING = rb'(?:[^"\\\n]+|\\.)*'
 _ESCAPED = rb"(?s)\\."
-_JSON = rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*["}]|\[\s*["{\]])'
+_AFTER_STRING = rb'"[ \t\r]{0,64}(?:\n|[}\]]|\Z|[,:][ \t\r\n]{0,1024}(?:["{[0-9-]|true|false|null))'
+_JSON_ENDS = (".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb")
 
 Found = Callable[[int, bool], None]
 """Told the line of each passage, as it is in what is left, and whether it was closed."""
@@ -49,16 +52,30 @@ def may_hold(data: bytes) -> bool:
     return bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
 
 
-def is_json(name: str, head: bytes) -> bool:
-    """Whether a text is to be read as JSON or JSON lines, by its name or how it begins."""
-    return name.lower().endswith((".json", ".jsonl", ".ndjson")) or _compiled(_JSON).match(head) is not None
+def is_json(name: str) -> bool:
+    """Whether a file is to be read as JSON or JSON lines: how it begins says nothing, for so may any other text."""
+    return name.lower().endswith(_JSON_ENDS)
+
+
+def parses(data: bytes) -> bool:
+    """Whether a text that is held in memory is JSON, or JSON lines."""
+    text = data.decode("utf-8", "replace")
+    return _parses(text) or all(_parses(line) for line in text.split("\n") if line.strip())
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text, object_pairs_hook=lambda pairs: None)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Private:
     """Feed it a text in pieces; what comes back, piece by piece, is the text without what is private."""
 
-    def __init__(self, json: bool, found: Found) -> None:
-        self._json = json
+    def __init__(self, in_json: bool, found: Found) -> None:
+        self._json = in_json
         self._found = found
         self._buffer = b""
         self._depth = 0
@@ -113,9 +130,8 @@ class Private:
         if self._bound and self._end < at:
             self._end = _string_end(buffer, at, len(buffer))
         end = self._end if self._bound else len(buffer)
-        ended = self._bound and end < len(buffer) and (last or buffer[end:] != b"\\")
         tag = _compiled(_TAG).search(buffer, at, end)
-        if tag is not None and (last or ended or tag.start() < limit):
+        if tag is not None and (last or tag.start() < limit):
             self._depth += 1 if tag.group(1) else -1
             if not self._depth:
                 self._leave(True)
@@ -125,13 +141,13 @@ class Private:
                 self._depth = 0
                 self._leave(False)
             return max(at, limit)
-        if ended and buffer[end : end + 1] == b'"':
-            self._depth = 0
-            self._leave(False)
-            return end
-        if ended or last:
-            self._bound = False  # a line ends before the string does: this is no JSON
-            return at
+        if last or end < limit:
+            self._bound = False
+            if _compiled(_AFTER_STRING).match(buffer, end):
+                self._depth = 0
+                self._leave(False)
+                return end
+            return at  # this is no JSON
         # A tag that begins in the string and ends after it counts if this is no JSON.
         return _string_end(buffer, at, max(at, limit - HOLD))
 

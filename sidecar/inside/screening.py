@@ -73,7 +73,7 @@ class Screen:
         policy = self._policy(found)
         if policy is None or not policy.may_concern(data):
             return data
-        clean, text = scrubbed(data, policy, found.relative)
+        clean, text = scrubbed(data, policy)
         self._note(found, text)
         return clean
 
@@ -81,7 +81,7 @@ class Screen:
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
-            told = "%s: a <private> is never closed (line %d), so all that follows it was left out."
+            told = "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the file or string."
             self.warnings.append(told % (found.path, text.unclosed))
 
     def database(

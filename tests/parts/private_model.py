@@ -59,9 +59,23 @@ def _string_end(text: bytes, at: int) -> int:
     return at
 
 
+def _json_goes_on(text: bytes, at: int) -> bool:
+    """Whether what is there can follow a string of JSON, or JSON lines."""
+    if text[at : at + 1] != b'"':
+        return False
+    rest = text[at + 1 :].lstrip(b" \t\r")
+    if len(text) - at - 1 - len(rest) > 64:
+        return False
+    if rest[:1] in (b"", b"\n", b"}", b"]"):
+        return True
+    value = rest[1:].lstrip(b" \t\r\n")
+    begins = (b'"', b"{", b"[", b"-", *(b"%d" % digit for digit in range(10)), b"true", b"false", b"null")
+    return rest[:1] in (b",", b":") and len(rest) - 1 - len(value) <= 1024 and value.startswith(begins)
+
+
 def _block_end(text: bytes, at: int, string_end: int) -> int:
     """Where a block ends whose first tag ended at ``at``; in a JSON string that is one, no later than it."""
-    bound = string_end if string_end >= 0 and text[string_end : string_end + 1] == b'"' else len(text)
+    bound = string_end if string_end >= 0 and _json_goes_on(text, string_end) else len(text)
     depth = 1
     while at < bound:
         if opening := OPENING.match(text, at, bound):

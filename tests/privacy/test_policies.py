@@ -288,6 +288,17 @@ async def test_the_list_has_an_end_but_all_are_counted(tmp_path: Path) -> None:
     assert receipt.scrubbed == Scrubbed(private=600)
 
 
+async def test_what_only_begins_like_json_is_no_json(tmp_path: Path) -> None:
+    todo = f'[ ] replace the 12" pipe <private>x said "maybe" {SECRET}</private> done'
+    home = home_with(tmp_path / "home", todo)
+    observed(home, todo, f'{{"a": "<private>{SECRET}", "b": 1}}')
+    receipt = await exported(engine_with(tmp_path), home)
+    assert sorted(row.name for row in receipt.findings) == ["private", "private", "private-unclosed"]
+    assert not receipt.warnings and not stored(tmp_path / "store", SECRET)
+    for left in ('[ ] replace the 12" pipe [private] done', '{"a": "[private]", "b": 1}'):
+        assert stored(tmp_path / "store", left)
+
+
 async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", f"kept\n<private>{SECRET}\nall of it")
     receipt = await exported(engine_with(tmp_path), home)
