@@ -232,3 +232,13 @@ class Credentials:
     def _pass(self, data: bytes, out: List[bytes]) -> None:
         out.append(data)
         self._line += data.count(b"\n")
+
+
+def blotted(text: str) -> Tuple[str, List[str]]:
+    """A name as it may be said, and the kinds of the credentials in it."""
+    data = text.encode("utf-8", "surrogatepass")
+    if not may_hold(data):
+        return text, []
+    kinds: List[str] = []
+    left = Credentials(True, lambda line, kind: kinds.append(kind)).feed(data, True)
+    return left.decode("utf-8", "surrogatepass"), kinds

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List
+from typing import Any, Dict, List, Set
 
-from . import reading
+from . import credentials, reading
 from .cache import Known
-from .scrubbing import OFF, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import ACTIONS, OFF, REDACT, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
 SECRET = "secret"
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
+NAMED = "a credential is in its name, and no name can be redacted"
+LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
 class Screen:
@@ -27,10 +29,15 @@ class Screen:
         self.warnings: List[str] = []
         self.took = False
         """Something was taken out, or held back."""
+        self._told: Set[str] = set()
+
+    def _table(self, found: Found) -> Dict[str, Any]:
+        table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        return table
 
     def _policy(self, found: Found, database: bool = False) -> Policy | None:
         """What holds for a file; ``None`` when nothing does."""
-        table = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        table = self._table(found)
         policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
 
@@ -41,6 +48,35 @@ class Screen:
             self.took = True
             return True
         return False
+
+    def name(self, found: Found) -> bool:
+        """Whether something of this name may leave. A folder is told of once, whatever is in it."""
+        path, mode = found.path, self._table(found)["credentials"]
+        if mode == OFF or not credentials.blotted(path)[1]:
+            return True
+        before = 0
+        for end in [at for at, letter in enumerate(path) if letter == "/"] + [len(path)]:
+            shown, kinds = credentials.blotted(path[:end])
+            if path[:end] not in self._told:
+                self._told.add(path[:end])
+                self._tell(shown, kinds[before:], mode, "(name)", NAMED)
+            before = len(kinds)
+        return bool(mode != REDACT)
+
+    def link(self, found: Found, target: str) -> bool:
+        """Whether a link that leads there may leave."""
+        mode = self._table(found)["credentials"]
+        kinds = credentials.blotted(target)[1] if mode != OFF else []
+        self._tell(found.path, kinds, mode, "(link target)", LINKED)
+        return not kinds or mode != REDACT
+
+    def _tell(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
+        if kinds and mode == REDACT:
+            self._skipped.add(shown, reason)
+            self.took = True
+            return
+        for kind in kinds:
+            self.report.add(shown, kind, ACTIONS[mode], column=place)
 
     def file(self, found: Found, known: Known | None) -> reading.Contents | None:
         """A file's contents as they may leave; ``None`` when they may not."""

@@ -183,7 +183,7 @@ class Report:
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
             place = {"line": line} if line else {"column": column, "row": row}
-            self.rows.append(dict(place, path=path, name=name, action=action))
+            self.rows.append(dict(place, path=credentials.blotted(path)[0], name=name, action=action))
         else:
             self.more += 1
 
