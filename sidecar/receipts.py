@@ -57,7 +57,7 @@ class Finding:
     line: int = 0
     """In a text, as it was stored."""
     column: str = ""
-    """In a database: "table.column"."""
+    """In a database: "table.column". Not in a file's contents: "(name)" or "(link target)"."""
     row: str = ""
     """Its key there, where that is a number."""
 

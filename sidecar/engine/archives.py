@@ -18,6 +18,7 @@ from sidecar.engine.export import export
 from sidecar.engine.exporting import ExportRequest
 from sidecar.engine.limiting import relaxed
 from sidecar.engine.parts import Engine
+from sidecar.engine.privacy import shown
 from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
@@ -111,7 +112,7 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
         receipt = await export(engine, sandbox, replace(request, adopt=True, origin="import"))
-    return replace(receipt, skipped=[*skipped, *receipt.skipped])
+    return replace(receipt, skipped=[*(replace(row, path=shown(row.path)) for row in skipped), *receipt.skipped])
 
 
 def _unpack(engine: Engine, archive: Path, home: Path, limits: Limits) -> list[Skip]:

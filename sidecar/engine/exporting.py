@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import CountedSandbox, Engine
+from sidecar.engine.privacy import shown
 from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
@@ -88,10 +89,10 @@ class Run:
         reason: Reason | None = None,
         added: int = 0,
     ) -> ExportReceipt:
-        skipped = list(answer.skipped) if answer else []
+        skipped = [replace(row, path=shown(row.path)) for row in answer.skipped] if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
-        warnings = [*self.warnings, *(answer.warnings if answer else [])]
+        warnings = [*self.warnings, *(map(shown, answer.warnings) if answer else [])]
         if answer and answer.dropped_files:
             warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
         if answer and answer.found.get("warned"):
@@ -117,10 +118,10 @@ class Run:
             reason=reason,
             conversation=self.request.conversation,
             label=self.request.label,
-            dropped=list(answer.dropped) if answer else [],
+            dropped=[replace(row, path=shown(row.path)) for row in answer.dropped] if answer else [],
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
-            findings=list(answer.findings) if answer else [],
+            findings=[replace(row, path=shown(row.path)) for row in answer.findings] if answer else [],
             findings_more=answer.findings_more if answer else 0,
             found=dict(answer.found) if answer else {},
             scrubbed=scrubbed_of(manifest) if manifest else Scrubbed(),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.inside.credentials import blotted
 from sidecar.inside.index import Entry
 from sidecar.inside.scrubbing import MOST_PATHS
 from sidecar.limits import CREDENTIALS
@@ -29,7 +30,7 @@ def privacy_of(run: Run) -> Privacy:
 def refusal(answer: ExportAnswer) -> Reason:
     """Why an export with credentials in it is not stored."""
     refused = [row for row in answer.findings if row.action == "refused"]
-    places = [f"{row.name} in {row.path} {where(row.line, row.column, row.row)}" for row in refused[:MOST_NAMED]]
+    places = [f"{row.name} in {shown(row.path)} {where(row.line, row.column, row.row)}" for row in refused[:MOST_NAMED]]
     count = answer.found.get("refused", len(refused))
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return Reason(
@@ -42,6 +43,11 @@ def where(line: int, column: str, row: str) -> str:
     if line:
         return f"line {line}"
     return f"{column} row {row}" if row else column
+
+
+def shown(text: str) -> str:
+    """What a sandbox said, for a receipt: there may be a credential in a name, wherever that is from."""
+    return blotted(text)[0]
 
 
 def scrubbed_files(

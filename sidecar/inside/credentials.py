@@ -10,8 +10,9 @@ import re
 from functools import lru_cache
 from typing import Callable, Dict, List, NamedTuple, Pattern, Tuple
 
-VERSION = 1
-HOLD = 32 * 1024
+VERSION = 2
+LONGEST_KEY = 128 * 1024
+HOLD = LONGEST_KEY + 32 * 1024
 """No credential is longer: so many bytes are held back until it is known what follows them."""
 
 
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
     edge: bool = True
     """It does not begin in the middle of a word; a line break that JSON has escaped is no part of a word."""
     long: bool = False
-    """It may be longer than what is looked at together, so its beginning alone is suspicious."""
+    """A private key: these are its first line alone, which is suspicious wherever it is; ``_key_end`` says what follows."""
 
     @property
     def text(self) -> bytes:
@@ -37,11 +38,17 @@ class Kind(NamedTuple):
 
 
 _END = rb"(?![A-Za-z0-9])"
-_LINE = rb"(?:[ \t\r\n]|\\{1,8}[nrt])"
-_PEM = (
-    rb"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:" + _LINE + rb"{1,8}[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
-    rb"" + _LINE + rb"{0,8}[A-Za-z0-9+/=]{32,12000}(?:" + _LINE + rb"{1,4}[A-Za-z0-9+/=]{1,80}){0,200}"
-    rb"(?:" + _LINE + rb"{0,8}-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
+_KEY = rb"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_LAST_LINE = rb"-----END " + _KEY
+_NO_KEY = rb"[][{}\0]"
+_WORD = rb"(?:[A-Za-z0-9+/=]|\\{1,8}/){16,16384}(?![A-Za-z0-9+/=])"
+_LINE_END = rb"(?:\r?\n|\r|(?:\\{1,8}r)?\\{1,8}n)"
+_NEXT = rb"[ \t\"',;+]{0,8}(?:" + _LINE_END + rb"[ \t>|#*;\"',]{0,80}){1,4}"
+_ALONE = rb"(?=[ \t]{0,8}(?:" + _LINE_END + rb"|\\{0,8}[\"']|[`<]|-----|\Z|[A-Za-z0-9+/=]{32}))"
+_KEY_LINES = (
+    rb"(?:" + _NEXT + rb"[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
+    rb"(?:(?:" + _NEXT + rb"|[ \t]{0,8})" + _WORD + _ALONE + rb")+"
+    rb"(?:" + _NEXT + rb"(?:[A-Za-z0-9+/]{0,15}={1,2}|=[A-Za-z0-9+/]{4})(?![A-Za-z0-9+/=])){0,2}"
 )
 _AWS_SECRET = (
     rb"(?:[\"']|\\{1,8}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}(?:[\"']|\\{1,8}[\"'])?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"
@@ -49,7 +56,11 @@ _AWS_SECRET = (
 _SLASH = rb"\\{0,8}/"
 _HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
-_URL = rb"[^\s/:@\"'\\<>\[\]{}$]{1,64}:([^\s/@\"'\\<>\[\]{}$*]{3,128})@[A-Za-z0-9]"
+_PLACEHOLDER = rb"(?:\$\(?[A-Za-z_][A-Za-z0-9_]{0,63}\)?|%\([A-Za-z0-9_]{1,64}\)s|\*+|\.+)@"
+_URL = (
+    rb"[^\s/?#:@\"'\\<>\[\]]{0,64}:(?!" + _PLACEHOLDER + rb")([^\s/?#@\"'\\<>\[\]{}]{3,512})"
+    rb"@(?!sha[0-9]{3}:)[A-Za-z0-9_\[${%]"
+)
 
 KINDS: Tuple[Kind, ...] = (
     Kind("aws-access-key", b"AKIA", rb"[A-Z0-9]{16}" + _END),
@@ -63,6 +74,7 @@ KINDS: Tuple[Kind, ...] = (
     Kind("anthropic-key", b"sk-ant-", rb"[a-z]{2,12}[0-9]{2}-" + _WORDS + rb"{32,160}"),
     Kind("openai-key", b"sk-proj-", _WORDS + rb"{40,200}"),
     Kind("openai-key", b"sk-svcacct-", _WORDS + rb"{40,200}"),
+    Kind("openai-key", b"sk-admin-", _WORDS + rb"{40,200}"),
     Kind("openai-key", b"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),
     Kind("openrouter-key", b"sk-or-", rb"v1-[0-9a-f]{64}"),
     Kind("google-api-key", b"AIza", _WORDS + rb"{35}(?!" + _WORDS + rb")"),
@@ -72,6 +84,7 @@ KINDS: Tuple[Kind, ...] = (
         Kind("slack-token", b"xox" + kind + b"-", rb"[A-Za-z0-9-]{24,200}")
         for kind in (b"a", b"b", b"e", b"p", b"r", b"s")
     ),
+    Kind("slack-token", b"xapp-", rb"[A-Za-z0-9-]{24,200}"),
     Kind("slack-webhook", b"hooks.slack.com", _SLASH + rb"services" + _SLASH + _HOOK, edge=False),
     Kind("stripe-key", b"sk_live_", rb"[A-Za-z0-9]{20,128}"),
     Kind("stripe-key", b"rk_live_", rb"[A-Za-z0-9]{20,128}"),
@@ -82,7 +95,7 @@ KINDS: Tuple[Kind, ...] = (
     Kind("sendgrid-key", b"SG.", _WORDS + rb"{22}\." + _WORDS + rb"{43}"),
     Kind("telegram-token", b":AA", rb"(?<=[0-9]{8}:AA)" + _WORDS + rb"{33}(?!" + _WORDS + rb")", edge=False),
     Kind("jwt", b"eyJ", _WORDS + rb"{10,2000}\.eyJ" + _WORDS + rb"{10,4000}\." + _WORDS + rb"{16,1500}"),
-    Kind("private-key", b"-----BEGIN ", _PEM, edge=False, long=True),
+    Kind("private-key", b"-----BEGIN ", _KEY, edge=False, long=True),
     Kind("age-secret-key", b"AGE-SECRET-KEY-", rb"1[0-9A-Z]{58}"),
     Kind("e2b-key", b"e2b_", rb"[0-9a-f]{40}" + _END),
     Kind("daytona-key", b"dtn_", rb"[0-9a-f]{64}" + _END),
@@ -91,6 +104,7 @@ KINDS: Tuple[Kind, ...] = (
     Kind("azure-key", b"AccountKey=", rb"([A-Za-z0-9+/]{86}==)", edge=False),
     Kind("azure-key", b"AccessKey=", rb"([A-Za-z0-9+/]{43}=)", edge=False),
     Kind("url-password", b"://", _URL, edge=False),
+    Kind("url-password", b":\\/\\/", _URL, edge=False),
 )
 
 
@@ -132,6 +146,31 @@ def may_hold(data: bytes) -> bool:
 
 def _is_there(kind: Kind, data: bytes) -> bool:
     return b"PRIVATE KEY" in data if kind.long else _pattern(kind.text).search(data) is not None
+
+
+def _span(kind: Kind, data: bytes, at: int) -> Tuple[int, int] | None:
+    """Where the next one of a kind is."""
+    for match in _pattern(kind.text).finditer(data, at):
+        if not kind.long:
+            return match.span(1 if match.re.groups else 0)
+        end = _key_end(data, match.end())
+        if end:
+            return match.start(), end
+    return None
+
+
+def _key_end(data: bytes, at: int) -> int:
+    """Where a private key ends whose first line ends at ``at``; 0 when none follows.
+
+    That is with its last line, whatever is before the lines and between them. Where there is none, it is with the last line
+    of a single word that looks like part of a key.
+    """
+    dashes = data.find(b"-----", at, at + LONGEST_KEY)
+    last = _pattern(_LAST_LINE).match(data, dashes) if dashes >= 0 else None
+    if last is not None and not _pattern(_NO_KEY).search(data, at, dashes) and _pattern(_WORD).search(data, at, dashes):
+        return last.end()
+    lines = _pattern(_KEY_LINES).match(data, at, at + LONGEST_KEY)
+    return lines.end() if lines is not None else 0
 
 
 Found = Callable[[int, str], None]
@@ -183,13 +222,23 @@ class Credentials:
         for kind in list(kinds):
             if kind in nexts and nexts[kind][0] >= at:
                 continue
-            match = _pattern(kind.text).search(buffer, at)
-            if match is None:
+            span = _span(kind, buffer, at)
+            if span is None:
                 kinds.remove(kind)
             else:
-                nexts[kind] = match.span(1 if match.re.groups else 0)
+                nexts[kind] = span
         return min(kinds, key=lambda kind: (nexts[kind][0], -nexts[kind][1]), default=None)
 
     def _pass(self, data: bytes, out: List[bytes]) -> None:
         out.append(data)
         self._line += data.count(b"\n")
+
+
+def blotted(text: str) -> Tuple[str, List[str]]:
+    """A name as it may be said, and the kinds of the credentials in it."""
+    data = text.encode("utf-8", "surrogatepass")
+    if not may_hold(data):
+        return text, []
+    kinds: List[str] = []
+    left = Credentials(True, lambda line, kind: kinds.append(kind)).feed(data, True)
+    return left.decode("utf-8", "surrogatepass"), kinds

@@ -1,14 +1,17 @@
 """Take ``<private>…</private>`` out of text, a stream at a time.
 
 Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
-(``\\u003cprivate\\u003e``, ``<\\/private>``). Blocks may be nested: the outermost goes, with all it holds. One that is never
-closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON.
+(``\\u003cprivate\\u003e``, ``<\\/private>``). A tag that opens counts as soon as a blank or ``>`` follows its name: whatever
+its attributes are, they go with the block. Blocks may be nested: the outermost goes, with all it holds. One that is never
+closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON. Where
+something follows that quote which cannot follow it in JSON, it was no JSON after all.
 
 What is left is a function of the text alone, however it is cut into pieces, and taking out again changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from typing import Callable, Dict, List, Pattern, Tuple
@@ -16,23 +19,23 @@ from typing import Callable, Dict, List, Pattern, Tuple
 MARK = b"[private]"
 LONGEST_RUN = 32
 """Of backslashes before what they escape."""
-HOLD = 1024
+HOLD = 8 * 1024
 """No tag is longer: so many bytes are held back until it is known what follows them."""
 
 _LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
-_BLANK = rb"(?:[ \t\r\n]|\\{1,32}[tnr])"
+_BLANK = rb"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u00(?:0[9aAbBcCdD]|20)))"
+_BLANKS = _BLANK + rb"{0,64}"
 _WORD = rb"[pP][rR][iI][vV][aA][tT][eE]"
-# No mark may become part of a tag, or taking out twice would take out more.
-_ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
-_TAIL = _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
+_TAIL = _BLANKS + _WORD + rb"(?:" + _BLANK + rb"|" + _MORE + rb")"
 _OPEN = _LESS + _TAIL
-_CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE
+_CLOSE = _LESS + _BLANKS + rb"\\{0,32}/" + _BLANKS + _WORD + _BLANKS + _MORE
 _TAG = rb"(" + _OPEN + rb")|" + _CLOSE
 # An opening tag in two ways, each with a beginning that is quickly looked for.
 _PLAIN, _AS_JSON = rb"<" + _TAIL, rb"u003[cC](?<=\\u003.)" + _TAIL
 _IN_STRING = rb'(?:[^"\\\n]+|\\.)*'
 _ESCAPED = rb"(?s)\\."
-_JSON = rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*["}]|\[\s*["{\]])'
+_AFTER_STRING = rb'"[ \t\r]{0,64}(?:\n|[}\]]|\Z|[,:][ \t\r\n]{0,1024}(?:["{[0-9-]|true|false|null))'
+_JSON_ENDS = (".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb")
 
 Found = Callable[[int, bool], None]
 """Told the line of each passage, as it is in what is left, and whether it was closed."""
@@ -49,16 +52,30 @@ def may_hold(data: bytes) -> bool:
     return bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
 
 
-def is_json(name: str, head: bytes) -> bool:
-    """Whether a text is to be read as JSON or JSON lines, by its name or how it begins."""
-    return name.lower().endswith((".json", ".jsonl", ".ndjson")) or _compiled(_JSON).match(head) is not None
+def is_json(name: str) -> bool:
+    """Whether a file is to be read as JSON or JSON lines: how it begins says nothing, for so may any other text."""
+    return name.lower().endswith(_JSON_ENDS)
+
+
+def parses(data: bytes) -> bool:
+    """Whether a text that is held in memory is JSON, or JSON lines."""
+    text = data.decode("utf-8", "replace")
+    return _parses(text) or all(_parses(line) for line in text.split("\n") if line.strip())
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text, object_pairs_hook=lambda pairs: None)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Private:
     """Feed it a text in pieces; what comes back, piece by piece, is the text without what is private."""
 
-    def __init__(self, json: bool, found: Found) -> None:
-        self._json = json
+    def __init__(self, in_json: bool, found: Found) -> None:
+        self._json = in_json
         self._found = found
         self._buffer = b""
         self._depth = 0
@@ -78,28 +95,23 @@ class Private:
         at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
         while at < limit or (last and self._depth):
             before = at, self._depth, self._bound
-            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit, last)
+            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit)
             if (at, self._depth, self._bound) == before:
                 break
         self._buffer = buffer[at:]
         out, self._out = b"".join(self._out), []
         return out
 
-    def _outside(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
-        search = at
-        while True:
-            begin, end = self._opening(buffer, search)
-            if begin >= limit:
-                self._pass(buffer[at:limit])
-                return max(at, limit)
-            start = _start(buffer, begin)
-            self._pass(buffer[at:start])
-            at = start
-            if self._in_string and _string_end(buffer, start, end) < end:
-                search = end  # its end is in another string: no tag
-                continue
-            self._depth, self._bound = 1, self._in_string
-            return end
+    def _outside(self, buffer: bytes, at: int, limit: int) -> int:
+        begin, end = self._opening(buffer, at)
+        if begin >= limit:
+            self._pass(buffer[at:limit])
+            return max(at, limit)
+        start = _start(buffer, begin)
+        self._pass(buffer[at:start])
+        # Where a line ends within the tag, no string goes on after it.
+        self._depth, self._bound = 1, self._in_string and _string_end(buffer, start, end) >= end
+        return end
 
     def _opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
         """Where the next tag that opens begins and ends, from ``search`` on; both are beyond the piece when there is none."""
@@ -118,9 +130,8 @@ class Private:
         if self._bound and self._end < at:
             self._end = _string_end(buffer, at, len(buffer))
         end = self._end if self._bound else len(buffer)
-        ended = self._bound and end < len(buffer) and (last or buffer[end:] != b"\\")
         tag = _compiled(_TAG).search(buffer, at, end)
-        if tag is not None and (last or ended or tag.start() < limit):
+        if tag is not None and (last or tag.start() < limit):
             self._depth += 1 if tag.group(1) else -1
             if not self._depth:
                 self._leave(True)
@@ -130,14 +141,15 @@ class Private:
                 self._depth = 0
                 self._leave(False)
             return max(at, limit)
-        if ended and buffer[end : end + 1] == b'"':
-            self._depth = 0
-            self._leave(False)
-            return end
-        if ended or last:
-            self._bound = False  # a line ends before the string does: this is no JSON
-            return at
-        return _string_end(buffer, at, max(at, limit))
+        if last or end < limit:
+            self._bound = False
+            if _compiled(_AFTER_STRING).match(buffer, end):
+                self._depth = 0
+                self._leave(False)
+                return end
+            return at  # this is no JSON
+        # A tag that begins in the string and ends after it counts if this is no JSON.
+        return _string_end(buffer, at, max(at, limit - HOLD))
 
     def _leave(self, closed: bool) -> None:
         self._found(self._line, closed)

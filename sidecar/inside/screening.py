@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List
+from typing import Any, Dict, List, Set
 
-from . import reading
+from . import credentials, reading
 from .cache import Known
-from .scrubbing import OFF, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import ACTIONS, OFF, REDACT, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
 SECRET = "secret"
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
+NAMED = "a credential is in its name, and no name can be redacted"
+LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
 class Screen:
@@ -27,10 +29,15 @@ class Screen:
         self.warnings: List[str] = []
         self.took = False
         """Something was taken out, or held back."""
+        self._told: Set[str] = set()
+
+    def _table(self, found: Found) -> Dict[str, Any]:
+        table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        return table
 
     def _policy(self, found: Found, database: bool = False) -> Policy | None:
         """What holds for a file; ``None`` when nothing does."""
-        table = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        table = self._table(found)
         policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
 
@@ -42,6 +49,35 @@ class Screen:
             return True
         return False
 
+    def name(self, found: Found) -> bool:
+        """Whether something of this name may leave. A folder is told of once, whatever is in it."""
+        path, mode = found.path, self._table(found)["credentials"]
+        if mode == OFF or not credentials.blotted(path)[1]:
+            return True
+        before = 0
+        for end in [at for at, letter in enumerate(path) if letter == "/"] + [len(path)]:
+            shown, kinds = credentials.blotted(path[:end])
+            if path[:end] not in self._told:
+                self._told.add(path[:end])
+                self._tell(shown, kinds[before:], mode, "(name)", NAMED)
+            before = len(kinds)
+        return bool(mode != REDACT)
+
+    def link(self, found: Found, target: str) -> bool:
+        """Whether a link that leads there may leave."""
+        mode = self._table(found)["credentials"]
+        kinds = credentials.blotted(target)[1] if mode != OFF else []
+        self._tell(found.path, kinds, mode, "(link target)", LINKED)
+        return not kinds or mode != REDACT
+
+    def _tell(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
+        if kinds and mode == REDACT:
+            self._skipped.add(shown, reason)
+            self.took = True
+            return
+        for kind in kinds:
+            self.report.add(shown, kind, ACTIONS[mode], column=place)
+
     def file(self, found: Found, known: Known | None) -> reading.Contents | None:
         """A file's contents as they may leave; ``None`` when they may not."""
         policy = self._policy(found)
@@ -49,12 +85,13 @@ class Screen:
         contents = reading.read_file(found.place, known, self._work, watch)
         if policy is None or watch is None or not watch.hit:
             return contents
-        if watch.binary and policy.strict and not found.relative.lower().endswith(TEXTS):
+        text, steady = scrub_file(found.place, self._copy, policy)
+        if watch.binary and text.taken != [0, 0] and not found.relative.lower().endswith(TEXTS):
             contents.carried.close()
+            os.unlink(self._copy)
             self._skipped.add(found.path, BINARY)
             self.took = True
             return None
-        text, steady = scrub_file(found.place, self._copy, policy)
         self._note(found, text)
         if not policy.takes_out:
             return contents
@@ -72,7 +109,7 @@ class Screen:
         policy = self._policy(found)
         if policy is None or not policy.may_concern(data):
             return data
-        clean, text = scrubbed(data, policy, found.relative)
+        clean, text = scrubbed(data, policy)
         self._note(found, text)
         return clean
 
@@ -80,7 +117,7 @@ class Screen:
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
-            told = "%s: a <private> is never closed (line %d), so all that follows it was left out."
+            told = "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the file or string."
             self.warnings.append(told % (found.path, text.unclosed))
 
     def database(

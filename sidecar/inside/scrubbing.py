@@ -99,7 +99,7 @@ class _Watched:
 class Text:
     """One text on its way through: feed it in pieces. ``taken`` counts private passages and blotted credentials."""
 
-    def __init__(self, policy: Policy, json: bool) -> None:
+    def __init__(self, policy: Policy, in_json: bool) -> None:
         self.rows: List[Tuple[int, str, str]] = []
         self.more: Dict[str, int] = {}
         """By what was done: those that are not in the list."""
@@ -111,7 +111,7 @@ class Text:
         if policy.remove:
             from . import private
 
-            self._private = private.Private(json, self._passage)
+            self._private = private.Private(in_json, self._passage)
         redact = policy.credentials == REDACT
         self._credentials = credentials.Credentials(redact, self._credential) if policy.credentials != OFF else None
 
@@ -136,11 +136,11 @@ class Text:
             self.more[action] = self.more.get(action, 0) + 1
 
 
-def scrubbed(data: bytes, policy: Policy, name: str = "") -> Tuple[bytes, Text]:
+def scrubbed(data: bytes, policy: Policy) -> Tuple[bytes, Text]:
     """A text that is held in memory, as it may leave."""
-    from .private import is_json
+    from .private import parses
 
-    text = Text(policy, is_json(name, data[:CHUNK]))
+    text = Text(policy, policy.remove and parses(data))
     return text.feed(data, True), text
 
 
@@ -154,7 +154,7 @@ def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
             before = os.fstat(descriptor)
             left = before.st_size
             chunk = source.read(min(CHUNK, left))
-            text = Text(policy, is_json(place, chunk))
+            text = Text(policy, is_json(place))
             while chunk:
                 left -= len(chunk)
                 out.write(text.feed(chunk))
@@ -183,7 +183,7 @@ class Report:
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
             place = {"line": line} if line else {"column": column, "row": row}
-            self.rows.append(dict(place, path=path, name=name, action=action))
+            self.rows.append(dict(place, path=credentials.blotted(path)[0], name=name, action=action))
         else:
             self.more += 1
 

@@ -55,13 +55,16 @@ class Taking:
     def take(self, found: Found) -> None:
         """Raise Over when it is too much, Refusal when it may not be read."""
         mode = found.status.st_mode
+        known = self._base.known(found.path) if self._base is not None and self._looked_at else None
+        if known is None and not self.screen.name(found):
+            return
         if stat.S_ISDIR(mode):
             self._record(index.Entry(found.path, index.DIR, mode & PERMISSIONS), [])
         elif stat.S_ISLNK(mode):
             target = link_target(found.place, found.root, found.relative)
             if target is None:
                 self.skipped.add(found.path, "link leads out of the memory")
-            else:
+            elif (known is not None and known.entry.target == target) or self.screen.link(found, target):
                 self._record(index.Entry(found.path, index.LINK, target=target), [])
         else:
             try:

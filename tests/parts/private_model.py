@@ -8,12 +8,9 @@ from __future__ import annotations
 import re
 
 LESS, MORE = r"(?:<|\\{1,32}u003c)", r"(?:>|\\{1,32}u003e)"
-BLANK = r"(?:[ \t\r\n]|\\{1,32}[tnr])"
-OPENING = re.compile(
-    rf"{LESS}{BLANK}{{0,4}}private(?:{BLANK}(?:(?!\[private\]|\[redacted:|\\u003c)[^<>]){{0,200}}?)?{MORE}".encode(),
-    re.I,
-)
-CLOSING = re.compile(rf"{LESS}{BLANK}{{0,4}}\\{{0,32}}/{BLANK}{{0,4}}private{BLANK}{{0,4}}{MORE}".encode(), re.I)
+BLANK = r"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u0009|u000a|u000b|u000c|u000d|u0020))"
+OPENING = re.compile(rf"{LESS}{BLANK}{{0,64}}private(?:{BLANK}|{MORE})".encode(), re.I)
+CLOSING = re.compile(rf"{LESS}{BLANK}{{0,64}}\\{{0,32}}/{BLANK}{{0,64}}private{BLANK}{{0,64}}{MORE}".encode(), re.I)
 
 
 def without_private(text: bytes, json: bool) -> tuple[bytes, int]:
@@ -28,17 +25,10 @@ def without_private(text: bytes, json: bool) -> tuple[bytes, int]:
         if opening is not None:
             keep = (run - at) - ((run - at) & -(run - at))
             out += text[at : at + keep]
-            start = at + keep
-            if not (in_string and _string_end(text, start) < opening.end()):
-                end = _block_end(text, opening.end(), _string_end(text, opening.end()) if in_string else -1)
-                out += b"[private]"
-                taken += 1
-                at, escaped = end, False
-                continue
-            out += text[start : opening.end()]
-            for byte in text[start : opening.end()]:
-                in_string, escaped = _next(in_string, escaped, byte)
-            at = opening.end()
+            out += b"[private]"
+            taken += 1
+            in_one = in_string and _string_end(text, at + keep) >= opening.end()
+            at, escaped = _block_end(text, opening.end(), _string_end(text, opening.end()) if in_one else -1), False
             continue
         out += text[at : at + 1]
         if json:
@@ -69,9 +59,23 @@ def _string_end(text: bytes, at: int) -> int:
     return at
 
 
+def _json_goes_on(text: bytes, at: int) -> bool:
+    """Whether what is there can follow a string of JSON, or JSON lines."""
+    if text[at : at + 1] != b'"':
+        return False
+    rest = text[at + 1 :].lstrip(b" \t\r")
+    if len(text) - at - 1 - len(rest) > 64:
+        return False
+    if rest[:1] in (b"", b"\n", b"}", b"]"):
+        return True
+    value = rest[1:].lstrip(b" \t\r\n")
+    begins = (b'"', b"{", b"[", b"-", *(b"%d" % digit for digit in range(10)), b"true", b"false", b"null")
+    return rest[:1] in (b",", b":") and len(rest) - 1 - len(value) <= 1024 and value.startswith(begins)
+
+
 def _block_end(text: bytes, at: int, string_end: int) -> int:
     """Where a block ends whose first tag ended at ``at``; in a JSON string that is one, no later than it."""
-    bound = string_end if string_end >= 0 and text[string_end : string_end + 1] == b'"' else len(text)
+    bound = string_end if string_end >= 0 and _json_goes_on(text, string_end) else len(text)
     depth = 1
     while at < bound:
         if opening := OPENING.match(text, at, bound):

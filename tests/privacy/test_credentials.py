@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sidecar.inside.credentials import KINDS, Credentials, may_hold
-from tests.parts.secret_trees import CREDENTIALS
+from tests.parts.secret_trees import CREDENTIALS, LETTERS
 
 OTHERS = {
     "aws-secret-key": ('aws_secret_access_key = "{}"', "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEYxx"),
@@ -25,6 +25,8 @@ HARMLESS = (
     b"sk-hunter2 tok-hunter2 key-hunter2",
     b"git@github.com:owner/repo.git https://example.com:8080/a@b ssh://git@host/x",
     b"postgres://user:$PASSWORD@host postgres://user:<password>@host postgres://user:***@host",
+    b"http://localhost:3000?email=bob@example.com http://localhost:3000#a@b docker://alpine:3.19@sha256:" + b"0a" * 32,
+    b"redis://:$PASSWORD@host redis://:${PASSWORD}@host a://b:$(PASSWORD)@c a://b:%(password)s@c a://b:...@c",
     b"AKIA is how they begin; so does AKIAABC and XAKIAIOSFODNN7EXAMPLE",
     b"-----BEGIN PUBLIC KEY-----\nMFwwDQYJKoZIhvcNAQEBBQADSwAwSAJBAK\n-----END PUBLIC KEY-----",
     b"it starts with -----BEGIN RSA PRIVATE KEY----- and so on",
@@ -79,3 +81,73 @@ def test_they_are_found_across_pieces() -> None:
 def test_a_key_with_escaped_line_breaks_is_one_key() -> None:
     key = CREDENTIALS["private-key"](random.Random(1)).replace("\n", "\\n")
     assert found(f'{{"key": "{key}"}}'.encode(), redact=True)[0] == b'{"key": "[redacted:private-key]"}'
+
+
+@pytest.mark.parametrize(
+    ("before", "secret", "after"),
+    [
+        ("redis://:", "hunter22", "@cache:6379/0"),
+        ("postgres://bob:", "p4$$w0rd", "@db/x"),
+        ("postgres://$USER:", "hunter22", "@$HOST/x"),
+        ("postgres://bob:", "hunter22", "@[::1]:5432/x"),
+        ("https:\\/\\/bob:", "hunter22", "@example.com\\/x"),
+    ],
+)
+def test_a_password_is_found_in_any_url(before: str, secret: str, after: str) -> None:
+    left, names = found(f"{before}{secret}{after}".encode(), redact=True)
+    assert (left, names) == (f"{before}[redacted:url-password]{after}".encode(), ["url-password"])
+    assert found(left, redact=True) == (left, [])
+
+
+@pytest.mark.parametrize("token", ["xapp-1-A0123456789-0123456789012-" + "0a" * 32, "sk-admin-" + "a1B2" * 30])
+def test_every_prefix_of_a_vendor_is_known(token: str) -> None:
+    assert len(found(token.encode(), redact=True)[1]) == 1
+
+
+def key_of(lines: list[str], kind: str = "RSA PRIVATE KEY") -> list[str]:
+    return [f"-----BEGIN {kind}-----", *lines, f"-----END {kind}-----"]
+
+
+def base64_lines(count: int, width: int = 64) -> list[str]:
+    chance = random.Random(count)
+    return ["".join(chance.choices(LETTERS + "+/", k=width)) for _ in range(count)]
+
+
+HEADERS = ["Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-256-CBC,0A0B", ""]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lines", "line_end"),
+    [
+        ("    ", base64_lines(25), "\n"),
+        (" " * 16, base64_lines(25), "\r\n"),
+        ("> ", [*HEADERS, *base64_lines(25)], "\n"),
+        ("", base64_lines(80, 20), "\n"),
+        ("", [*base64_lines(1500), "=aB3d"], "\n"),
+        ("", base64_lines(25), " "),
+        ("", base64_lines(25), "\\n"),
+        ("  # ", [*base64_lines(25), "ab=="], "\\\\r\\\\n"),
+    ],
+)
+def test_a_key_goes_whole_however_its_lines_are_set(prefix: str, lines: list[str], line_end: str) -> None:
+    """With its last line, and without it as far as there are lines of a key."""
+    whole = line_end.join(f"{prefix}{line}" for line in key_of(lines))
+    mark = f"{prefix}[redacted:private-key]"
+    for chance in (None, random.Random(1)):
+        assert found(f"a\n{whole}\nb".encode(), redact=True, chance=chance)[0].decode() == f"a\n{mark}\nb"
+        assert found(f'["{whole}", "b"]'.encode(), redact=True, chance=chance)[0].decode() == f'["{mark}", "b"]'
+        cut = whole[: whole.rindex(f"{line_end}{prefix}-----")]
+        assert found(f"a\n{cut}\n\nAnd so it\ngoes on.".encode(), redact=True, chance=chance)[0].decode() == (
+            f"a\n{mark}\n\nAnd so it\ngoes on."
+        )
+
+
+@pytest.mark.parametrize("after", ["\nprose and the\nnext one\n\nAnother paragraph.", '", "b": "c"}', "\n", ""])
+def test_what_follows_the_beginning_of_a_key_stays(after: str) -> None:
+    text = f"-----BEGIN RSA PRIVATE KEY-----\n{base64_lines(1, 36)[0]}{after}"
+    assert found(text.encode(), redact=True)[0].decode() == f"[redacted:private-key]{after}"
+
+
+def test_many_beginnings_of_keys_take_no_longer_than_other_text() -> None:
+    text = b"-----BEGIN RSA PRIVATE KEY----- is how it begins\n" * 20_000
+    assert found(text, redact=True) == (text, [])

@@ -257,6 +257,19 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", '{"a": "[private]"}\n\0')
 
 
+@pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
+async def test_a_binary_file_stays_behind_only_if_something_had_to_be_taken_out_of_it(
+    mode: str, tmp_path: Path
+) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / "app/memory/state.pickle", b"x\0y " + TOKEN.encode() + b" z")
+    receipt = await exported(engine_with(tmp_path, credentials=mode), home)
+    found = {"off": {}, "warn": {"warned": 1}, "redact": {}, "refuse": {"refused": 1}}
+    assert receipt.found == found[mode]
+    assert [row.path for row in receipt.skipped] == (["project/memory/state.pickle"] if mode == "redact" else [])
+    assert stored(tmp_path / "store", f"x\0y {TOKEN} z") == (mode in ("off", "warn"))
+
+
 @pytest.mark.parametrize("secret", [f"<private>{SECRET}</private>", TOKEN])
 async def test_what_lies_across_the_blocks_of_a_file_is_found(secret: str, tmp_path: Path) -> None:
     engine = engine_with(tmp_path, credentials="redact")
@@ -275,6 +288,64 @@ async def test_the_list_has_an_end_but_all_are_counted(tmp_path: Path) -> None:
     assert receipt.scrubbed == Scrubbed(private=600)
 
 
+@pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
+async def test_names_and_targets_of_links_are_looked_at_too(mode: str, tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    names = f"{TOKEN}.md", f"{TOKEN}/a.md", f"{TOKEN}/b.md"
+    for name in names:
+        write(home / "app/memory" / name, b"plain")
+    (home / "app/memory/link.md").symlink_to(f"{TOKEN}.md")
+    write(home / f"app/memory/{TOKEN}.lock", b"never exported")
+    engine = engine_with(tmp_path, credentials=mode)
+    receipt = await exported(engine, home)
+    shown = "project/memory/[redacted:github-token]"
+    places = [(shown, "(name)"), (f"{shown}.md", "(name)"), ("project/memory/link.md", "(link target)")]
+    action = {"warn": "warned", "refuse": "refused"}.get(mode, "")
+    assert sorted((row.path, row.column) for row in receipt.findings) == (sorted(places) if action else [])
+    assert receipt.found == ({action: 3} if action else {})
+    left_out = {row.path: row.reason[:12] for row in receipt.skipped if row.reason != "never exported"}
+    assert left_out == ({path: "a credential" for path, _ in places} if mode == "redact" else {})
+    assert TOKEN not in str(receipt)
+    assert receipt.outcome == ("rejected" if mode == "refuse" else "committed")
+    assert stored(tmp_path / "store", TOKEN) == (mode in ("off", "warn"))
+    if mode == "refuse":
+        assert receipt.reason is not None and receipt.reason.code == "credentials"
+        assert "[redacted:github-token] (name)" in receipt.reason.message
+    again = await exported(engine, home)
+    assert [row.path for row in again.findings] == ([row.path for row in receipt.findings] if mode == "refuse" else [])
+
+
+async def test_a_name_that_was_looked_at_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    (home / "app/memory/link.md").symlink_to("note.md")
+    await exported(engine_with(tmp_path), home)
+    looks: list[str] = []
+    look = credentials.blotted
+    monkeypatch.setattr(credentials, "blotted", lambda text: looks.append(text) or look(text))
+    write(home / "app/memory/new.md", b"new")
+    write(home / "app/memory/note.md", b"changed")
+    await exported(engine_with(tmp_path), home)
+    assert looks == ["project/memory/new.md"]
+    (home / "app/memory/link.md").unlink()
+    (home / "app/memory/link.md").symlink_to("new.md")
+    looks.clear()
+    await exported(engine_with(tmp_path), home)
+    assert looks == ["new.md"]
+
+
+async def test_what_only_begins_like_json_is_no_json(tmp_path: Path) -> None:
+    todo = f'[ ] replace the 12" pipe <private>x said "maybe" {SECRET}</private> done'
+    home = home_with(tmp_path / "home", todo)
+    observed(home, todo, f'{{"a": "<private>{SECRET}", "b": 1}}')
+    receipt = await exported(engine_with(tmp_path), home)
+    assert sorted(row.name for row in receipt.findings) == ["private", "private", "private-unclosed"]
+    assert not receipt.warnings and not stored(tmp_path / "store", SECRET)
+    for left in ('[ ] replace the 12" pipe [private] done', '{"a": "[private]", "b": 1}'):
+        assert stored(tmp_path / "store", left)
+
+
 async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", f"kept\n<private>{SECRET}\nall of it")
     receipt = await exported(engine_with(tmp_path), home)
@@ -284,6 +355,7 @@ async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
 
 async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home")
+    write(home / f"app/memory/{TOKEN}.md", b"plain")
     (tmp_path / "bin").mkdir()
     for name in TOOLS:
         if found := shutil.which(name):
@@ -292,7 +364,8 @@ async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path
     sandbox._environment = {"HOME": str(home), "PATH": str(tmp_path / "bin")}
     request = ExportRequest(memory="m", projects=(str(home / "app"),))
     receipt = await export(engine_with(tmp_path), sandbox, request)
-    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 1}
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 2}
+    assert TOKEN not in str(receipt)
     assert any("left the sandbox" in warning for warning in receipt.warnings)
     assert not stored(tmp_path / "store", SECRET)
     refusing = engine_with(tmp_path, credentials="refuse")
@@ -302,11 +375,12 @@ async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path
 
 async def test_an_import_goes_through_the_same(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home")
+    write(home / f"app/memory/{TOKEN}.md", b"plain")
     with tarfile.open(tmp_path / "home.tar", "w") as tar:
         tar.add(home / "app", "app")
     receipt = await adopt(engine_with(tmp_path), tmp_path / "home.tar", ExportRequest(memory="m"))
-    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 1}
-    assert not stored(tmp_path / "store", SECRET)
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 2}
+    assert not stored(tmp_path / "store", SECRET) and TOKEN not in str(receipt)
 
 
 def test_the_command_line_says_where_and_never_what(tmp_path: Path) -> None:
