@@ -81,8 +81,10 @@ def _sound(layout: Layout) -> Layout:
             raise BadConfig(f"[layouts.{layout.name}] root {root.name!r}: below must stay below.")
     if not layout.roots or not layout.keep + layout.databases:
         raise BadConfig(f"[layouts.{layout.name}] needs at least one root and something to keep.")
-    for pattern in (*layout.keep, *layout.databases, *layout.never, *layout.secrets):
-        if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+    tied = {pattern: pattern.removeprefix("/") for pattern in (*layout.never, *layout.secrets, *layout.careful)}
+    for pattern in (*layout.keep, *layout.databases, *tied):
+        relative = tied.get(pattern, pattern)
+        if not relative or relative.startswith("/") or ".." in relative.split("/"):
             raise BadConfig(f"[layouts.{layout.name}] {pattern!r} is not a pattern relative to the root.")
     return layout
 

@@ -122,12 +122,12 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     apart = _databases(layout) if exporting else []
     wanted = [pattern for name in [*layout.keep, *layout.databases] for pattern in alternatives(name)]
     wanted = [pattern for pattern in wanted if pattern not in apart]
-    unsent = [*layout.never, *layout.secrets, *([*layout.filters, *layout.emptied] if exporting else ())]
-    left = [pattern for name in unsent for pattern in alternatives(name)]
+    cleared = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
+    left = [pattern for name in (*layout.never, *layout.secrets, *cleared) for pattern in alternatives(name)]
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
-    keep = " -o ".join(_test(pattern, anchored=True) for pattern in wanted)
-    never = "! \\( " + " -o ".join(_test(pattern, anchored=False) for pattern in left) + " \\)" if left else ""
-    find = f'find "$start" \\( {keep} \\) {never} \\( -type f -o -type l \\) -print'
+    keep = " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern))
+    never = "\\( " + " -o ".join(map(_left_out, left)) + " \\) -prune -o" if left else ""
+    find = f'find "$start" {never} \\( {keep} \\) \\( -type f -o -type l \\) -print'
     return f'select_{number}() {{ for start in {starts}; do [ -e "$start" ] || [ -L "$start" ] || continue; {find}; done; }}'
 
 
@@ -136,13 +136,22 @@ def _glob(part: str) -> str:
     return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
 
 
-def _test(pattern: str, *, anchored: bool) -> str:
-    plain = pattern.rstrip("/").replace("**", "*")
-    if pattern.endswith("/"):
-        return f"-path {shlex.quote(f'./{plain}/*')} -o -path {shlex.quote(f'*/{plain}/*')}"
-    if "/" not in plain and not anchored:
-        return f"-name {shlex.quote(plain)}"
-    return f"-path {shlex.quote(f'./{plain}')}"
+def _ways(pattern: str) -> list[str]:
+    """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
+    plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
+    ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
+    return [shlex.quote(way.replace("**", "*")) for way in dict.fromkeys(ways)]
+
+
+def _left_out(pattern: str) -> str:
+    """A test for what one pattern leaves out, a file or a folder with all it holds; never for more than that."""
+    parts = pattern.strip("/").split("/")
+    name = f"-name {shlex.quote(parts[-1])}"
+    if len(parts) == 1 and not pattern.startswith("/"):
+        return name
+    if "**" not in parts:
+        return f"-path {_ways(pattern)[0]} ! -path './{'*/' * len(parts)}*'"
+    return " -o ".join(f"-path {way}" + (f" {name}" if parts[-1] != "**" else "") for way in _ways(pattern))
 
 
 def _text(name: str) -> str:
