@@ -83,3 +83,21 @@ def test_sets_need_more_than_one_side() -> None:
     assert (together.tier, len(together.paths)) == ("rebuildable", 3)
     (both,) = tiers("codymaster").sets(["context.db", "memory/learnings.json", "memory/decisions.json", "config.yaml"])
     assert (both.tier, len(both.paths)) == ("hot", 3)
+
+
+def test_active_sessions_and_pointers_are_found_by_the_patterns_of_a_layout(tmp_path: Path) -> None:
+    layout = {
+        **built_in()["three-tier"].for_sandbox(),
+        "never": ["*.tmp.jsonl"],
+        "tiers": {"cold": ["**"], "active": ["{a,.b}/*.jsonl"]},
+        "pointers": [{"file": "{a,.b}/now.json", "keys": ["at"], "folder": "work/{}"}],
+    }
+    write(tmp_path / "a/1.jsonl", b"{}")
+    write(tmp_path / ".b/2.jsonl", b"{}")
+    write(tmp_path / ".b/now.json", b'{"at": "x"}')
+    write(tmp_path / "a/3.tmp.jsonl", b"{}")
+    for age, name in enumerate(("a/1.jsonl", ".b/2.jsonl", "a/3.tmp.jsonl")):
+        os.utime(tmp_path / name, (age, age))
+    seen = Tiers(layout, str(tmp_path))
+    paths = ["a/1.jsonl", ".b/2.jsonl", "work/x/y.md", "work/z/y.md"]
+    assert [seen.of(path) for path in paths] == ["cold", "hot", "hot", "cold"]
