@@ -150,13 +150,18 @@ def _pointed(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tup
 
 def _joined(groups: list[list[str]]) -> list[list[str]]:
     """Groups that share a path are one."""
-    joined: list[list[str]] = []
-    at: dict[str, int] = {}
+    above: dict[str, str] = {}
+
+    def top(path: str) -> str:
+        while above.setdefault(path, path) != path:
+            above[path] = path = above[above[path]]
+        return path
+
     for members in groups:
-        touched = sorted({at[path] for path in members if path in at})
-        together = list(dict.fromkeys([path for number in touched for path in joined[number]] + members))
-        for number in touched:
-            joined[number] = []
-        at.update((path, len(joined)) for path in together)
-        joined.append(together)
-    return [group for group in joined if group]
+        first = top(members[0])
+        for path in members:
+            above[top(path)] = first
+    joined: dict[str, list[str]] = {}
+    for path in above:
+        joined.setdefault(top(path), []).append(path)
+    return list(joined.values())
