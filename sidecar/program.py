@@ -50,7 +50,19 @@ EXPORT = (
 )
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
-RESTORE = (*COMMON, "layers", "compression", "unpacking", "holders", "worker", "versions", "direct", "restore", "main")
+RESTORE = (
+    *COMMON,
+    "layers",
+    "compression",
+    "unpacking",
+    "holders",
+    "drain",
+    "worker",
+    "versions",
+    "direct",
+    "restore",
+    "main",
+)
 LOOK = (
     *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),
     *("look", "main"),

@@ -8,6 +8,7 @@ import time
 from typing import Any, BinaryIO
 
 from . import cache, databases, direct, filters, index, keys, worker
+from .drain import drained
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
 from .refusal import Refusal
@@ -218,13 +219,15 @@ class Restore:
         return place
 
     def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
-        """Stop whoever has a database open that is about to be replaced. Raise Refusal when that does not work."""
+        """Let whoever has a database open that is about to be replaced get done, and stop it. Raise Refusal when that does
+        not work."""
         stopped: list[Holder] = []
         for root in self.roots:
             mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
             holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
+            self.warnings += drained(root, self.request["worker_wait"], "it was stopped without")
             shutdown = root.layout.get("worker")
             settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
             left = worker.stop(holders, shutdown=settings, timeout=WORKER_SECONDS)
