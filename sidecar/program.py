@@ -51,16 +51,7 @@ EXPORT = (
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (
-    *COMMON,
-    "layers",
-    "compression",
-    "unpacking",
-    "holders",
-    "drain",
-    "worker",
-    "versions",
-    "direct",
-    "restore",
+    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "restore"),
     "main",
 )
 LOOK = (

@@ -16,7 +16,7 @@ from .roots import Root, path_here, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
-from .versions import rank, version_here
+from .versions import older_schema, rank, version_here
 from .walk import SQLITE_TAILS, Skipped, walk
 
 WORKER_SECONDS = 15.0
@@ -36,6 +36,7 @@ class Restore:
         self.warnings: list[str] = []
         self.stages = {root.name: _beside(root.folder) for root in self.roots}
         self.old_folders: list[str] = []
+        self.unversioned: set[str] = set()
 
     def run(self) -> dict[str, Any]:
         self._check_versions()
@@ -48,6 +49,7 @@ class Restore:
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
             try:
+                self._compare_schemas(staged, entries)
                 placed = self._plan(swap, entries, staged)
                 swap.commit()
             finally:
@@ -71,11 +73,21 @@ class Restore:
         """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
         for root in self.roots:
             theirs, ours = self.request.get("versions", {}).get(root.name, ""), version_here(root.layout, self.home)
-            if theirs and ours and rank(ours) < rank(theirs) and not self.request["force"]:
+            if not (theirs and ours):
+                self.unversioned.add(root.name)
+            elif rank(ours) < rank(theirs) and not self.request["force"]:
                 raise Refusal(
                     "plugin-older",
                     "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
                 )
+
+    def _compare_schemas(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
+        """Where no versions can be compared, the databases can; it is no reason to refuse, for a newer program may be here
+        that has not been started yet."""
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            if entry.database and name in self.unversioned and not self.seed:
+                self.warnings += filter(None, [older_schema(self.by_name[name], relative, staged[path].place)])
 
     def _place(self, path: str) -> str:
         name, _, relative = path.partition("/")

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -161,6 +162,23 @@ async def test_a_plugin_as_new_or_one_nobody_sees_gets_it(
     if version:
         install(other, version)
     assert (await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))).outcome == "complete"
+
+
+@pytest.mark.parametrize(("here", "told"), [(20, 1), (52, 0), (53, 0)])
+async def test_where_versions_are_not_to_be_seen_an_older_schema_is_told(
+    here: int, told: int, engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    other = claude_mem_home(tmp_path / "other", rows=3)
+    install(other, "10.6.3")
+    for place, schema in ((home, 52), (other, here)):
+        with sqlite3.connect(place / ".claude-mem/claude-mem.db") as database:
+            database.execute("DELETE FROM schema_versions")
+            database.execute("INSERT INTO schema_versions (version) VALUES (?)", (schema,))
+        database.close()
+    await export(engine, LocalSandbox(home), ExportRequest(memory="m"))
+    receipt = await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert (receipt.outcome, len(titles(other))) == ("complete", 20)
+    assert sum("has schema 52; the one that was here had 20" in words for words in receipt.warnings) == told
 
 
 def test_versions_are_compared_as_numbers() -> None:
