@@ -51,8 +51,8 @@ EXPORT = (
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (
-    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "restore"),
-    "main",
+    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
+    *("restore", "main"),
 )
 LOOK = (
     *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),

@@ -11,8 +11,9 @@ from . import cache, databases, direct, filters, index, keys, worker
 from .drain import drained
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
+from .naming import named_here
 from .refusal import Refusal
-from .roots import Root, path_here, place_roots
+from .roots import Root, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
@@ -95,28 +96,9 @@ class Restore:
         return os.path.join(root.folder, root.keys.local(relative))
 
     def _name_folders(self, entries: dict[str, index.Entry]) -> None:
-        """Folders named after a project's path get the names that belong to the paths projects have here."""
-        named, hints = self.request["projects"], self.request.get("keyed", {})
-        projects = self.request.get("project_hints") or []
-        if named and not projects and len(set(hints.values())) == 1:
-            projects = list(set(hints.values()))  # the only one there is must be the one that is named now
-        paths = {path: path_here(hint, projects, named, self.home) for path, hint in hints.items()}
-        moved = {path for path, hint in hints.items() if paths[path] != path_here(hint, [], named, self.home)}
-        for number, root in enumerate(self.roots):
-            keyed = root.layout.get("keyed")
-            if not keyed:
-                continue
-            top = "/".join([root.name, keyed["folder"], ""])
-            names = sorted({path[len(top) :].split("/")[0] for path in entries if path.startswith(top)})
-            ordered = sorted((path not in moved, path) for path in paths if path.startswith(top))
-            mine = {path[len(top) :]: paths[path] for _, path in ordered}
-            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, mine))
-            self.by_name[root.name] = root
-            self.warnings += [
-                "%s%s is kept as %s: another project's folder has its name here." % (top, name, key.local)
-                for name, key in root.keys.known.items()
-                if key.local.endswith("~")
-            ]
+        self.roots, told = named_here(self.roots, entries, self.request, self.home)
+        self.by_name = {root.name: root for root in self.roots}
+        self.warnings += told
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
         with open(self._bundle(), "rb") as bundle:
