@@ -160,7 +160,7 @@ def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
         raise cut
     text, _, inline = frame[1].partition(b"\n")
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode("utf-8", "replace"))  # a shell prints names as they are
         bundle = base64.b64decode(inline.strip(), validate=True)
     except (ValueError, RecursionError) as problem:
         raise BadAnswer(f"The sandbox's answer is not what its program prints: {problem}") from None
