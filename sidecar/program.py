@@ -50,7 +50,10 @@ EXPORT = (
 )
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
-RESTORE = (*COMMON, "layers", "compression", "unpacking", "holders", "worker", "versions", "direct", "restore", "main")
+RESTORE = (
+    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
+    *("restore", "main"),
+)
 LOOK = (
     *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),
     *("look", "main"),
@@ -157,7 +160,7 @@ def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
         raise cut
     text, _, inline = frame[1].partition(b"\n")
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode("utf-8", "replace"))  # a shell prints names as they are
         bundle = base64.b64decode(inline.strip(), validate=True)
     except (ValueError, RecursionError) as problem:
         raise BadAnswer(f"The sandbox's answer is not what its program prints: {problem}") from None

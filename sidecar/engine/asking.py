@@ -20,6 +20,7 @@ HINTS = {
     "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
     "disk-full": "Free some space in the sandbox; a copy of its databases must fit. The head did not move.",
     "sandbox-busy": "Wait until the other export or restore is done, then try again.",
+    "tar-failed": "Look at what it names, or put a python3 into the sandbox. The head did not move.",
     "unreadable": "Run the sandbox's commands as the user who owns the memory.",
     "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
     "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",

@@ -10,13 +10,13 @@ from sidecar.engine.asking import Answer, Count, ask
 from sidecar.engine.attending import reach
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ProgramFailed
+from sidecar.inside.databases import SIZEABLE
 from sidecar.layouts import choose
 from sidecar.limits import Limits
 from sidecar.ports import Sandbox
 from sidecar.receipts import Skip
 
 MOSTLY_FREE = 0.5
-WORTH_A_WORD = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class SeenRoot:
         """What somebody should know or do."""
         words = [f"{self.name}: an export would be refused: {self.problem}"] if self.problem else []
         for row in self.databases:
-            if row.free_bytes > WORTH_A_WORD and row.free_bytes > row.bytes * MOSTLY_FREE:
+            if row.bytes >= SIZEABLE and row.free_bytes > row.bytes * MOSTLY_FREE:
                 share = f"{row.path} is mostly free pages ({row.free_bytes / row.bytes:.0%} of it)"
                 wait = f" once nobody has it open ({', '.join(self.workers)})" if self.workers else ""
                 words.append(f"{share}: run VACUUM on it{wait}, and exports get that much smaller.")

@@ -39,7 +39,7 @@ class Timing:
     turn_wait: float = 60.0
     """Seconds to wait for another export or restore in the same sandbox."""
     worker_wait: float = 5.0
-    """Seconds to wait for a memory worker to write what it has taken on, before an export."""
+    """Seconds to wait for a memory worker to write what it has taken on, before an export or a restore."""
     keep_alive: float = 120.0
     """A sandbox that would end sooner than in so many seconds is prolonged while it is worked with."""
     direct: int = 600

@@ -149,6 +149,7 @@ def _question(
         "mode": request.mode,
         "force": request.force,
         "turn_wait": engine.timing.turn_wait,
+        "worker_wait": engine.timing.worker_wait,
         "packs": [{"index_bytes": pack.index_bytes, "bytes": pack.bytes, "codec": pack.codec} for pack in packs],
     }
 

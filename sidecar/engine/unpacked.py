@@ -109,7 +109,7 @@ def unpack_members(archive: Path, home: Path, places: Mapping[str, str], limits:
     """Unpack a tarball whose first folders are names of roots, each to its own place."""
     home.mkdir()
     for folder in places.values():
-        (home / folder).mkdir(parents=True)
+        (home / folder).mkdir(parents=True, exist_ok=True)
 
     def place(name: str) -> str | None:
         root, _, rest = name.partition("/")

@@ -82,6 +82,8 @@ async def read_tarball(
         lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
         roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
         projects=[],
+        skipped=[*answer.skipped, *local.skipped],
+        skipped_more=answer.skipped_more + local.skipped_more,
         keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
         databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
         warnings=[EXPORTED, *_late(local), *local.warnings, *_losses(engine, local, methods)],

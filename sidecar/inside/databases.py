@@ -23,7 +23,7 @@ HEADER = 100
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
 SQLITE_DONE = 101
-SIZEABLE = 16 << 20
+SIZEABLE = 1 << 20
 
 
 class Copied(NamedTuple):
@@ -89,40 +89,43 @@ def page_size(place: str) -> int:
     return 65536 if size == 1 else size
 
 
-def size(place: str) -> int:
-    """How many bytes a copy of a database will have, by its header and the last commit in its log; nothing is opened by
-    SQLite. It may have changed by the time it is copied."""
-    page, pages = page_size(place), os.path.getsize(place)
+def measured(place: str) -> tuple[int, int]:
+    """How many bytes a copy of a database will have, and how many of them are free pages, by its header and the last commit
+    in its log; nothing is opened by SQLite. It may have changed by the time it is copied. Raise OSError."""
+    with open(place, "rb") as file:
+        header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
+    page = page_size(place)
     if not page:
-        return pages
-    pages //= page
+        return whole, 0
+    pages = whole // page
     try:
         with open(place + WAL_TAIL, "rb") as log:
-            salts = log.read(32)[16:24]
+            salts, newest = log.read(32)[16:24], header
             while True:
                 frame = log.read(24)
                 if len(frame) < 24 or frame[8:16] != salts:
                     break
-                pages = int.from_bytes(frame[4:8], "big") or pages
-                log.seek(page, os.SEEK_CUR)
+                start = log.read(HEADER)
+                log.seek(page - len(start), os.SEEK_CUR)
+                newest = start if frame[:4] == b"\0\0\0\1" else newest
+                if any(frame[4:8]):
+                    pages, header = int.from_bytes(frame[4:8], "big"), newest
     except FileNotFoundError:
         pass
-    return pages * page
+    return pages * page, int.from_bytes(header[36:40], "big") * page if header.startswith(MAGIC) else 0
 
 
 def mostly_free(path: str, place: str) -> str:
-    """What to say of a large database most of whose pages hold nothing; empty when that is not so."""
+    """What to say of a sizeable database most of whose pages hold nothing; empty when that is not so."""
     try:
-        with open(place, "rb") as file:
-            header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
+        whole, free = measured(place)
     except OSError:
         return ""
-    free = int.from_bytes(header[36:40], "big") * page_size(place) if header.startswith(MAGIC) else 0
     if whole < SIZEABLE or free * 2 <= whole:
         return ""
     return (
-        "%s is mostly free pages: %d of its %d MB hold nothing. Stop what has it open, run `sqlite3 FILE VACUUM` on it"
-        " and start that again; the next export carries it whole, once." % (path, free // 10**6, whole // 10**6)
+        "%s is mostly free pages: %.1f of its %.1f MB hold nothing. Stop what has it open, run `sqlite3 FILE VACUUM` on it"
+        " and start that again; the next export carries it whole, once." % (path, free / 1e6, whole / 1e6)
     )
 
 

@@ -14,8 +14,9 @@ _POLL = 0.1
 _ASK_WITHIN = 2.0
 
 
-def drained(root: Root, wait: float) -> list[str]:
-    """Wait at most so many seconds; return what to say when something is still to be written then, or nobody can tell."""
+def drained(root: Root, wait: float, then: str) -> list[str]:
+    """Wait at most so many seconds; return what to say, with what comes of it ``then``, when something is still to be written
+    after that."""
     worker = root.layout.get("worker") or {}
     if not worker.get("busy_path"):
         return []
@@ -32,9 +33,7 @@ def drained(root: Root, wait: float) -> list[str]:
             time.sleep(_POLL)
             left = _queued(holder, settings)
         if left:
-            warnings.append(
-                "%r still had %d things to write after %g s: they are not in this snapshot." % (holder, left, wait)
-            )
+            warnings.append("%r still had %d things to write after %g s: %s." % (holder, left, wait, then))
     return warnings
 
 

@@ -59,7 +59,7 @@ class Export:
             if "worker" in root.layout:
                 from .drain import drained
 
-                self.taking.warnings += drained(root, self.request["worker_wait"])
+                self.taking.warnings += drained(root, self.request["worker_wait"], "they are not in this snapshot")
         for one in self._found():
             if one.path not in self.dropped:
                 self.taking.take(one)

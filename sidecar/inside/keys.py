@@ -2,7 +2,7 @@
 
 In the store such a folder keeps the name it had where it was first exported. A restore gives it the name that belongs to
 the project's path here and writes down which is which, so that the next export finds the same names again. Nothing is
-known of a folder whose project nobody named and no transcript tells: it keeps its name everywhere.
+known of a folder whose project nobody named, no transcript tells, and is not near the home: it keeps its name everywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 NOTES = "keys"
 MOST_TRANSCRIPTS, ENOUGH = 8, 1 << 16
+MOST_NEAR = 500
 
 
 class Key(NamedTuple):
@@ -103,16 +104,39 @@ def write_down(memory: str, keys: dict[str, Keys]) -> None:
 
 
 def paths_of(folder: str, keys: Keys, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
-    """The project's path of each keyed folder of a root, by the store's name, as far as it is known here."""
+    """The project's path of each keyed folder of a root, by the store's name, as far as it is known here; others are looked
+    for near the paths that are ``known``."""
     slugs = {slug(path, keyed["longest"]): path for path in known}
     slugs.update((key.local, key.path) for key in keys.known.values())
-    paths = {}
     top = os.path.join(folder, keyed["folder"])
-    for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
-        path = slugs.get(name) or _told(os.path.join(top, name), name, keyed)
-        if path:
-            paths[keys.name_of(name)] = path
-    return paths
+    names = sorted(os.listdir(top)) if os.path.isdir(top) else []
+    paths = {name: slugs.get(name) or _told(os.path.join(top, name), name, keyed) for name in names}
+    if not all(paths.values()):
+        near: dict[str, str] = {}
+        for path in _near(known):
+            near.setdefault(slug(path, keyed["longest"]), path)
+        paths = {name: path or near.get(name, "") for name, path in paths.items()}
+    return {keys.name_of(name): path for name, path in paths.items() if path}
+
+
+def _near(places: list[str]) -> list[str]:
+    """The folders in these places, then those in them, as far as they are not too many."""
+    found: list[str] = []
+    layer = list(dict.fromkeys(places))
+    for _ in range(2):
+        inner = []
+        for place in layer:
+            try:
+                with os.scandir(place) as scan:
+                    entries = [entry for entry in scan if not entry.name.startswith(".")]
+                inner += sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            except OSError:
+                continue  # not there, or not ours to read
+            if len(found) + len(inner) >= MOST_NEAR:
+                break
+        found += inner
+        layer = found[:]
+    return found[:MOST_NEAR]
 
 
 def _told(folder: str, name: str, keyed: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Any
 
-from .databases import JOURNAL_TAIL, MAGIC, WAL_TAIL
+from .databases import JOURNAL_TAIL, WAL_TAIL, measured
 from .holders import find_holders
 from .refusal import Refusal
 from .roots import Root, absent, find_roots, keyed_here, projects_here
@@ -60,15 +60,10 @@ def _root(root: Root, home: str) -> dict[str, Any]:
 
 
 def _database(path: str, place: str) -> dict[str, Any]:
-    """A database's size, how much of it is free pages, and what waits in its log; by its header, so that no lock is taken."""
-    row: dict[str, Any] = {"path": path, "place": place, "bytes": 0, "free_bytes": 0, "log_bytes": 0}
+    """A database's size, how much of it is free pages, and what waits in its log; no lock is taken."""
+    whole, free = measured(place)
+    row: dict[str, Any] = {"path": path, "place": place, "bytes": whole, "free_bytes": min(free, whole), "log_bytes": 0}
     for tail in (WAL_TAIL, JOURNAL_TAIL):
         if os.path.exists(place + tail):
             row["log_bytes"] += os.path.getsize(place + tail)
-    with open(place, "rb") as file:
-        header = file.read(100)
-        row["bytes"] = os.fstat(file.fileno()).st_size
-    if header.startswith(MAGIC):
-        page = int.from_bytes(header[16:18], "big")
-        row["free_bytes"] = min(int.from_bytes(header[36:40], "big") * (65536 if page == 1 else page), row["bytes"])
     return row

@@ -52,7 +52,7 @@ def _size(fit: Fit, one: Found) -> int:
         if drop is not None:
             with open(one.place, "rb") as file:
                 return len(filters.filtered(file.read(fit.largest), drop) or b"")
-        return databases.size(one.place) if _may_be_database(one) else one.status.st_size
+        return databases.measured(one.place)[0] if _may_be_database(one) else one.status.st_size
     except OSError:
         return one.status.st_size
 

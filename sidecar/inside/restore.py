@@ -8,14 +8,16 @@ import time
 from typing import Any, BinaryIO
 
 from . import cache, databases, direct, filters, index, keys, worker
+from .drain import drained
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
+from .naming import named_here
 from .refusal import Refusal
-from .roots import Root, path_here, place_roots
+from .roots import Root, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
-from .versions import rank, version_here
+from .versions import older_schema, rank, version_here
 from .walk import SQLITE_TAILS, Skipped, walk
 
 WORKER_SECONDS = 15.0
@@ -35,6 +37,7 @@ class Restore:
         self.warnings: list[str] = []
         self.stages = {root.name: _beside(root.folder) for root in self.roots}
         self.old_folders: list[str] = []
+        self.unversioned: set[str] = set()
 
     def run(self) -> dict[str, Any]:
         self._check_versions()
@@ -47,6 +50,7 @@ class Restore:
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
             try:
+                self._compare_schemas(staged, entries)
                 placed = self._plan(swap, entries, staged)
                 swap.commit()
             finally:
@@ -70,11 +74,21 @@ class Restore:
         """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
         for root in self.roots:
             theirs, ours = self.request.get("versions", {}).get(root.name, ""), version_here(root.layout, self.home)
-            if theirs and ours and rank(ours) < rank(theirs) and not self.request["force"]:
+            if not (theirs and ours):
+                self.unversioned.add(root.name)
+            elif rank(ours) < rank(theirs) and not self.request["force"]:
                 raise Refusal(
                     "plugin-older",
                     "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
                 )
+
+    def _compare_schemas(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
+        """Where no versions can be compared, the databases can; it is no reason to refuse, for a newer program may be here
+        that has not been started yet."""
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            if entry.database and name in self.unversioned and not self.seed:
+                self.warnings += filter(None, [older_schema(self.by_name[name], relative, staged[path].place)])
 
     def _place(self, path: str) -> str:
         name, _, relative = path.partition("/")
@@ -82,28 +96,9 @@ class Restore:
         return os.path.join(root.folder, root.keys.local(relative))
 
     def _name_folders(self, entries: dict[str, index.Entry]) -> None:
-        """Folders named after a project's path get the names that belong to the paths projects have here."""
-        named, hints = self.request["projects"], self.request.get("keyed", {})
-        projects = self.request.get("project_hints") or []
-        if named and not projects and len(set(hints.values())) == 1:
-            projects = list(set(hints.values()))  # the only one there is must be the one that is named now
-        paths = {path: path_here(hint, projects, named, self.home) for path, hint in hints.items()}
-        moved = {path for path, hint in hints.items() if paths[path] != path_here(hint, [], named, self.home)}
-        for number, root in enumerate(self.roots):
-            keyed = root.layout.get("keyed")
-            if not keyed:
-                continue
-            top = "/".join([root.name, keyed["folder"], ""])
-            names = sorted({path[len(top) :].split("/")[0] for path in entries if path.startswith(top)})
-            ordered = sorted((path not in moved, path) for path in paths if path.startswith(top))
-            mine = {path[len(top) :]: paths[path] for _, path in ordered}
-            root = self.roots[number] = root._replace(keys=keys.placed(keyed, names, mine))
-            self.by_name[root.name] = root
-            self.warnings += [
-                "%s%s is kept as %s: another project's folder has its name here." % (top, name, key.local)
-                for name, key in root.keys.known.items()
-                if key.local.endswith("~")
-            ]
+        self.roots, told = named_here(self.roots, entries, self.request, self.home)
+        self.by_name = {root.name: root for root in self.roots}
+        self.warnings += told
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
         with open(self._bundle(), "rb") as bundle:
@@ -218,13 +213,15 @@ class Restore:
         return place
 
     def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
-        """Stop whoever has a database open that is about to be replaced. Raise Refusal when that does not work."""
+        """Let whoever has a database open that is about to be replaced get done, and stop it. Raise Refusal when that does
+        not work."""
         stopped: list[Holder] = []
         for root in self.roots:
             mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
             holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
+            self.warnings += drained(root, self.request["worker_wait"], "it was stopped without")
             shutdown = root.layout.get("worker")
             settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
             left = worker.stop(holders, shutdown=settings, timeout=WORKER_SECONDS)

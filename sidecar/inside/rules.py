@@ -1,8 +1,8 @@
 """Which names are memory: a layout's patterns, compiled.
 
 ``*`` and ``?`` stay within one part of a path, ``**`` spans any number of parts, ``{a,b}`` is either. A ``keep`` pattern is
-anchored at the root. A pattern without a slash under ``never`` or ``secrets`` matches at any depth, and one that ends in
-a slash a folder with all it holds.
+anchored at the root. A pattern of one part under ``never`` or ``secrets`` matches at any depth unless it begins with a
+slash, and one that ends in a slash is a folder with all it holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _part(pattern: str) -> str:
 def _regex(pattern: str, anywhere: bool) -> str:
     folder = pattern.endswith("/")
     parts = pattern.strip("/").split("/")
-    out = "(?:.*/)?" if anywhere and len(parts) == 1 else ""
+    out = "(?:.*/)?" if anywhere and len(parts) == 1 and not pattern.startswith("/") else ""
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         if part == "**":

@@ -7,13 +7,12 @@ session written to last, and files that point at a folder; and there are paths t
 from __future__ import annotations
 
 import datetime
-import glob
 import json
 import os
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Pattern, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Pattern, Tuple
 
-from .rules import alternatives, compiled
+from .rules import Rules, alternatives, compiled
 
 HOT, WARM, COLD, REBUILDABLE = "hot", "warm", "cold", "rebuildable"
 TIERS = (HOT, WARM, COLD, REBUILDABLE)
@@ -41,10 +40,10 @@ class Tiers:
         self._matches = [(tier, compiled(tiers.get(tier, [])).match) for tier in TIERS]
         self._dated = [_bound(pattern) for pattern in tiers.get("dated", [])]
         self._coupled = [[_bound(p) for p in coupled["paths"]] for coupled in layout.get("coupled", [])]
-        self._active = {_newest(folder, tiers.get("active", []))} - {""} if folder else set()
+        self._active = {_newest(folder, _files(folder, layout, tiers.get("active", [])))} - {""} if folder else set()
         self._pointed: list[tuple[str, str]] = []
         for pointer in layout.get("pointers", []) if folder else []:
-            self._pointed += _pointed(folder, pointer)
+            self._pointed += _pointed(folder, pointer, sorted(_files(folder, layout, [pointer["file"]])))
 
     def of(self, relative: str) -> str:
         """The first tier that names this path, relative to its root."""
@@ -110,26 +109,34 @@ def _of_day(text: str) -> str:
     return WARM if (datetime.date.today() - day).days <= WARM_DAYS else COLD
 
 
-def _newest(folder: str, patterns: list[str]) -> str:
-    """The file written to last, relative to the folder."""
+def _files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator[str]:
+    """The files of a root that these patterns name, and that its layout does not leave out."""
+    rules = Rules(dict(layout, keep=patterns, databases=[]))
+    for place, folders, files in os.walk(folder) if patterns else ():
+        prefix = os.path.relpath(place, folder) + "/" if place != folder else ""
+        folders[:] = [name for name in folders if rules.may_hold(prefix + name)]
+        yield from (prefix + name for name in files if rules.allows(prefix + name, False))
+
+
+def _newest(folder: str, paths: Iterable[str]) -> str:
+    """The file written to last."""
     newest, when = "", -1.0
-    for pattern in patterns:
-        for place in glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True):
-            try:
-                changed = os.lstat(place).st_mtime
-            except OSError:
-                continue
-            if changed > when:
-                newest, when = os.path.relpath(place, folder), changed
+    for path in paths:
+        try:
+            changed = os.lstat(os.path.join(folder, path)).st_mtime
+        except OSError:
+            continue
+        if changed > when:
+            newest, when = path, changed
     return newest
 
 
-def _pointed(folder: str, pointer: dict[str, Any]) -> list[tuple[str, str]]:
+def _pointed(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tuple[str, str]]:
     """Each pointer file there is, with the folder it names; neither is believed to lead anywhere but inside the root."""
     found = []
-    for place in sorted(glob.glob(os.path.join(glob.escape(folder), pointer["file"]), recursive=True)):
+    for path in paths:
         try:
-            with open(place, encoding="utf-8") as file:
+            with open(os.path.join(folder, path), encoding="utf-8") as file:
                 value = json.loads(file.read(LONGEST_POINTER))
             named = next(filter(None, (value.get(key) for key in pointer["keys"])), "")
             target = os.path.normpath(pointer["folder"].replace("{}", named))
@@ -137,19 +144,24 @@ def _pointed(folder: str, pointer: dict[str, Any]) -> list[tuple[str, str]]:
             continue
         top = pointer["folder"].split("{}")[0]
         if named and target.startswith(top) and target.rstrip("/") != top.rstrip("/"):
-            found.append((os.path.relpath(place, folder), target))
+            found.append((path, target))
     return found
 
 
 def _joined(groups: list[list[str]]) -> list[list[str]]:
     """Groups that share a path are one."""
-    joined: list[list[str]] = []
-    at: dict[str, int] = {}
+    above: dict[str, str] = {}
+
+    def top(path: str) -> str:
+        while above.setdefault(path, path) != path:
+            above[path] = path = above[above[path]]
+        return path
+
     for members in groups:
-        touched = sorted({at[path] for path in members if path in at})
-        together = list(dict.fromkeys([path for number in touched for path in joined[number]] + members))
-        for number in touched:
-            joined[number] = []
-        at.update((path, len(joined)) for path in together)
-        joined.append(together)
-    return [group for group in joined if group]
+        first = top(members[0])
+        for path in members:
+            above[top(path)] = first
+    joined: dict[str, list[str]] = {}
+    for path in above:
+        joined.setdefault(top(path), []).append(path)
+    return list(joined.values())

@@ -8,7 +8,9 @@ import os
 import re
 from typing import Any
 
-from .roots import own_places
+from .databases import ask
+from .roots import Root, own_places
+from .rules import compiled
 
 LONGEST = 1 << 20
 
@@ -35,3 +37,18 @@ def rank(text: str) -> tuple[list[int], bool, str]:
     """Versions in order: "9.1" before "10.0-beta" before "10.0"."""
     core, dash, rest = text.partition("-")
     return [int(number) for number in re.findall(r"\d{1,9}", core)], not dash, rest
+
+
+def older_schema(root: Root, relative: str, new: str) -> str:
+    """What to say when the database in place has an older schema than the ``new`` one for it: so may have its program."""
+    old = os.path.join(root.folder, relative)
+    for name, query in root.layout.get("schemas", {}).items() if os.path.isfile(old) else ():
+        if compiled([name]).match(relative):
+            theirs, ours = ask(new, query), ask(old, query)
+            if 0 < ours < theirs:
+                return (
+                    "%s/%s has schema %d; the one that was here had %d. An older %s may be installed here, which would damage"
+                    " this memory: see that it is up to date before it is used."
+                    % (root.name, relative, theirs, ours, root.layout["name"])
+                )
+    return ""

@@ -112,9 +112,10 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
             yield (*place, "below"), f"root {root.name!r}: below must stay below."
     if not layout.roots or not layout.keep + layout.databases:
         yield (), "needs at least one root and something to keep."
-    for key in ("keep", "databases", "never", "secrets"):
+    tied = ("never", "secrets", "careful")  # a slash before these ties them to the root
+    for key in ("keep", "databases", *tied):
         for pattern in getattr(layout, key):
-            if not _relative(pattern):
+            if not _relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."
     bound: list[tuple[At, str]] = [(("tiers", "dated"), pattern) for pattern in layout.tiers.dated]
     bound += [(("coupled", n, "paths"), path) for n, coupled in enumerate(layout.coupled) for path in coupled.paths]

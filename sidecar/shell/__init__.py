@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
 from sidecar.inside.rules import alternatives
+from sidecar.inside.scrubbing import SECRET_ENDS, SECRET_NAMES
 from sidecar.layouts import Layout, Root
 
 
@@ -85,6 +86,12 @@ def _project(path: str | None) -> str:
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~") else shlex.quote(path)
 
 
+NOTHING = "-name ''"
+KNOWN_SECRET = " -o ".join(
+    f"-iname {shlex.quote(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
+)
+"""What no layout brings out (``is_secret``)."""
+
 FIRST = """first() {
 marker=$1 below=$2 chosen=""
 shift 2
@@ -118,17 +125,33 @@ def _databases(layout: Layout) -> list[str]:
 
 
 def _select(number: int, layout: Layout, *, exporting: bool) -> str:
-    """A function that prints the files of one root that are memory."""
+    """Functions that find the files of one root that are memory (``select_N``), and what of them does not leave: what is
+    secret (``secret_N``) or of no use elsewhere (``never_N``). They are given what ``find`` is to do with it."""
     apart = _databases(layout) if exporting else []
     wanted = [pattern for name in [*layout.keep, *layout.databases] for pattern in alternatives(name)]
     wanted = [pattern for pattern in wanted if pattern not in apart]
-    unsent = [*layout.never, *layout.secrets, *([*layout.filters, *layout.emptied] if exporting else ())]
-    left = [pattern for name in unsent for pattern in alternatives(name)]
+    cleared = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
+    never, secret, unsent = (_any(patterns) for patterns in (layout.never, layout.secrets, cleared))
+    secret = f"{secret} -o -type f \\( {KNOWN_SECRET} \\)"
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
-    keep = " -o ".join(_test(pattern, anchored=True) for pattern in wanted)
-    never = "! \\( " + " -o ".join(_test(pattern, anchored=False) for pattern in left) + " \\)" if left else ""
-    find = f'find "$start" \\( {keep} \\) {never} \\( -type f -o -type l \\) -print'
-    return f'select_{number}() {{ for start in {starts}; do [ -e "$start" ] || [ -L "$start" ] || continue; {find}; done; }}'
+    keep = " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern))
+    left = f"\\( {never} -o {secret} -o {unsent} \\) -prune -o"
+    finds = {
+        "select": f'{left} \\( {keep} \\) \\( -type f -o -type l \\) "$@"',
+        "never": f'\\( {never} \\) -prune "$@"',
+        "secret": f'\\( {never} \\) -prune -o \\( {secret} \\) -prune "$@"',
+    }
+    there = '[ -e "$start" ] || [ -L "$start" ] || continue'
+    return "\n".join(
+        f'{name}_{number}() {{ for start in {starts}; do {there}; find "$start" {find} || return 1; done; }}'
+        for name, find in finds.items()
+    )
+
+
+def _any(patterns: Iterable[str]) -> str:
+    """A test for whatever any of the patterns leaves out."""
+    left = [pattern for name in patterns for pattern in alternatives(name)]
+    return " -o ".join(map(_left_out, left)) or NOTHING
 
 
 def _glob(part: str) -> str:
@@ -136,13 +159,22 @@ def _glob(part: str) -> str:
     return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
 
 
-def _test(pattern: str, *, anchored: bool) -> str:
-    plain = pattern.rstrip("/").replace("**", "*")
-    if pattern.endswith("/"):
-        return f"-path {shlex.quote(f'./{plain}/*')} -o -path {shlex.quote(f'*/{plain}/*')}"
-    if "/" not in plain and not anchored:
-        return f"-name {shlex.quote(plain)}"
-    return f"-path {shlex.quote(f'./{plain}')}"
+def _ways(pattern: str) -> list[str]:
+    """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
+    plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
+    ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
+    return [shlex.quote(way.replace("**", "*")) for way in dict.fromkeys(ways)]
+
+
+def _left_out(pattern: str) -> str:
+    """A test for what one pattern leaves out, a file or a folder with all it holds; never for more than that."""
+    parts = pattern.strip("/").split("/")
+    name = f"-name {shlex.quote(parts[-1])}"
+    if len(parts) == 1 and not pattern.startswith("/"):
+        return name
+    if "**" not in parts:
+        return f"-path {_ways(pattern)[0]} ! -path './{'*/' * len(parts)}*'"
+    return " -o ".join(f"-path {way}" + (f" {name}" if parts[-1] != "**" else "") for way in _ways(pattern))
 
 
 def _text(name: str) -> str:

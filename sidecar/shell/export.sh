@@ -1,5 +1,5 @@
 # Export without Python: copy the memory's files and databases into a folder, and tar it. A preamble generated for the request
-# defines nonce, echo_back (JSON), key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N.
+# defines nonce, echo_back (JSON), key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 mkdir -p "$cache/$key" || exit 1
@@ -8,7 +8,25 @@ work="$cache/work-sh-$nonce"
 mkdir -p "$work/stage" || exit 1
 problems="$work/problems"
 : > "$problems"
-escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\n\t' '  '; }
+escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
+# Rows for names that come with NUL after each, as many as a receipt lists; the others are counted.
+skip() {
+    tr '\n\000' ' \n' > "$work/skipped"
+    while IFS= read -r file; do
+        if [ "$skips" -ge 200 ]; then more=$((more + 1)); continue; fi
+        skips=$((skips + 1))
+        skipped="$skipped${skipped:+,}{\"path\":\"$name/$(escaped "${file#./}")\",\"reason\":\"$1\"}"
+    done < "$work/skipped"
+}
+skipped="" skips=0 more=0
+# Names that a list of lines cannot carry: with a newline, or, where tar takes it for a quote, with a backslash.
+if tar --null -cf /dev/null -T /dev/null 2>/dev/null; then
+    listed=true odd='*[\\
+]*'
+else
+    listed=false odd='*
+*'
+fi
 fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s"}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "$nonce"; exit 0; }
 command -v tar >/dev/null 2>&1 && command -v gzip >/dev/null 2>&1 || fail no-tar "This sandbox has no python3, and no tar and gzip either."
 found=""
@@ -20,7 +38,10 @@ for root in $roots; do
     case "$seen" in *"|$layout:$folder|"*) continue ;; esac
     seen="$seen|$layout:$folder|"
     mkdir -p "$work/stage/$name"
-    ( cd "$folder" && "select_$root" ) > "$work/list" || fail unreadable "Not all of $folder can be read."
+    ( cd "$folder" && "select_$root" ! -path "$odd" -print ) > "$work/list" || fail unreadable "Not all of $folder can be read."
+    ( cd "$folder" && "select_$root" -path "$odd" -print0 ) > "$work/odd" || fail unreadable "Not all of $folder can be read."
+    ( cd "$folder" && "secret_$root" -print0 ) > "$work/left" && skip secret < "$work/left"
+    ( cd "$folder" && "never_$root" -print0 ) > "$work/left" && skip "never exported" < "$work/left"
     for database in $(cd "$folder" && for pattern in $databases; do [ ! -f "$pattern" ] || printf '%s\n' "$pattern"; done); do
         mkdir -p "$work/stage/$name/$(dirname "$database")"
         if command -v sqlite3 >/dev/null 2>&1; then
@@ -39,6 +60,14 @@ for root in $roots; do
         missing=$(cd "$work/stage/$name" && while IFS= read -r file; do [ -e "$file" ] || [ -L "$file" ] || printf '%s\n' "$file"; done < "$work/list" | head -n 1)
         [ -z "$missing" ] || fail tar-failed "$missing was not copied: $(tail -n 1 "$problems")"
     fi
+    if [ -s "$work/odd" ]; then
+        if [ "$listed" = true ]; then
+            ( cd "$folder" && tar --null -cf "$work/odd.tar" -T "$work/odd" && cd "$work/stage/$name" && tar -xf "$work/odd.tar" ) 2>"$problems" || fail tar-failed "$(tail -n 1 "$problems")"
+            rm -f "$work/odd.tar"
+        else
+            skip "its name has a newline, which the tar of this sandbox cannot take" < "$work/odd"
+        fi
+    fi
     [ -n "$(ls -A "$work/stage/$name")" ] || continue
     found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$folder")\"}"
 done
@@ -49,5 +78,5 @@ printf '%s\n' "$snapshot" >> "$cache/$key/lineage"
 rm -f "$cache/$key"/index-*
 printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
-printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
-    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

@@ -40,7 +40,7 @@ for root in $roots; do
     mkdir -p "$folder" || { undo; fail swap-failed "$folder cannot be made."; }
     : > "$unpacked/$name.old"
     if [ "$mode" = replace ]; then
-        ( cd "$folder" && "select_$root" ) > "$unpacked/$name.old"
+        ( cd "$folder" && "select_$root" -print ) > "$unpacked/$name.old"
         # A database's old log would spoil the new database.
         ( cd "$unpacked/new/$name" && find . -type f -print ) | while IFS= read -r file; do
             for tail in -wal -shm -journal; do [ ! -e "$folder/$file$tail" ] || printf '%s\n' "$file$tail"; done

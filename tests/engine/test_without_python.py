@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sqlite3
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,66 @@ async def test_seed_leaves_what_is_there_without_python(
     assert receipt.outcome is RestoreOutcome.COMPLETE
     assert (target / "MEMORY.md").read_text() == "mine"
     assert rows(target) == 500
+
+
+async def test_two_layouts_of_one_project_leave_without_python(engine: Engine, tools: Path, tmp_path: Path) -> None:
+    home = tmp_path / "two"
+    for name in ("app/MEMORY.md", "app/.cm/CONTINUITY.md"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(name)
+    receipt = await export(engine, BareSandbox(home, tools), ExportRequest(memory="m", projects=("app",)))
+    assert (receipt.outcome, receipt.files) == (ExportOutcome.COMMITTED, 2)
+
+
+SIMPLE_TAR = """#!/bin/sh
+for word; do [ "$word" != --null ] || exit 64; done
+exec {tar} "$@"
+"""
+"""A tar that knows no lists with NUL between the names."""
+
+
+@pytest.mark.parametrize("simple", [False, True])
+async def test_a_name_with_a_newline_leaves_or_is_listed(
+    engine: Engine, tools: Path, tmp_path: Path, simple: bool
+) -> None:
+    home = tmp_path / "odd"
+    (home / "memory").mkdir(parents=True)
+    (home / "memory" / "a\nb.md").write_text("odd")
+    (home / "memory" / "c.md").write_text("plain")
+    if not simple:
+        (home / "memory" / "back\\slash.md").write_text("odd")
+    else:
+        (tools / "tar").unlink()
+        (tools / "tar").write_text(SIMPLE_TAR.format(tar=shutil.which("tar")))
+        (tools / "tar").chmod(0o755)
+    receipt = await export(engine, BareSandbox(home, tools), ExportRequest(memory="m"))
+    assert (receipt.outcome, receipt.files) == (ExportOutcome.COMMITTED, 1 if simple else 3)
+    reasons = [skip.reason for skip in receipt.skipped if skip.path == "project/memory/a b.md"]
+    assert reasons == (["its name has a newline, which the tar of this sandbox cannot take"] if simple else [])
+
+
+async def test_secret_files_and_locks_never_leave_and_are_listed(engine: Engine, tools: Path, tmp_path: Path) -> None:
+    home = tmp_path / "secret"
+    secret = ["memory/id_ed25519", "memory/.netrc", "memory/deep/KEYS.P12", "memory/.env.local", "memory/.env"]
+    never = ["memory/x.lock/pid", "memory/\udcff\x01.swp"]
+    for name in [*secret, *never, "memory/kept.md"]:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("hunter2")
+    sent: list[bytes] = []
+
+    class Listening(BareSandbox):
+        async def download(self, path: str):  # type: ignore[no-untyped-def]
+            sent.append(Path(path).read_bytes())
+            async for chunk in super().download(path):
+                yield chunk
+
+    receipt = await export(engine, Listening(home, tools), ExportRequest(memory="m"))
+    with tarfile.open(fileobj=io.BytesIO(sent[0])) as tar:
+        assert [member.name for member in tar if member.isfile()] == ["./project/memory/kept.md"]
+    assert receipt.files == 1
+    listed = {skip.path: skip.reason for skip in receipt.skipped}
+    assert {f"project/{name}": listed.get(f"project/{name}") for name in secret} == {
+        f"project/{name}": "secret" for name in secret
+    }
+    assert listed["project/memory/x.lock"] == "never exported"
+    assert sum(reason == "never exported" for reason in listed.values()) == 2

@@ -78,7 +78,9 @@ def test_changes_without_what_they_changed_are_worth_nothing(tmp_path: Path, fir
     assert cache.load(str(tmp_path), ["s1"]) is None
 
 
-async def test_a_file_that_a_layout_calls_secret_by_now_is_not_taken_for_unchanged(tmp_path: Path) -> None:
+async def test_a_file_that_a_layout_calls_secret_by_now_is_not_taken_for_unchanged_and_back_when_it_does_not(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "home"
     for name in ("kept.md", "told.md"):
         place = home / "memory" / name
@@ -94,3 +96,6 @@ async def test_a_file_that_a_layout_calls_secret_by_now_is_not_taken_for_unchang
     receipt = await export(stricter, box, ExportRequest(memory="m"))
     assert (receipt.outcome, receipt.files) == ("committed", 1)
     assert [skip.reason for skip in receipt.skipped if skip.path.endswith("told.md")] == ["secret"]
+    anchored = replace(engine, layouts={**engine.layouts, "three-tier": replace(layout, secrets=("/told.md",))})
+    receipt = await export(anchored, box, ExportRequest(memory="m"))
+    assert (receipt.outcome, receipt.files) == ("committed", 2)

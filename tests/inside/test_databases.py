@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.databases import copy_database, quick_check
+from sidecar.inside.databases import copy_database, measured, mostly_free, quick_check
 from sidecar.inside.refusal import Refusal
 
 
@@ -122,3 +122,25 @@ def test_quick_check_writes_nothing(tmp_path: Path) -> None:
     before = listing(tmp_path)
     assert quick_check(str(tmp_path / "a.db")) == "ok"
     assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_free_pages_are_counted_with_what_is_in_the_log_and_nothing_changes(tmp_path: Path, checkpointed: bool) -> None:
+    place = tmp_path / "a.db"
+    make(place, "WAL", rows=10)
+    writer = sqlite3.connect(place, isolation_level=None)
+    writer.execute("PRAGMA wal_autocheckpoint=0")
+    writer.execute("CREATE TABLE junk (x)")
+    writer.execute("BEGIN")
+    writer.executemany("INSERT INTO junk VALUES (randomblob(4000))", [()] * 1000)
+    writer.execute("COMMIT")
+    writer.execute("DROP TABLE junk")
+    if checkpointed:
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = listing(tmp_path)
+    words = mostly_free("m/a.db", str(place))
+    assert words.startswith("m/a.db is mostly free pages: 4.1 of its 4.1 MB")
+    assert listing(tmp_path) == before
+    pages, free = (writer.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count"))
+    assert measured(str(place)) == (pages * 4096, free * 4096)
+    writer.close()

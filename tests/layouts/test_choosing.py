@@ -166,7 +166,7 @@ def config(folder: Path, text: str) -> dict[str, Layout]:
 def test_an_option_is_switched_on_without_writing_the_layout_again(tmp_path: Path) -> None:
     layouts = config(tmp_path, '[layouts.pai]\noptions = ["raw"]')
     assert (layouts["pai"].chosen, layouts["pai"].roots) == (("raw",), built_in()["pai"].roots)
-    assert "RAW/**" in layouts["pai"].keep and "RAW/" not in layouts["pai"].never
+    assert "RAW/**" in layouts["pai"].keep and "/RAW/" not in layouts["pai"].never
     assert set(layouts) == set(built_in())
 
 
@@ -183,6 +183,7 @@ MINE = "[layouts.mine]\nkeep = ['x']\n"
         (MINE + "[[layouts.mine.roots]]\nname = 'mine-2'\npaths = ['~/x']", "[layouts.mine] root 'mine-2'"),
         (MINE + "[[layouts.mine.roots]]\nname = 'mine'\nproject = true\nbelow = '../x'", "must stay below"),
         ("[layouts.mine]\nkeep = ['/etc/x']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "relative"),
+        (MINE + "never = ['//x']\nroots = [{name = 'mine', paths = ['~/x']}]", "'//x' is not a pattern"),
         ("[layouts.mine]\nkeep = ['a/../b']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "relative"),
         (MINE + "chosen = ['x']\n[[layouts.mine.roots]]\nname = 'mine'\npaths = ['~/x']", "unknown key"),
         (MINE + "tiers = {hott = ['x']}\nroots = [{name = 'mine', paths = ['~/x']}]", "Did you mean 'hot'?"),
@@ -242,7 +243,7 @@ def test_required_paths_may_be_patterns_and_folders(tmp_path: Path) -> None:
 def test_a_layout_of_ones_own_is_found_exported_and_restored(tmp_path: Path) -> None:
     home, other, file = empty_home(tmp_path / "home"), empty_home(tmp_path / "other"), tmp_path / "c.toml"
     file.write_text(
-        "[layouts.notes]\nkeep = ['notes/**']\ndatabases = ['*.db']\nnever = ['tmp/']\nsecrets = ['key']\n"
+        "[layouts.notes]\nkeep = ['notes/**']\ndatabases = ['*.db']\nnever = ['tmp/', '/a.md']\nsecrets = ['key']\n"
         "[[layouts.notes.roots]]\nname = 'notes'\nenv = ['NOTES_DIR']\npaths = ['~/notes-agent']\n"
     )
     write(home / "notes-agent/notes/a.md", b"a")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,12 +19,13 @@ import pytest
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.parts import Timing
+from sidecar.inside.holders import find_holders
 from sidecar.inside.versions import rank
 from tests.parts.claude_mem import Worker, free_port
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, titles, tree, write
 
 BUSY = """
-import http.server, json, sqlite3, sys
+import http.server, json, pathlib, sqlite3, sys
 database, port, after = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = sqlite3.connect(database, isolation_level=None)
 asked = 0
@@ -29,6 +33,7 @@ class Desk(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global asked
         asked += 1
+        pathlib.Path(database).parents[1].joinpath("asked").write_text(str(asked))
         if asked == after:
             rows.execute("INSERT INTO observations(title, narrative) VALUES ('from the queue', 'x')")
         body = json.dumps({"isProcessing": asked < after, "queueDepth": max(0, after - asked)}).encode()
@@ -63,6 +68,7 @@ class Busy:
         settings = home / ".claude-mem/settings.json"
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "CLAUDE_MEM_WORKER_PORT": str(port)}))
         command = [sys.executable, "-c", BUSY, str(home / ".claude-mem/claude-mem.db"), str(port), str(after)]
+        self.database = command[3]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None and self.process.stdout.readline() == b"ready\n"
 
@@ -74,6 +80,8 @@ def started() -> Iterator[list[Busy]]:
     for busy in running:
         busy.process.kill()
         busy.process.communicate()
+        for again in find_holders([busy.database]):
+            os.kill(again.pid, signal.SIGKILL)
 
 
 async def test_an_export_waits_for_what_the_worker_has_yet_to_write(
@@ -97,6 +105,20 @@ async def test_a_worker_that_does_not_get_done_is_waited_for_only_so_long_and_it
     assert time.monotonic() - begun < 60
     assert receipt.outcome == "committed"
     assert any("things to write after 0.3 s" in warning for warning in receipt.warnings)
+
+
+@pytest.mark.parametrize(("after", "told"), [(4, 0), (10**9, 1)])
+async def test_a_restore_lets_the_worker_get_done_before_it_stops_it(
+    after: int, told: int, engine: Engine, home: Path, tmp_path: Path, started: list[Busy]
+) -> None:
+    await export(engine, LocalSandbox(home), ExportRequest(memory="m"))
+    other = claude_mem_home(tmp_path / "other", rows=3)
+    started.append(Busy(other, after))
+    quick = replace(engine, timing=Timing(worker_wait=5.0 if told == 0 else 0.3))
+    receipt = await restore(quick, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert (receipt.outcome, len(titles(other))) == ("complete", 20)
+    assert sum("things to write after 0.3 s: it was stopped" in warning for warning in receipt.warnings) == told
+    assert int((other / "asked").read_text()) >= 3
 
 
 def test_a_real_worker_says_how_much_it_has_to_do(tmp_path: Path) -> None:
@@ -140,6 +162,23 @@ async def test_a_plugin_as_new_or_one_nobody_sees_gets_it(
     if version:
         install(other, version)
     assert (await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))).outcome == "complete"
+
+
+@pytest.mark.parametrize(("here", "told"), [(20, 1), (52, 0), (53, 0)])
+async def test_where_versions_are_not_to_be_seen_an_older_schema_is_told(
+    here: int, told: int, engine: Engine, home: Path, tmp_path: Path
+) -> None:
+    other = claude_mem_home(tmp_path / "other", rows=3)
+    install(other, "10.6.3")
+    for place, schema in ((home, 52), (other, here)):
+        with sqlite3.connect(place / ".claude-mem/claude-mem.db") as database:
+            database.execute("DELETE FROM schema_versions")
+            database.execute("INSERT INTO schema_versions (version) VALUES (?)", (schema,))
+        database.close()
+    await export(engine, LocalSandbox(home), ExportRequest(memory="m"))
+    receipt = await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
+    assert (receipt.outcome, len(titles(other))) == ("complete", 20)
+    assert sum("has schema 52; the one that was here had 20" in words for words in receipt.warnings) == told
 
 
 def test_versions_are_compared_as_numbers() -> None:

@@ -122,8 +122,36 @@ async def test_a_project_nobody_knows_keeps_its_name(engine: Engine, tmp_path: P
     write(stranger / "s.jsonl", b'{"cwd": "/opt/other"}\n{"cwd": 3}\n{"cwd": "cut sho')
     _, manifest = await out(engine, home)
     assert list(manifest.keyed.values()) == ["~/app"]
-    await into(engine, other)
+    (warning,) = await into(engine, other)
     assert "-opt-thing" in folders(other)
+    assert "claude-code/projects/-opt-thing keeps the name it had" in warning and "--project" in warning
+
+
+@pytest.mark.parametrize("place", ["app", "work/my.app"])
+async def test_a_project_without_a_transcript_is_found_by_its_folder_near_the_home(
+    place: str, engine: Engine, tmp_path: Path
+) -> None:
+    home, other = empty_home(tmp_path / "home"), tmp_path / "other"
+    folder = session(home, home / place)
+    (folder / "s1.jsonl").unlink()
+    _, manifest = await out(engine, home)
+    assert list(manifest.keyed.values()) == [f"~/{place}"]
+    assert await into(engine, other) == []
+    assert said(other, other / place) == "said"
+
+
+async def test_a_project_that_is_gone_keeps_its_name_and_that_is_said_in_another_home_only(
+    engine: Engine, tmp_path: Path
+) -> None:
+    home, other = empty_home(tmp_path / "home"), tmp_path / "other"
+    folder = session(home, home / "app")
+    (folder / "s1.jsonl").unlink()
+    (home / "app").rmdir()
+    await out(engine, home)
+    (warning,) = await into(engine, other)
+    assert f"claude-code/projects/{folder.name} keeps the name it had" in warning
+    home.rename(tmp_path / "gone")
+    assert await into(engine, home) == []
 
 
 async def test_a_project_outside_the_home_that_nobody_moved_stays(engine: Engine, tmp_path: Path) -> None:

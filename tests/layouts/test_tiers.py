@@ -83,3 +83,43 @@ def test_sets_need_more_than_one_side() -> None:
     assert (together.tier, len(together.paths)) == ("rebuildable", 3)
     (both,) = tiers("codymaster").sets(["context.db", "memory/learnings.json", "memory/decisions.json", "config.yaml"])
     assert (both.tier, len(both.paths)) == ("hot", 3)
+
+
+def test_an_opencode_session_stays_or_goes_with_its_messages_and_their_parts(tmp_path: Path) -> None:
+    sessions = {
+        name: [
+            f"storage/session/p/ses_{name}.json",
+            f"storage/message/ses_{name}/msg_{name}1.json",
+            f"storage/message/ses_{name}/msg_{name}2.json",
+            f"storage/part/msg_{name}1/prt_1.json",
+            f"storage/part/msg_{name}2/prt_2.json",
+        ]
+        for name in ("old", "new")
+    }
+    for age, paths in enumerate(sessions.values()):
+        for path in paths:
+            write(tmp_path / path, b"{}")
+            os.utime(tmp_path / path, (age, age))
+    together = tiers("opencode", str(tmp_path)).sets([path for paths in sessions.values() for path in paths])
+    assert {each.tier: sorted(each.paths) for each in together} == {
+        "cold": sorted(sessions["old"]),
+        "hot": sorted(sessions["new"]),
+    }
+
+
+def test_active_sessions_and_pointers_are_found_by_the_patterns_of_a_layout(tmp_path: Path) -> None:
+    layout = {
+        **built_in()["three-tier"].for_sandbox(),
+        "never": ["*.tmp.jsonl"],
+        "tiers": {"cold": ["**"], "active": ["{a,.b}/*.jsonl"]},
+        "pointers": [{"file": "{a,.b}/now.json", "keys": ["at"], "folder": "work/{}"}],
+    }
+    write(tmp_path / "a/1.jsonl", b"{}")
+    write(tmp_path / ".b/2.jsonl", b"{}")
+    write(tmp_path / ".b/now.json", b'{"at": "x"}')
+    write(tmp_path / "a/3.tmp.jsonl", b"{}")
+    for age, name in enumerate(("a/1.jsonl", ".b/2.jsonl", "a/3.tmp.jsonl")):
+        os.utime(tmp_path / name, (age, age))
+    seen = Tiers(layout, str(tmp_path))
+    paths = ["a/1.jsonl", ".b/2.jsonl", "work/x/y.md", "work/z/y.md"]
+    assert [seen.of(path) for path in paths] == ["cold", "hot", "hot", "cold"]
