@@ -22,7 +22,7 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id, snapshot_time
+from sidecar.ids import ROOT, Keys, is_plain_id, is_snapshot_id, new_snapshot_id, snapshot_time
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import unseal
@@ -30,6 +30,8 @@ from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8
+MOST_BEYOND = 20
+"""So many snapshots after the head are looked at before an export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Repository:
         names = [
             info.key[len(keys.snapshots) :].removesuffix(".json") async for info in self.store.list(keys.snapshots)
         ]
-        return sorted(filter(SNAPSHOT_ID.match, names), reverse=True)
+        return sorted(filter(is_snapshot_id, names), reverse=True)
 
     async def survey(self, memory: str) -> Survey:
         """List everything of a memory once."""
@@ -114,7 +116,7 @@ class Repository:
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
-        return Survey(sorted(filter(SNAPSHOT_ID.match, names), reverse=True), sizes, damaged, pinned)
+        return Survey(sorted(filter(is_snapshot_id, names), reverse=True), sizes, damaged, pinned)
 
     async def pinned(self, memory: str) -> set[str]:
         """The snapshots of a memory that no rule may take."""
@@ -154,6 +156,18 @@ class Repository:
 
         read_all = await asyncio.gather(*(read(snapshot) for snapshot in ids))
         return {snapshot: manifest for snapshot, manifest in read_all if manifest is not None}
+
+    async def next_id(self, memory: str, state: HeadState, ids: Iterable[str]) -> tuple[str, list[str]]:
+        """An id for a new snapshot, and what is wrong with those that are listed as if they came after the head.
+
+        It follows the head, or without one the newest snapshot that can be read: a name alone can be anybody's.
+        """
+        newest = state.head.newest if state.head else ""
+        beyond = [snapshot for snapshot in ids if snapshot > newest]
+        found = await self.manifests(memory, beyond[:MOST_BEYOND] if newest else beyond)
+        refused = [manifest.message for manifest in found.values() if isinstance(manifest, SnapshotDamaged)]
+        readable = [snapshot for snapshot, manifest in found.items() if isinstance(manifest, Manifest)]
+        return new_snapshot_id(datetime.now(UTC), newest or max(readable, default="")), refused
 
     async def memories(self) -> list[str]:
         """The id of every memory in the store, from its head or else from any of its manifests."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from sidecar import program
@@ -25,7 +24,7 @@ from sidecar.engine.room import room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
+from sidecar.ids import Keys, check_memory_id, memory_key
 from sidecar.inside.index import Entry, Index
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
@@ -138,9 +137,10 @@ async def _begin(
     )
     await prepared
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
-    snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
+    fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
+    snapshot = request.snapshot or fresh
     engine.progress.about(snapshot)
-    warnings = [*warnings, *([state.notice] if state.notice else [])]
+    warnings = [*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)]
     return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
 
 

@@ -164,6 +164,11 @@ class Head:
             hot_bytes=manifest.hot_bytes,
         )
 
+    @property
+    def newest(self) -> str:
+        """The latest of the ids it remembers."""
+        return max([self.snapshot, *(snapshot for snapshot, _ in self.history)])
+
     def was(self, snapshot: str) -> bool:
         return any(snapshot == past for past, _ in self.history)
 

@@ -303,6 +303,19 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
 
 
 @SIGNED_IN_CAMPAIGNS
+async def test_a_planted_snapshot_is_named_and_does_not_set_the_time_of_the_next(built: Scene, tmp_path: Path) -> None:
+    scene, planted = _copy(built, tmp_path / "store"), "99991231T235959999Z-ffffffff"
+    await asyncio.to_thread(forged, scene, KEYS.snapshot(planted), b"junk", "unsigned")
+    home = empty_home(tmp_path / "home")
+    await restore(scene.engine(), open_local(str(home)), RestoreRequest(memory=MEMORY))
+    observe(home, 1, "after the plant")
+    receipt = await export(scene.engine(), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    assert str(receipt.snapshot) < "2099"
+    assert any(planted in warning for warning in receipt.warnings)
+
+
+@SIGNED_IN_CAMPAIGNS
 async def test_after_a_replay_everything_goes_on(built: Scene, tmp_path: Path) -> None:
     scene = _copy(built, tmp_path / "store")
     home = empty_home(tmp_path / "home")
