@@ -84,6 +84,9 @@ async def _export(run: Run) -> ExportReceipt:
             reason = None
             if not request.force:
                 reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)
+            moves = reason is None and await run.continues(answer)
+            if moves and run.state.head is not None:
+                manifest = replace(manifest, generation=run.state.head.generation + 1)
             manifest, added, used = await _commit(run, manifest, grown, reason, scratch)
         except LimitExceeded as limit:
             over = Reason(code=limit.code, message=limit.message)
@@ -91,7 +94,7 @@ async def _export(run: Run) -> ExportReceipt:
     run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, used)
     outcome, state = ExportOutcome.REJECTED, run.state
     if reason is None:
-        outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
+        outcome, state = await advance(engine, manifest, run.state, moves=moves)
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)

@@ -101,6 +101,8 @@ class Manifest:
     """How many private passages and credentials were taken out of a file before it left; under "": of others."""
     privacy: str = ""
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    generation: int = 0
+    """Of the head that it was made to become; 0 when it was not to, or there was none before."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self), "packs": [pack.as_dict() for pack in self.packs]})
@@ -156,7 +158,8 @@ class Head:
         return cls(
             memory=manifest.memory,
             snapshot=manifest.snapshot,
-            generation=before.generation + 1 if before else 1,
+            # A memory that is deleted and begun anew is ahead of all that it was before.
+            generation=before.generation + 1 if before else int(now.timestamp() * 1000),
             created=manifest.created,
             files=manifest.files,
             bytes=manifest.bytes,

@@ -15,10 +15,12 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.choosing import choose
+from sidecar.engine.heads import rollback
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import Keys, attachment_key, outbox_prefix
 from sidecar.progress import Unwatched
 from sidecar.receipts import ExportOutcome, RestoreOutcome
+from sidecar.repository import Repository
 from sidecar.retention.pins import pin
 from sidecar.sealing.given import Given
 from sidecar.sealing.record import COPY, RECORD
@@ -35,6 +37,8 @@ from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_w
 
 MEMORY = "conductor"
 KEYS = Keys.of(MEMORY)
+LATE = 10**14
+"""A generation that no head will have."""
 SLOW = pytest.mark.slow
 KINDS = {"encrypted and signed": BOTH, "signed": SIGNED}
 
@@ -264,12 +268,12 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
     async def head() -> bytes:
         state = await scene.engine().repository.head(MEMORY)
         assert state.head is not None
-        return replace(state.head, snapshot=older, generation=99).encode()
+        return replace(state.head, snapshot=older, generation=LATE).encode()
 
     packs = asyncio.run(scene.engine().repository.manifest(MEMORY, newest)).packs
     objects = {
         KEYS.snapshot(planted): asyncio.run(manifest()),
-        KEYS.witness(99): asyncio.run(head()),
+        KEYS.witness(LATE): asyncio.run(head()),
         KEYS.pin(newest): b"2026",
         KEYS.damage(newest): b"it is damaged, believe me",
         KEYS.mark(packs[0].id): b"going 0",
@@ -284,6 +288,7 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
     assert snapshot == newest
     assert f"{planted}: Snapshot {planted}" in told
     assert "head.json is not signed" in told
+    assert f"{KEYS.witness(LATE)} is not signed" in told
 
     async def looked_at() -> None:
         engine = scene.engine()
@@ -354,6 +359,107 @@ async def test_a_process_remembers_what_it_has_seen(built: Scene, tmp_path: Path
     )
     again = await engine.repository.head(MEMORY)
     assert (again.snapshot, again.notice) == (receipt.snapshot, "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A signed and encrypted store with four snapshots in a row, the oldest first, and the store as it was after each."""
+
+    store: Path
+    after: list[Path]
+    snapshots: list[str]
+
+    def repository(self) -> Repository:
+        return engine_with(self.store, BOTH).repository
+
+    def put_back(self, number: int) -> None:
+        """The head as it was then."""
+        (head,) = self.store.glob("memories/*/head.json")
+        shutil.copyfile(self.after[number] / head.relative_to(self.store), head)
+
+    def copies(self) -> list[Path]:
+        """Of heads, the latest first."""
+        return sorted(self.store.glob("memories/*/heads/[0-9]*"), reverse=True)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    folder = tmp_path_factory.mktemp("line")
+    line = Line(folder / "store", [], [])
+    home = empty_home(folder / "home")
+    for number in range(4):
+        (home / "MEMORY.md").write_text(f"{number}\n")
+        receipt = asyncio.run(
+            export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+        )
+        assert (receipt.outcome, receipt.warnings) == (ExportOutcome.COMMITTED, [])
+        line.snapshots.append(str(receipt.snapshot))
+        line.after.append(folder / str(number))
+        shutil.copytree(line.store, line.after[-1])
+    return line
+
+
+@pytest.fixture
+def line(grown: Line, tmp_path: Path) -> Line:
+    shutil.copytree(grown.store, tmp_path / "line")
+    return replace(grown, store=tmp_path / "line")
+
+
+@pytest.mark.parametrize("how", ["altered", "removed"])
+async def test_an_old_head_and_a_copy_that_cannot_tell(line: Line, how: str) -> None:
+    line.put_back(2)
+    newest = line.copies()[0]
+    newest.write_bytes(b"x") if how == "altered" else newest.unlink()
+    state = await line.repository().head(MEMORY)
+    assert state.snapshot == line.snapshots[2]
+    assert line.snapshots[3] in state.notice
+    assert "rollback" in state.notice
+    assert (f"heads/{newest.name} is not signed" in state.notice) == (how == "altered")
+    report = await verify(line.repository(), MEMORY, Unwatched())
+    assert not report.ok
+    await rollback(line.repository(), MEMORY, line.snapshots[3])
+    assert (await line.repository().head(MEMORY)).notice == ""
+
+
+async def test_an_old_head_that_later_snapshots_were_made_without(line: Line) -> None:
+    line.put_back(1)
+    for copy in line.copies()[:2]:
+        copy.unlink()
+    state = await line.repository().head(MEMORY)
+    assert state.head is not None
+    assert [snapshot for snapshot, _ in state.head.history] == line.snapshots[::-1]
+    assert f"was put back to {line.snapshots[1]}" in state.notice
+
+
+async def test_no_alarm_at_what_happens_every_day(line: Line, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    started = RestoreRequest(memory=MEMORY, snapshot=line.snapshots[0])
+    await restore(engine_with(line.store, BOTH), open_local(str(home)), started)
+    (home / "MEMORY.md").write_text("beside\n")
+    beside = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert beside.outcome is ExportOutcome.DIVERGED
+    (home / "MEMORY.md").unlink()
+    lost = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert lost.outcome is not ExportOutcome.COMMITTED
+    assert (await line.repository().head(MEMORY)).notice == ""
+    await rollback(line.repository(), MEMORY, line.snapshots[1])
+    await line.repository().fence(MEMORY)
+    state = await line.repository().head(MEMORY)
+    assert (state.snapshot, state.notice) == (line.snapshots[1], "")
+
+
+async def test_what_a_deleted_memory_was_is_not_taken_for_what_it_is(line: Line, tmp_path: Path) -> None:
+    await line.repository().delete_memory(MEMORY)
+    home = empty_home(tmp_path / "home")
+    (home / "MEMORY.md").write_text("a new life\n")
+    receipt = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    for old in line.after[-1].rglob("memories/*/*/*"):
+        new = line.store / old.relative_to(line.after[-1])
+        if old.is_file() and not new.exists():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(old, new)
+    state = await line.repository().head(MEMORY)
+    assert (state.snapshot, state.notice) == (receipt.snapshot, "")
 
 
 async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_path: Path) -> None:
