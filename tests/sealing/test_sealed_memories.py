@@ -262,3 +262,19 @@ async def test_forks_and_folds_are_sealed_too(tmp_path: Path) -> None:
     assert all(
         path.read_bytes().startswith(b"age-encryption.org/v1\n") for path in files_of(store) if path.stat().st_size
     )
+
+
+def test_a_planted_folder_stops_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"
+    for name, value in environment(BOTH).items():
+        monkeypatch.setenv(name, value)
+    assert run_cli("export", MEMORY, f"--sandbox=local:{home}", store=store).code == 0
+    planted = store / "memories" / ("a" * 160)
+    planted.mkdir()
+    (planted / "head.json").write_text("{}")
+    for command in ("list", "forget", "rekey"):
+        caplog.clear()
+        assert run_cli(command, store=store).code == 0
+        assert planted.name in caplog.text

@@ -366,3 +366,18 @@ print([name for name in ("pyrage", "cryptography") if name in sys.modules])
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == repr(loaded)
+
+
+async def test_a_name_that_is_not_ours_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    inner = MemoryStore()
+    store = sealed(inner, ONE)
+    await store.put(HEAD, b"ours")
+    await store.put("memories/conductor/calls/0123", b"ours")
+    ours = sorted([info.key async for info in store.list("memories/")])
+    folder = next(key for key in inner.objects if key.endswith("/head.json")).rpartition("/")[0]
+    planted = [f"memories/{'a' * 160}/head.json", f"{folder}/calls/{'b' * 160}", "memories/readable/head.json"]
+    for key in planted:
+        await inner.put(key, b"{}")
+    assert sorted([info.key async for info in store.list("memories/")]) == ours
+    for key in planted:
+        assert key.removesuffix("/head.json") in caplog.text
