@@ -125,6 +125,11 @@ class Opening:
             await self.to_write(fresh=True)
         return {root: sorted(set(names) & set(there.get(root, ()))) for root, names in plain.items()}
 
+    async def check(self) -> list[str]:
+        """What is wrong with the store's record of its keys, or with the copy of it."""
+        state = await self.to_read()
+        return await self._records(self._keys, state.keyring).check() if self._keys and state else []
+
     @property
     def store(self) -> Store:
         return self._store

@@ -278,3 +278,12 @@ def test_a_planted_folder_stops_no_command(
         caplog.clear()
         assert run_cli(command, store=store).code == 0
         assert planted.name in caplog.text
+    ran = run_cli("verify", store=store)
+    assert (ran.code, planted.name in "".join(ran.document["problems"])) == (1, True)
+    shutil.rmtree(planted)
+    assert run_cli("verify", store=store).code == 0
+    (copy,) = store.glob("memories/*/heads/[0-9]*")
+    copy.write_bytes(b"x")
+    for words in (["verify"], ["verify", MEMORY]):
+        ran = run_cli(*words, store=store)
+        assert (ran.code, copy.name in "".join(ran.document["memories"][0]["problems"])) == (1, True)
