@@ -136,6 +136,28 @@ async def test_a_memory_opened_by_hand_is_read_without_us(tmp_path: Path) -> Non
     assert (tmp_path / "out/claude-mem" / database).exists()
 
 
+@pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
+async def test_the_recipe_for_doing_it_by_hand_works_for_any_id(tmp_path: Path) -> None:
+    home, store, key = empty_home(tmp_path / "home"), tmp_path / "store", tmp_path / "memories.key"
+    (home / "MEMORY.md").write_text("by hand\n")
+    await export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory="agentA"))
+    key.write_text(ONE)
+    recipe = (PROJECT / "docs/security.md").read_text().split("```\n")[-2]
+    paths = {
+        "store/memories/gcqo7nides…": next((store / "memories").iterdir()),
+        "/safe/memories.key": key,
+        "/safe/read_snapshot.py": PROJECT / "docs/read_snapshot.py",
+        "/tmp/plain": tmp_path / "plain",
+        "/tmp/memory": tmp_path / "out",
+    }
+    for written, meant in paths.items():
+        assert written in recipe
+        recipe = recipe.replace(written, str(meant))
+    ran = subprocess.run(["sh", "-e", "-c", recipe], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert [path.read_text() for path in (tmp_path / "out").rglob("MEMORY.md")] == ["by hand\n"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
 async def test_what_plain_age_seals_is_read(tmp_path: Path) -> None:
