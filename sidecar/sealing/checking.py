@@ -15,7 +15,7 @@ from sidecar.sealing.passphrase import check_identities
 from sidecar.sealing.signed import MARK, SignedStore
 from sidecar.sealing.store import NOT_OURS, SealedStore, strangers
 from sidecar.snapshots.folders import memories_in
-from sidecar.snapshots.witnesses import KEPT
+from sidecar.snapshots.witnesses import CLEARED, KEPT
 
 OUTBOX = "outbox/"
 
@@ -28,7 +28,7 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
     others = [key for key in listed if not key.startswith((keys.packs, keys.snapshots))]
     problems = [f"{keys.snapshots}{name}.json is no snapshot's name." for name in named if not is_snapshot_id(name)]
     problems += await _refused(repository.store, [key for key in others if key not in (keys.head, keys.clock)])
-    return problems + await _missing_copies(repository, memory)
+    return problems + await _copies(repository, memory)
 
 
 async def check_store(repository: Repository) -> list[str]:
@@ -64,17 +64,24 @@ async def _mark(repository: Repository, store: Store) -> list[str]:
     return [f"{MARK}, which says that this store is signed, is missing."] if gone else []
 
 
-async def _missing_copies(repository: Repository, memory: str) -> list[str]:
-    """Of the last heads: those that are not there, though older ones are."""
-    if repository.witnesses is None:
+async def _copies(repository: Repository, memory: str) -> list[str]:
+    """Of the last heads: those that are not there, though older ones are; and those that are there no longer by right."""
+    if repository.witnesses is None or (head := (await repository.head(memory)).head) is None:
         return []
-    keys, head = Keys.of(memory), (await repository.head(memory)).head
-    there = await repository.witnesses.generations(memory)
-    last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there and head else ()
+    keys, there = Keys.of(memory), await repository.witnesses.generations(memory)
+    stale = [generation for generation in there if generation <= head.generation - KEPT - CLEARED]
+    there = there[: len(there) - len(stale)]
+    last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there else ()
     gone = [keys.witness(generation) for generation in last if generation not in there]
     # The head may have moved a moment ago.
     gone = [key for key in gone if await repository.store.get(key) is None]
-    return [f"{key}, a copy of the head, is missing. Exports to come write others." for key in gone]
+    return [
+        *(f"{key}, a copy of the head, is missing. Exports to come write others." for key in gone),
+        *(
+            f"{keys.witness(one)} is a copy of a head long past, which was removed: somebody put it back."
+            for one in stale
+        ),
+    ]
 
 
 async def _refused(store: Store, keys: Iterable[str]) -> list[str]:

@@ -462,6 +462,9 @@ async def test_what_a_deleted_memory_was_is_not_taken_for_what_it_is(line: Line,
             shutil.copyfile(old, new)
     state = await line.repository().head(MEMORY)
     assert (state.snapshot, state.notice) == (receipt.snapshot, "")
+    told = await check_memory(line.repository(), MEMORY)
+    assert len(told) == 3
+    assert all("put it back" in problem for problem in told)
 
 
 async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_path: Path) -> None:
