@@ -20,7 +20,8 @@ ATTACHMENTS = "attachments/"
 INSTANCES = "instances/"
 STORE_ID = "store-id"
 """A store's own name, for those who keep something about several of them."""
-SNAPSHOT_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}\Z")
+_SNAPSHOT_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}\Z")
+_LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
 
@@ -144,10 +145,19 @@ def outbox_prefix(url: str) -> str:
 
 
 def new_snapshot_id(now: datetime, after: str = "") -> str:
-    """A fresh id that sorts by time, and after ``after`` even when the clock went back."""
-    if after and (least := snapshot_time(after) + timedelta(milliseconds=1)) > now:
-        now = least
+    """A fresh id that sorts by time, and after ``after`` even when the clock went back; but for the last moment there is,
+    which nothing comes after."""
+    if is_snapshot_id(after) and (last := snapshot_time(after)) < _LAST:
+        now = max(now, last + timedelta(milliseconds=1))
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Whether it could be a snapshot's id: of the right form, and with a time in it that there is."""
+    try:
+        return _SNAPSHOT_ID.match(text) is not None and bool(snapshot_time(text))
+    except ValueError:
+        return False
 
 
 def snapshot_time(snapshot: str) -> datetime:

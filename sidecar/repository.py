@@ -23,14 +23,16 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import ROOT, SNAPSHOT_ID, Keys, is_plain_id
+from sidecar.ids import Keys, is_snapshot_id, new_snapshot_id
 from sidecar.ports import Store
+from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.sealed import unseal
 from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8
+MOST_BEYOND = 20
+"""So many snapshots after the head are looked at before an export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class HeadState:
     version: str | None = None
     problem: str = ""
     notice: str = ""
-    """What somebody did to it, when the head had to be found elsewhere."""
+    """What somebody did, or may have done, to it; when the head had to be found elsewhere, where."""
 
     @property
     def snapshot(self) -> str:
@@ -72,20 +74,17 @@ class Repository:
         """The head of a memory; an empty state when it has none."""
         if self.witnesses is None:
             return await self._read_head(memory)
-        state, copies = await asyncio.gather(self._read_head(memory), self.witnesses.generations(memory))
-        if copies and copies[0] > (state.head.generation if state.head else 0):
-            # It may just have moved, and the copy been written after it was read.
+        witnesses = self.witnesses
+        state, copies, ids = await asyncio.gather(
+            self._read_head(memory), witnesses.generations(memory), self.snapshot_ids(memory)
+        )
+        made = await witnesses.made_after(memory, state.head, ids)
+        if made or copies[:1] > [state.head.generation if state.head else 0]:
+            # It may just have moved, and the copy or the snapshot been written after it was read.
             state = await self._read_head(memory)
-        later = await self.witnesses.later(memory, state.head, copies)
-        if later is None:
-            return state
-        if state.head is not None:
-            what = f"The head of {memory} was put back to {state.snapshot}, an earlier one"
-        else:
-            what = state.problem.removesuffix(".") or f"The head of {memory} was removed"
-        notice = f"{what}; {later.snapshot} is taken, by the signed copy of it."
-        self.witnesses.tell(notice)
-        return HeadState(later, state.version, notice=notice)
+        later = await witnesses.later(memory, state.head, copies, made)
+        notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
+        return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
 
     async def _read_head(self, memory: str) -> HeadState:
         version = None
@@ -106,7 +105,7 @@ class Repository:
         names = [
             info.key[len(keys.snapshots) :].removesuffix(".json") async for info in self.store.list(keys.snapshots)
         ]
-        return sorted(filter(SNAPSHOT_ID.match, names), reverse=True)
+        return sorted(filter(is_snapshot_id, names), reverse=True)
 
     async def survey(self, memory: str) -> Survey:
         """List everything of a memory once."""
@@ -115,7 +114,7 @@ class Repository:
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
-        return Survey(sorted(filter(SNAPSHOT_ID.match, names), reverse=True), sizes, damaged, pinned)
+        return Survey(sorted(filter(is_snapshot_id, names), reverse=True), sizes, damaged, pinned)
 
     async def pinned(self, memory: str) -> set[str]:
         """The snapshots of a memory that no rule may take."""
@@ -156,38 +155,29 @@ class Repository:
         read_all = await asyncio.gather(*(read(snapshot) for snapshot in ids))
         return {snapshot: manifest for snapshot, manifest in read_all if manifest is not None}
 
+    async def next_id(self, memory: str, state: HeadState, ids: Iterable[str]) -> tuple[str, list[str]]:
+        """An id for a new snapshot, and what is wrong with those that are listed as if they came after the head.
+
+        It follows the head, or without one the newest snapshot that can be read: a name alone can be anybody's.
+        """
+        newest = state.head.newest if state.head else ""
+        beyond = [snapshot for snapshot in ids if snapshot > newest]
+        found = await self.manifests(memory, beyond[:MOST_BEYOND] if newest else beyond)
+        refused = [manifest.message for manifest in found.values() if isinstance(manifest, SnapshotDamaged)]
+        readable = [snapshot for snapshot, manifest in found.items() if isinstance(manifest, Manifest)]
+        return new_snapshot_id(datetime.now(UTC), newest or max(readable, default="")), refused
+
     async def memories(self) -> list[str]:
         """The id of every memory in the store, from its head or else from any of its manifests."""
-        folders: dict[str, list[str]] = {}
-        async for info in self.store.list(ROOT):
-            folder, _, rest = info.key[len(ROOT) :].partition("/")
-            if rest == "head.json" or rest.startswith("snapshots/"):
-                folders.setdefault(folder, []).append(info.key)
-        return sorted(filter(None, [await self._id_from(folder, keys) for folder, keys in folders.items()]))
+        found, problems = await memories_in(self.store)
+        for problem in problems:
+            LOG.warning(problem)
+        return found
 
     async def heads(self) -> list[Head]:
         """The head of every memory that has one which can be read."""
         states = [await self.head(memory) for memory in await self.memories()]
         return [state.head for state in states if state.head is not None]
-
-    async def _id_from(self, folder: str, keys: list[str]) -> str:
-        refused: ObjectRefused | None = None
-        for key in sorted(keys):  # head.json sorts before snapshots/
-            try:
-                stored = await self.store.get(key)
-                memory = unseal(stored.data).get("memory") if stored else None
-            except ObjectRefused as problem:
-                refused = problem
-                continue
-            except ValueError:
-                continue
-            if isinstance(memory, str) and key.startswith(Keys.of(memory).prefix):
-                return memory
-        if refused is None:
-            return ""
-        # A memory of which nothing is believed is still there.
-        LOG.warning("Nothing in %s%s/ is believed: %s", ROOT, folder, refused.message)
-        return folder if is_plain_id(folder) else ""
 
     async def resolve(self, memory: str, wanted: str) -> str:
         """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.

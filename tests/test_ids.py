@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import BadMemoryId
-from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id, snapshot_time
+from sidecar.ids import Keys, check_memory_id, is_snapshot_id, memory_key, new_snapshot_id, snapshot_time
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,13 @@ def test_snapshot_ids_sort_by_time_even_when_the_clock_goes_back() -> None:
     second = new_snapshot_id(now - timedelta(hours=1), after=first)
     assert second > first
     assert snapshot_time(first) == now
+
+
+def test_nothing_comes_after_the_last_moment_there_is() -> None:
+    now = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
+    assert snapshot_time(new_snapshot_id(now, after="99991231T235959999Z-ffffffff")) == now
+
+
+@pytest.mark.parametrize("text", ["20261399T000000000Z-00000000", "20260230T000000000Z-00000000", "2026", ""])
+def test_an_id_holds_a_time_that_there_is(text: str) -> None:
+    assert not is_snapshot_id(text)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,23 +42,24 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and its parents durably; one that is there is fine."""
+    """Make ``folder`` and its parents durably; one that is there is fine. Raise ``FileNotFoundError`` when somebody who
+    empties them removes one right here."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
     with suppress(FileExistsError):
         folder.mkdir()
         sync_folder(folder.parent)
-    if not folder.is_dir():
+    if not stat.S_ISDIR(folder.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def open_in_folder(path: Path, mode: str) -> BinaryIO:
     """Open a file to write, making its folder first."""
     for _ in range(16):
-        make_folder(path.parent)
         # Whoever empties the folder may remove it right here; once our file is in it, it stays.
         with suppress(FileNotFoundError):
+            make_folder(path.parent)
             return _opened(path, mode)
     return _opened(path, mode)
 

@@ -11,7 +11,8 @@ from sidecar.engine import Engine
 from sidecar.engine.drilling import choose_drills, drill
 from sidecar.engine.looking import existing_snapshots
 from sidecar.errors import UsageError
-from sidecar.snapshots.verify import verify
+from sidecar.sealing.checking import check_keys, check_memory, check_store
+from sidecar.snapshots.verify import MemoryReport, verify
 
 
 async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
@@ -22,18 +23,32 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
         return await _drilled(engine, args)
     memories = [args.memory] if args.memory else await engine.repository.memories()
     reports = [await verify(engine.repository, memory, engine.progress) for memory in memories]
-    ok = all(report.ok for report in reports)
+    beside = {report.memory: await check_memory(engine.repository, report.memory) for report in reports}
+    problems = await check_keys(engine.repository)
+    problems += await check_store(engine.repository) if not args.memory else []
+    ok = all(report.ok and not beside[report.memory] for report in reports) and not problems
     words: list[str | Table] = []
     for report in reports:
         bad = [row for row in report.snapshots if not row.ok]
         words.append(
             f"{report.memory}: {plural(len(report.snapshots), 'snapshot')}, {plural(report.objects, 'object')}, "
-            f"{size(report.bytes)}: {'all whole' if report.ok else f'{len(bad)} damaged'}"
+            f"{size(report.bytes)}: {_verdict(report, beside[report.memory])}"
         )
         words += [f"  Head: {report.head_problem}"] if report.head_problem else []
         words += [f"  {row.snapshot}: {row.problem}" for row in bad]
-    document = {"ok": ok, "memories": [asdict(report) for report in reports]}
-    return Result(document, words or [f"There are no memories in {engine.repository.store.url}."], 0 if ok else 1)
+        words += [f"  {problem}" for problem in beside[report.memory]]
+    words = [*(words or [f"There are no memories in {engine.repository.store.url}."]), *problems]
+    rows = [
+        {**asdict(report), "ok": report.ok and not beside[report.memory], "problems": beside[report.memory]}
+        for report in reports
+    ]
+    return Result({"ok": ok, "memories": rows, "problems": problems}, words, 0 if ok else 1)
+
+
+def _verdict(report: MemoryReport, beside: list[str]) -> str:
+    if report.ok:
+        return f"snapshots whole, {plural(len(beside), 'other problem')}" if beside else "all whole"
+    return f"{len([row for row in report.snapshots if not row.ok])} damaged"
 
 
 async def _drilled(engine: Engine, args: argparse.Namespace) -> Result:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from sidecar import program
@@ -25,7 +24,7 @@ from sidecar.engine.room import room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import Keys, check_memory_id, memory_key, new_snapshot_id
+from sidecar.ids import Keys, check_memory_id, memory_key
 from sidecar.inside.index import Entry, Index
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
@@ -87,6 +86,9 @@ async def _export(run: Run) -> ExportReceipt:
             reason = None
             if not request.force:
                 reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)
+            moves = reason is None and await run.continues(answer)
+            if moves and run.state.head is not None:
+                manifest = replace(manifest, generation=run.state.head.generation + 1)
             manifest, added, used = await _commit(run, manifest, grown, reason, scratch)
         except LimitExceeded as limit:
             over = Reason(code=limit.code, message=limit.message)
@@ -94,7 +96,7 @@ async def _export(run: Run) -> ExportReceipt:
     run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, used)
     outcome, state = ExportOutcome.REJECTED, run.state
     if reason is None:
-        outcome, state = await advance(engine, manifest, run.state, moves=await run.continues(answer))
+        outcome, state = await advance(engine, manifest, run.state, moves=moves)
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)
@@ -140,9 +142,10 @@ async def _begin(
     )
     await prepared
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
-    snapshot = request.snapshot or new_snapshot_id(datetime.now(UTC), max(known, default=""))
+    fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
+    snapshot = request.snapshot or fresh
     engine.progress.about(snapshot)
-    warnings = [*warnings, *([state.notice] if state.notice else [])]
+    warnings = [*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)]
     return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
 
 

@@ -37,6 +37,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
         parent="",
         origin=f"fork of {memory} at {source.snapshot}",
         rejected="",
+        generation=0,
     )
     await repository.commit(manifest)
     await repository.move_head(HeadState(), manifest)

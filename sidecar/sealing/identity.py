@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.sealing.opening import Opening
-from sidecar.sealing.passphrase import COPY, IDENTITY, identities_in, new_identity, write_identities
+from sidecar.sealing.passphrase import COPY, IDENTITY, check_identities, identities_in, new_identity, write_identities
 
 
 class Identity:
@@ -25,12 +25,12 @@ class Identity:
             self._opening.begin_anew()
 
     async def end(self) -> None:
-        """Nothing is sealed for an older identity any more: forget it."""
+        """Nothing is sealed for an older identity any more: forget it. Where one of its two objects was lost, write both."""
         passphrase, previous = self._opening.passphrases
         if not passphrase:
             if previous:
                 await self._store.delete([IDENTITY, COPY])
             return
         found, version, _ = await identities_in(self._store, [passphrase])
-        if len(found) > 1:
+        if len(found) > 1 or await check_identities(self._store, [passphrase]):
             await write_identities(self._store, found[:1], passphrase, version)

@@ -63,6 +63,10 @@ class Names:
             parts[3] = self._show(CALLS, parts[3])
         return "/".join(parts)
 
+    def are_ours(self, key: str) -> bool:
+        """Whether what a store keeps under ``key`` is found again under what it is shown as."""
+        return self.hidden(self.shown(key)) == key
+
     def _stays(self, root: str, name: str) -> bool:
         return name in self._plain.get(root, ())
 

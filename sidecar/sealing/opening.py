@@ -12,7 +12,8 @@ from sidecar.errors import HeadMoved, KeyNeeded, StoreError
 from sidecar.ports import Store
 from sidecar.sealing.keyring import Keyring
 from sidecar.sealing.names import ROOTS, Names, is_opaque
-from sidecar.sealing.passphrase import identities_in, made_identity
+from sidecar.sealing.passphrase import COPY as IDENTITY_COPY
+from sidecar.sealing.passphrase import IDENTITY, identities_in, made_identity
 from sidecar.sealing.record import COPY, RECORD, Record, Records
 from sidecar.sealing.signatures import Signatures
 
@@ -125,6 +126,11 @@ class Opening:
             await self.to_write(fresh=True)
         return {root: sorted(set(names) & set(there.get(root, ()))) for root, names in plain.items()}
 
+    async def check(self) -> list[str]:
+        """What is wrong with the store's record of its keys, or with the copy of it."""
+        state = await self.to_read()
+        return await self._records(self._keys, state.keyring).check() if self._keys and state else []
+
     @property
     def store(self) -> Store:
         return self._store
@@ -196,12 +202,26 @@ class Opening:
             found, _, opened_by = await identities_in(self._store, given)
             ours, others = (found[:1], found[1:]) if opened_by == keys.passphrase else ([], found)
             if keys.passphrase and not found:
+                await self._check_no_identity_lost(keys)
                 if not making:
                     return None
                 ours = await made_identity(self._store, keys.passphrase)
         recipients = [*keys.recipients, *(_public(text) for text in ours)]
         self._keyring = Keyring(recipients, [*ours, *others, *keys.identities])
         return self._keyring
+
+    async def _check_no_identity_lost(self, keys: Keys) -> None:
+        """Raise ``KeysLost`` when this store was sealed for an identity that is not there any more: no other opens it."""
+        sealed = any([await self._store.get(key) for key in (RECORD, COPY)]) or (await self._names_there())[1]
+        if keys.identities or not sealed:
+            return
+        # Somebody else may just have made both.
+        if not (await identities_in(self._store, [keys.passphrase]))[0]:
+            raise KeysLost(
+                f"{IDENTITY} and {IDENTITY_COPY}, which hold what this store is sealed for, are gone: the passphrase opens"
+                " nothing without them.",
+                hint=f"Put the object `{IDENTITY}` back from a copy of the store. Nothing was changed.",
+            )
 
     async def _names_there(self) -> tuple[dict[str, list[str]], bool]:
         """The readable names in the store, by the first part of their keys, and whether there are hidden ones."""

@@ -37,6 +37,20 @@ async def identities_in(store: Store, passphrases: Iterable[str]) -> tuple[list[
     return [], None, ""
 
 
+async def check_identities(store: Store, passphrases: Iterable[str]) -> list[str]:
+    """What is wrong with the identity's object, or with the copy of it: the two are the same."""
+    objects = {key: await store.get(key) for key in (IDENTITY, COPY)}
+    there = {key: stored.data for key, stored in objects.items() if stored}
+    if not there or len(set(there.values())) == 1 < len(there):
+        return []
+    wrong, given = [f"{key} is missing" for key in objects if key not in there], [*filter(None, passphrases)]
+    for key, data in there.items() if given else ():
+        if not any([await asyncio.to_thread(_opened, data, passphrase) for passphrase in given]):
+            wrong.append(f"{key} is damaged, or for another passphrase")
+    wrong = wrong or [f"{IDENTITY} and {COPY} are not the same"]
+    return [f"{what}. `rekey` with the passphrase writes both anew." for what in wrong]
+
+
 async def write_identities(store: Store, identities: Iterable[str], passphrase: str, expected: str | None) -> None:
     """Raise ``HeadMoved`` when somebody else wrote them since."""
     data = await asyncio.to_thread(_sealed, "\n".join(identities) + "\n", passphrase)

@@ -86,6 +86,25 @@ class Records:
             raise problem or raised from None
         return record, version, problem.message if problem else f"{RECORD} is missing; its copy is used."
 
+    async def check(self) -> list[str]:
+        """What is wrong with the record and its copy, of which one may serve for the other."""
+        found: dict[str, Record] = {}
+        problems = []
+        for key in (RECORD, COPY):
+            try:
+                stored = await self.store.get(key)
+                if stored is None:
+                    problems.append(f"{key}, one of the two that hold the key to this store's names, is missing.")
+                else:
+                    found[key] = self._opened(key, stored.data)
+            except KeyNeeded:
+                problems.append(f"{key} is damaged: none of the keys of this store opens it.")
+            except ObjectRefused as problem:
+                problems.append(problem.message)
+        if len(found) == 2 and found[RECORD] != found[COPY]:
+            problems.append(f"{RECORD} and {COPY} do not say the same: one of them is not the last that was written.")
+        return [f"{problem} `rekey` writes both anew." for problem in problems]
+
     async def write(self, record: Record, expected: str | None) -> None:
         """Raise ``HeadMoved`` when somebody else wrote it since."""
         data = self._sealed(record)

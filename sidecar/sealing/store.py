@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,12 @@ from sidecar.sealing.keyring import MAGIC, Altered, Unopened, is_sealed
 from sidecar.sealing.opening import ENCRYPTED, Keys, Opened, Opening
 from sidecar.sealing.streams import opened
 
+LOG = logging.getLogger("sidecar")
+NOT_OURS = (
+    "{name} is not a name of this store, and nothing there was written with its keys. `rekey` takes up what a sidecar without"
+    " keys wrote; remove anything else."
+)
+
 
 class SealedStore:
     """Around any store. Without keys it reads and writes as it is, unless that store is encrypted: then ``KeyNeeded``."""
@@ -26,6 +33,7 @@ class SealedStore:
         self._keys = keys
         self.opening = Opening(inner, keys)
         self.url = inner.url
+        self._told: set[str] = set()
 
     @property
     def encrypts(self) -> bool:
@@ -129,7 +137,10 @@ class SealedStore:
                 await self.opening.check_nothing_hidden(prefix)
             return
         found = [info async for info in self._inner.list(_hidden(state, prefix))]
-        shown = [replace(info, key=state.names.shown(info.key)) for info in found]
+        for stranger in strangers(state, (info.key for info in found)) - self._told:
+            self._told.add(stranger)
+            LOG.warning("Ignored: %s", NOT_OURS.format(name=stranger))
+        shown = [replace(info, key=state.names.shown(info.key)) for info in found if state.names.are_ours(info.key)]
         for info in sorted(shown, key=lambda info: info.key):
             yield info
 
@@ -152,6 +163,12 @@ class SealedStore:
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+def strangers(state: Opened, keys: Iterable[str]) -> set[str]:
+    """Folders, or what lies beside them, whose names were not made with this store's name key."""
+    foreign = [key.split("/") for key in keys if not state.names.are_ours(key)]
+    return {"/".join(parts[:4] if state.names.are_ours("/".join(parts[:3])) else parts[:2]) for parts in foreign}
 
 
 def _hidden(state: Opened | None, key: str) -> str:

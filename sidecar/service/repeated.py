@@ -6,10 +6,10 @@ if the service died in between, whether that snapshot was made: then it is settl
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from sidecar.engine import Engine
 from sidecar.engine.committing import advance
 from sidecar.errors import BaseCollected, HeadMoved, SnapshotNotFound, UsageError
-from sidecar.ids import Keys, new_snapshot_id
+from sidecar.ids import Keys
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.marks import hold
@@ -54,10 +54,11 @@ class Repeated:
         """Remember a call, or find it remembered. Raise ``KeyReused`` when it was another one."""
         if len(key) > LONGEST_KEY:
             raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
-        store = self._engine.repository.store
+        repository, store = self._engine.repository, self._engine.repository.store
         digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
-        known = await self._engine.repository.snapshot_ids(memory)
-        call = Call(key, memory, kind, digest, new_snapshot_id(datetime.now(UTC), max(known, default="")))
+        state, ids = await asyncio.gather(repository.head(memory), repository.snapshot_ids(memory))
+        snapshot, _ = await repository.next_id(memory, state, ids)
+        call = Call(key, memory, kind, digest, snapshot)
         await store.prepare()
         try:
             await store.swap(Keys.of(memory).call(key), _encoded(call), expected=None)

@@ -102,6 +102,8 @@ class Manifest:
     """How many private passages and credentials were taken out of a file before it left; under "": of others."""
     privacy: str = ""
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    generation: int = 0
+    """Of the head that it was made to become; 0 when it was not to, or there was none before."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self), "packs": [pack.as_dict() for pack in self.packs]})
@@ -167,13 +169,19 @@ class Head:
         return cls(
             memory=manifest.memory,
             snapshot=manifest.snapshot,
-            generation=before.generation + 1 if before else 1,
+            # A memory that is deleted and begun anew is ahead of all that it was before.
+            generation=before.generation + 1 if before else int(now.timestamp() * 1000),
             created=manifest.created,
             files=manifest.files,
             bytes=manifest.bytes,
             history=history[:LONGEST_HISTORY],
             hot_bytes=manifest.hot_bytes,
         )
+
+    @property
+    def newest(self) -> str:
+        """The latest of the ids it remembers."""
+        return max([self.snapshot, *(snapshot for snapshot, _ in self.history)])
 
     def was(self, snapshot: str) -> bool:
         return any(snapshot == past for past, _ in self.history)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
@@ -96,6 +96,8 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
             found[snapshot] = damage
     await _remember(repository, memory, reports, found)
+    if state.notice:  # an export that was under way may have ended
+        state = replace(state, notice=(await repository.head(memory)).notice)
     head_problem = state.problem or state.notice
     if state.head is None and state.version is None and await repository.any_good(memory, ids):
         head_problem = "The head is missing; a restore takes the newest snapshot. Set it with `rollback`."

@@ -2,25 +2,56 @@
 
 A head says how often it was written. Whoever moves it writes a copy beside it under that number; a head with a lower number
 than a copy has was put back by somebody, and one that is missing, or was altered, was taken away. Either way the newest
-copy tells where the head really was.
+copy tells where the head really was. Where the copies are gone too, the snapshots tell: each was signed with the number of
+the head that it was made to become.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from sidecar.errors import ObjectRefused, SnapshotDamaged
 from sidecar.ids import Keys
 from sidecar.ports import Store
-from sidecar.snapshots.manifest import Head
+from sidecar.snapshots.manifest import Head, Manifest
 
 LOG = logging.getLogger("sidecar")
 KEPT = 3
 """Copies that stay."""
 CLEARED = 8
 """So many before those are deleted each time: a writer that died may have left one."""
+PARALLEL_READS = 8
+BY_COPY = "by the signed copy of it"
+BY_SNAPSHOTS = "by the signed snapshots that were made later"
+FOLLOWS = (
+    "Snapshot {snapshot} was made to follow on the head, {head}, and is not the head: its export is under way or was cut short,"
+    " or the head was put back. `rollback` makes it the head."
+)
+
+
+@dataclass(slots=True)
+class Later:
+    """What is known beyond a head that was read."""
+
+    head: Head | None = None
+    """A later one, if there was."""
+    by: str = BY_COPY
+    """What tells so."""
+    said: list[str] = field(default_factory=list)
+    """What else somebody should know."""
+
+    def words(self, memory: str, snapshot: str, problem: str) -> list[str]:
+        """What to say where the head of a memory was read as one of ``snapshot``, or could not be."""
+        if self.head is None:
+            return self.said
+        what = problem.removesuffix(".") or f"The head of {memory} was removed"
+        if snapshot:
+            what = f"The head of {memory} was put back to {snapshot}, an earlier one"
+        return [f"{what}; {self.head.snapshot} is taken, {self.by}.", *self.said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +60,16 @@ class Witnesses:
     seen: dict[str, Head] = field(default_factory=dict)
     """By memory, the latest head this process knows of."""
     told: set[str] = field(default_factory=set)
+    made: dict[str, Manifest | None] = field(default_factory=dict)
+    """By key, snapshots after a head that were read; of one that was never to become a head, nothing."""
 
-    def tell(self, notice: str) -> None:
-        """Into the log, once."""
-        if notice not in self.told:
-            self.told.add(notice)
-            LOG.warning(notice)
+    def tell(self, notices: list[str]) -> str:
+        """Into the log, each once; return them as one."""
+        for notice in notices:
+            if notice not in self.told:
+                self.told.add(notice)
+                LOG.warning(notice)
+        return " ".join(notices)
 
     async def add(self, head: Head) -> None:
         """Write down a head that was just written."""
@@ -44,7 +79,7 @@ class Witnesses:
             self.store.put(keys.witness(head.generation), head.encode()),
             self.store.delete([keys.witness(generation) for generation in old]),
         )
-        self._remember(head)
+        self.seen[head.memory] = head
 
     async def generations(self, memory: str) -> list[int]:
         """Of the copies there are, latest first; none of them is looked at."""
@@ -52,21 +87,43 @@ class Witnesses:
         names = [info.key[len(prefix) :] async for info in self.store.list(prefix)]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    async def later(self, memory: str, head: Head | None, generations: list[int]) -> Head | None:
-        """The latest head that is later than this one: of the copies, or of what this process has seen."""
-        known = head.generation if head else 0
-        for generation in generations:
-            if generation <= known:
-                break
-            if (found := await self._read(memory, generation)) is not None:
-                self._remember(found)
-                return found
-        seen = self.seen.get(memory)
-        if head is not None and seen is not None and seen.generation > known and seen.was(head.snapshot):
-            return seen
-        if head is not None:
-            self.seen[memory] = head
-        return None
+    async def made_after(self, memory: str, head: Head | None, ids: Iterable[str]) -> list[Manifest]:
+        """The snapshots listed after a head that were made to become a later one, the latest first."""
+        if head is None:
+            return []
+        turns = asyncio.Semaphore(PARALLEL_READS)
+
+        async def read(snapshot: str) -> Manifest | None:
+            key = Keys.of(memory).snapshot(snapshot)
+            if key not in self.made:
+                async with turns:
+                    try:
+                        stored = await self.store.get(key)
+                        manifest = Manifest.decode(stored.data, memory, snapshot) if stored else None
+                    except SnapshotDamaged:
+                        return None  # an export names it, and `verify` does
+                self.made[key] = manifest if manifest is not None and manifest.generation else None
+            return self.made[key]
+
+        found = await asyncio.gather(*(read(snapshot) for snapshot in ids if snapshot > head.newest))
+        return sorted(filter(None, found), key=lambda made: (made.generation, made.snapshot), reverse=True)
+
+    async def later(self, memory: str, head: Head | None, generations: list[int], made: list[Manifest]) -> Later:
+        """What is later than this head: of the copies, of what was made after it, or of what this process has seen."""
+        later = await self._copied(memory, head, generations)
+        last = later.head or head
+        beyond = [one for one in made if last and one.generation > last.generation and not last.was(one.snapshot)]
+        if last is not None and beyond and beyond[0].generation > last.generation + 1:
+            # It was made over a head that was later than this one.
+            later.head, later.by = _grown(last, beyond), BY_SNAPSHOTS
+        elif last is not None and beyond:
+            later.said.append(FOLLOWS.format(snapshot=beyond[0].snapshot, head=last.snapshot))
+        last, seen = later.head or head, self.seen.get(memory)
+        if head is not None and last and seen and seen.generation > last.generation and seen.was(head.snapshot):
+            later.head, later.by = seen, "as it was seen before"
+        elif last is not None:
+            self.seen[memory] = last
+        return later
 
     async def forget(self, memory: str) -> None:
         """Before a memory is deleted: what is deleted on purpose is not missed."""
@@ -74,15 +131,31 @@ class Witnesses:
         keys = Keys.of(memory)
         await self.store.delete([keys.witness(generation) for generation in await self.generations(memory)])
 
-    async def _read(self, memory: str, generation: int) -> Head | None:
-        try:
-            stored = await self.store.get(Keys.of(memory).witness(generation))
-            head = Head.decode(stored.data, memory) if stored else None
-        except (ObjectRefused, SnapshotDamaged):
-            return None  # a copy that proves nothing
-        return head if head is not None and head.generation == generation else None
+    async def _copied(self, memory: str, head: Head | None, generations: list[int]) -> Later:
+        later = Later()
+        for generation in generations:
+            if generation <= (head.generation if head else 0):
+                break
+            try:
+                stored = await self.store.get(Keys.of(memory).witness(generation))
+                found = Head.decode(stored.data, memory) if stored else None
+            except (ObjectRefused, SnapshotDamaged) as problem:
+                later.said.append(f"{problem.message} It is in the place of a copy of a later head.")
+                continue
+            if found is not None and found.generation == generation:
+                later.head = found
+                break
+        return later
 
-    def _remember(self, head: Head) -> None:
-        before = self.seen.get(head.memory)
-        if before is None or before.generation < head.generation:
-            self.seen[head.memory] = head
+
+def _grown(head: Head, made: list[Manifest]) -> Head:
+    """The head as the latest of some snapshots was to become it, with those in its history that it grew out of."""
+    by_id = {one.snapshot: one for one in made}
+    line: list[Manifest] = []
+    following: Manifest | None = made[0]
+    while following is not None and following not in line:
+        line.append(following)
+        following = by_id.get(following.parent)
+    for one in reversed(line):
+        head = replace(Head.at(one, datetime.fromisoformat(one.created), head), generation=one.generation)
+    return head

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.ids import Keys, is_snapshot_id, snapshot_time
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
@@ -76,3 +79,32 @@ async def test_work_that_began_from_a_fallback_takes_the_place_of_the_damaged_he
     assert receipt.outcome is ExportOutcome.COMMITTED
     again = await restore(engine, open_sandbox(f"local:{other}"), RestoreRequest(memory="m"))
     assert (again.snapshot, again.warnings) == (receipt.snapshot, [])
+
+
+@pytest.mark.parametrize(
+    "planted", ["99991231T235959999Z-ffffffff", "20991231T000000000Z-deadbeef", "20261399T000000000Z-00000000"]
+)
+async def test_no_name_in_a_listing_stops_exports_or_sets_their_time(
+    engine: Engine, home: Path, tmp_path: Path, planted: str
+) -> None:
+    await exported(engine, home, "one\n")
+    (tmp_path / "store" / Keys.of("m").snapshot(planted)).write_text("junk")
+    receipt = await exported(engine, home, "two\n")
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    assert snapshot_time(str(receipt.snapshot)) <= datetime.now(UTC)
+    assert any(planted in warning for warning in receipt.warnings) == is_snapshot_id(planted)
+
+
+async def test_ids_follow_a_head_from_a_clock_that_was_ahead_and_nothing_else_from_it(
+    engine: Engine, home: Path
+) -> None:
+    first = await exported(engine, home, "one\n")
+    beside = replace(
+        await engine.repository.manifest("m", str(first.snapshot)), snapshot="20990101T000000000Z-00000000"
+    )
+    await engine.repository.commit(beside)
+    second = await exported(engine, home, "two\n")
+    assert (str(second.snapshot) < beside.snapshot, second.warnings) == (True, [])
+    await engine.repository.move_head(await engine.repository.head("m"), beside)
+    third = await exported(engine, home, "three\n", force=True)
+    assert str(third.snapshot) > beside.snapshot

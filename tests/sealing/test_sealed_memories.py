@@ -136,6 +136,28 @@ async def test_a_memory_opened_by_hand_is_read_without_us(tmp_path: Path) -> Non
     assert (tmp_path / "out/claude-mem" / database).exists()
 
 
+@pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
+async def test_the_recipe_for_doing_it_by_hand_works_for_any_id(tmp_path: Path) -> None:
+    home, store, key = empty_home(tmp_path / "home"), tmp_path / "store", tmp_path / "memories.key"
+    (home / "MEMORY.md").write_text("by hand\n")
+    await export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory="agentA"))
+    key.write_text(ONE)
+    recipe = (PROJECT / "docs/security.md").read_text().split("```\n")[-2]
+    paths = {
+        "store/memories/gcqo7nides…": next((store / "memories").iterdir()),
+        "/safe/memories.key": key,
+        "/safe/read_snapshot.py": PROJECT / "docs/read_snapshot.py",
+        "/tmp/plain": tmp_path / "plain",
+        "/tmp/memory": tmp_path / "out",
+    }
+    for written, meant in paths.items():
+        assert written in recipe
+        recipe = recipe.replace(written, str(meant))
+    ran = subprocess.run(["sh", "-e", "-c", recipe], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert [path.read_text() for path in (tmp_path / "out").rglob("MEMORY.md")] == ["by hand\n"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("age"), reason="the age tool is not installed")
 async def test_what_plain_age_seals_is_read(tmp_path: Path) -> None:
@@ -262,3 +284,28 @@ async def test_forks_and_folds_are_sealed_too(tmp_path: Path) -> None:
     assert all(
         path.read_bytes().startswith(b"age-encryption.org/v1\n") for path in files_of(store) if path.stat().st_size
     )
+
+
+def test_a_planted_folder_stops_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"
+    for name, value in environment(BOTH).items():
+        monkeypatch.setenv(name, value)
+    assert run_cli("export", MEMORY, f"--sandbox=local:{home}", store=store).code == 0
+    planted = store / "memories" / ("a" * 160)
+    planted.mkdir()
+    (planted / "head.json").write_text("{}")
+    for command in ("list", "forget", "rekey"):
+        caplog.clear()
+        assert run_cli(command, store=store).code == 0
+        assert planted.name in caplog.text
+    ran = run_cli("verify", store=store)
+    assert (ran.code, planted.name in "".join(ran.document["problems"])) == (1, True)
+    shutil.rmtree(planted)
+    assert run_cli("verify", store=store).code == 0
+    (copy,) = store.glob("memories/*/heads/[0-9]*")
+    copy.write_bytes(b"x")
+    for words in (["verify"], ["verify", MEMORY]):
+        ran = run_cli(*words, store=store)
+        assert (ran.code, copy.name in "".join(ran.document["memories"][0]["problems"])) == (1, True)

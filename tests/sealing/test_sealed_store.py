@@ -21,6 +21,7 @@ from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
 from sidecar.ids import Keys as MemoryKeys
 from sidecar.sealing import passphrase
 from sidecar.sealing.given import Given, given
+from sidecar.sealing.identity import Identity
 from sidecar.sealing.keyring import MAGIC, Keyring
 from sidecar.sealing.names import Names, is_opaque
 from sidecar.sealing.opening import Keys, KeysLost
@@ -381,3 +382,51 @@ print([name for name in ("pyrage", "cryptography") if name in sys.modules])
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == repr(loaded)
+
+
+async def test_a_name_that_is_not_ours_is_named_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    inner = MemoryStore()
+    store = sealed(inner, ONE)
+    await store.put(HEAD, b"ours")
+    await store.put("memories/conductor/calls/0123", b"ours")
+    ours = sorted([info.key async for info in store.list("memories/")])
+    folder = next(key for key in inner.objects if key.endswith("/head.json")).rpartition("/")[0]
+    planted = [f"memories/{'a' * 160}/head.json", f"{folder}/calls/{'b' * 160}", "memories/readable/head.json"]
+    for key in planted:
+        await inner.put(key, b"{}")
+    assert sorted([info.key async for info in store.list("memories/")]) == ours
+    for key in planted:
+        assert key.removesuffix("/head.json") in caplog.text
+
+
+@pytest.mark.parametrize("key", [passphrase.IDENTITY, passphrase.COPY])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+async def test_a_twin_of_the_identity_that_is_not_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, key: str, how: str
+) -> None:
+    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    inner = MemoryStore()
+    await SealedStore(inner, Keys(passphrase="words")).put(HEAD, b"head")
+    assert await passphrase.check_identities(inner, ["words"]) == []
+    data = inner.objects[key][0]
+    await inner.delete([key]) if how == "gone" else await inner.put(key, data[: len(data) // 2])
+    (problem,) = await passphrase.check_identities(inner, ["words"])
+    assert problem.startswith(f"{key} is ")
+    opening = SealedStore(inner, Keys(passphrase="words")).opening
+    await Identity(opening).end()
+    assert await passphrase.check_identities(inner, ["words"]) == []
+
+
+@pytest.mark.parametrize("writing", [False, True])
+async def test_without_its_identity_a_store_says_so_and_makes_no_other(
+    monkeypatch: pytest.MonkeyPatch, writing: bool
+) -> None:
+    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    inner = MemoryStore()
+    await SealedStore(inner, Keys(passphrase="words")).put(HEAD, b"head")
+    await inner.delete([passphrase.IDENTITY, passphrase.COPY])
+    before, store = dict(inner.objects), SealedStore(inner, Keys(passphrase="words"))
+    with pytest.raises(KeysLost, match=r"identity\.age") as refused:
+        await (store.put(HEAD, b"head") if writing else store.get(HEAD))
+    assert "identity.age" in (refused.value.hint or "")
+    assert inner.objects == before

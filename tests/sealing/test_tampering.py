@@ -15,13 +15,17 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.choosing import choose
+from sidecar.engine.heads import rollback
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import Keys, attachment_key, outbox_prefix
 from sidecar.progress import Unwatched
 from sidecar.receipts import ExportOutcome, RestoreOutcome
+from sidecar.repository import Repository
 from sidecar.retention.pins import pin
+from sidecar.sealing.checking import check_keys, check_memory, check_store
 from sidecar.sealing.given import Given
 from sidecar.sealing.record import COPY, RECORD
+from sidecar.sealing.rekey import rekey
 from sidecar.sealing.signatures import Signatures
 from sidecar.sealing.signed import MARK, SignedStore
 from sidecar.sealing.store import SealedStore
@@ -35,6 +39,8 @@ from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_w
 
 MEMORY = "conductor"
 KEYS = Keys.of(MEMORY)
+LATE = 10**14
+"""A generation that no head will have."""
 SLOW = pytest.mark.slow
 KINDS = {"encrypted and signed": BOTH, "signed": SIGNED}
 
@@ -131,8 +137,8 @@ def flipped(path: Path, at: float) -> None:
     path.write_bytes(data)
 
 
-async def found(scene: Scene, key: str) -> tuple[str, str]:
-    """What a restore takes, and all that is said: by the restore, by ``verify``, by whoever reads the object itself."""
+async def found(scene: Scene) -> tuple[str, str]:
+    """What a restore takes, and all that is said: by the restore, and by ``verify``."""
     engine, said = scene.engine(), []
     async with spool() as scratch:
         choice = await choose(engine.repository, MEMORY, "latest", scratch)
@@ -140,15 +146,9 @@ async def found(scene: Scene, key: str) -> tuple[str, str]:
     said += choice.warnings
     report = await verify(scene.engine().repository, MEMORY, Unwatched())
     said += [report.head_problem, *(f"{row.snapshot}: {row.problem}" for row in report.snapshots if not row.ok)]
-    try:
-        store = scene.engine().repository.store
-        name = scene.shown(key)
-        if name.startswith("memories/"):
-            _ = [info async for info in store.list(KEYS.prefix)]
-        if name not in (RECORD, COPY):
-            await store.get(name)
-    except SnapshotDamaged as refused:
-        said.append(refused.message)
+    repository = scene.engine().repository
+    for looked in (check_memory(repository, MEMORY), check_store(repository), check_keys(repository)):
+        said += await looked
     return choice.fetched.manifest.snapshot, "\n".join(said)
 
 
@@ -159,9 +159,8 @@ def named(scene: Scene, key: str, told: str) -> bool:
     return name in told or stem in told or (name == KEYS.head and "head" in told)
 
 
-def check(scene: Scene, key: str, caplog: pytest.LogCaptureFixture) -> None:
-    snapshot, told = asyncio.run(found(scene, key))
-    told += "\n" + caplog.text
+def check(scene: Scene, key: str) -> None:
+    snapshot, told = asyncio.run(found(scene))
     newest = scene.snapshots[0]
     assert named(scene, key, told), f"{scene.shown(key)} was altered and nobody said so: {told}"
     if snapshot != newest:
@@ -171,45 +170,37 @@ def check(scene: Scene, key: str, caplog: pytest.LogCaptureFixture) -> None:
         assert newest in told
 
 
-def altered_copies(scene: Scene) -> list[str]:
-    """All but what nobody believes anything of: who says it lives, and the copy that is only read when it has to be."""
-    unread = {COPY, MARK}
-    return [key for key in scene.objects() if key not in unread and not key.startswith("instances/")]
-
-
 @pytest.mark.parametrize("at", [pytest.param(0.02, marks=SLOW), 0.5, pytest.param(0.999, marks=SLOW)])
-def test_a_flipped_byte(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture, at: float) -> None:
-    for number, key in enumerate(altered_copies(scene)):
-        caplog.clear()
+def test_a_flipped_byte(scene: Scene, tmp_path: Path, at: float) -> None:
+    for number, key in enumerate(scene.objects()):
         one = _copy(scene, tmp_path / str(number))
         flipped(one.store / key, at)
-        check(one, key, caplog)
+        check(one, key)
 
 
 @pytest.mark.parametrize("left", [pytest.param(0.0, marks=SLOW), 0.7])
-def test_a_truncated_object(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: float) -> None:
-    for number, key in enumerate(altered_copies(scene)):
-        caplog.clear()
+def test_a_truncated_object(scene: Scene, tmp_path: Path, left: float) -> None:
+    for number, key in enumerate(scene.objects()):
         one = _copy(scene, tmp_path / str(number))
         data = (one.store / key).read_bytes()
         (one.store / key).write_bytes(data[: int(len(data) * left)])
-        check(one, key, caplog)
+        check(one, key)
 
 
 @SIGNED_IN_CAMPAIGNS
-def test_an_object_in_the_place_of_another(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keys = altered_copies(scene)
+def test_an_object_in_the_place_of_another(scene: Scene, tmp_path: Path) -> None:
+    keys = scene.objects()
     for number, key in enumerate(keys):
         folder = key.rpartition("/")[0]
         siblings = [other for other in keys if other != key and other.rpartition("/")[0] == folder]
+        siblings = [other for other in siblings if {key, other} != {RECORD, COPY}]  # the same twice
         for other in (siblings or [keys[(number + 1) % len(keys)]])[:1]:
-            caplog.clear()
             one = _copy(scene, tmp_path / f"{number}-{keys.index(other)}")
             shutil.copyfile(scene.store / other, one.store / key)
-            check(one, key, caplog)
+            check(one, key)
 
 
-def test_an_older_version_put_back(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_version_put_back(scene: Scene, tmp_path: Path) -> None:
     older = [key for key in _objects(scene.earlier) if (scene.store / key).exists()]
     changed = [key for key in older if (scene.store / key).read_bytes() != (scene.earlier / key).read_bytes()]
     shown = {scene.shown(key) for key in changed}
@@ -217,16 +208,31 @@ def test_an_older_version_put_back(scene: Scene, tmp_path: Path, caplog: pytest.
     for number, key in enumerate(changed):
         one = _copy(scene, tmp_path / str(number))
         shutil.copyfile(scene.earlier / key, one.store / key)
-        snapshot, told = asyncio.run(found(one, key))
+        snapshot, told = asyncio.run(found(one))
         assert snapshot == scene.snapshots[0]
         if scene.shown(key) == KEYS.head:
             assert "put back" in told
 
 
+@SIGNED_IN_CAMPAIGNS
+@pytest.mark.parametrize("gone", [RECORD, COPY, MARK, "heads/"])
+async def test_an_object_taken_away_whose_twin_serves(built: Scene, tmp_path: Path, gone: str) -> None:
+    scene = _copy(built, tmp_path / "store")
+    wanted = [key for key in scene.objects() if key == gone or f"/{gone}" in key]
+    if not wanted:
+        pytest.skip("a store that is not encrypted has no such object")
+    (scene.store / wanted[-1]).unlink()
+    snapshot, told = await found(scene)
+    assert (snapshot, named(scene, wanted[-1], told)) == (scene.snapshots[0], True)
+    await rekey(scene.engine().repository, "", Unwatched())
+    _, told = await found(scene)
+    assert told.strip() == "" or gone == "heads/"
+
+
 def test_a_head_taken_away(scene: Scene) -> None:
     head = next(key for key in scene.objects() if key.endswith("/head.json"))
     (scene.store / head).unlink()
-    snapshot, told = asyncio.run(found(scene, head))
+    snapshot, told = asyncio.run(found(scene))
     assert snapshot == scene.snapshots[0]
     assert "removed" in told
 
@@ -264,12 +270,12 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
     async def head() -> bytes:
         state = await scene.engine().repository.head(MEMORY)
         assert state.head is not None
-        return replace(state.head, snapshot=older, generation=99).encode()
+        return replace(state.head, snapshot=older, generation=LATE).encode()
 
     packs = asyncio.run(scene.engine().repository.manifest(MEMORY, newest)).packs
     objects = {
         KEYS.snapshot(planted): asyncio.run(manifest()),
-        KEYS.witness(99): asyncio.run(head()),
+        KEYS.witness(LATE): asyncio.run(head()),
         KEYS.pin(newest): b"2026",
         KEYS.damage(newest): b"it is damaged, believe me",
         KEYS.mark(packs[0].id): b"going 0",
@@ -280,10 +286,11 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
     for key, data in objects.items():
         forged(scene, key, data, how)
     forged(scene, KEYS.head, asyncio.run(head()), how)
-    snapshot, told = asyncio.run(found(scene, "memories"))
+    snapshot, told = asyncio.run(found(scene))
     assert snapshot == newest
     assert f"{planted}: Snapshot {planted}" in told
     assert "head.json is not signed" in told
+    assert f"{KEYS.witness(LATE)} is not signed" in told
 
     async def looked_at() -> None:
         engine = scene.engine()
@@ -300,6 +307,19 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
     asyncio.run(looked_at())
     for key in (KEYS.pin(newest), KEYS.damage(newest), KEYS.mark(packs[0].id)):
         assert key in caplog.text, "what is ignored is ignored loudly"
+
+
+@SIGNED_IN_CAMPAIGNS
+async def test_a_planted_snapshot_is_named_and_does_not_set_the_time_of_the_next(built: Scene, tmp_path: Path) -> None:
+    scene, planted = _copy(built, tmp_path / "store"), "99991231T235959999Z-ffffffff"
+    await asyncio.to_thread(forged, scene, KEYS.snapshot(planted), b"junk", "unsigned")
+    home = empty_home(tmp_path / "home")
+    await restore(scene.engine(), open_local(str(home)), RestoreRequest(memory=MEMORY))
+    observe(home, 1, "after the plant")
+    receipt = await export(scene.engine(), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert receipt.outcome is ExportOutcome.COMMITTED
+    assert str(receipt.snapshot) < "2099"
+    assert any(planted in warning for warning in receipt.warnings)
 
 
 @SIGNED_IN_CAMPAIGNS
@@ -341,6 +361,110 @@ async def test_a_process_remembers_what_it_has_seen(built: Scene, tmp_path: Path
     )
     again = await engine.repository.head(MEMORY)
     assert (again.snapshot, again.notice) == (receipt.snapshot, "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A signed and encrypted store with four snapshots in a row, the oldest first, and the store as it was after each."""
+
+    store: Path
+    after: list[Path]
+    snapshots: list[str]
+
+    def repository(self) -> Repository:
+        return engine_with(self.store, BOTH).repository
+
+    def put_back(self, number: int) -> None:
+        """The head as it was then."""
+        (head,) = self.store.glob("memories/*/head.json")
+        shutil.copyfile(self.after[number] / head.relative_to(self.store), head)
+
+    def copies(self) -> list[Path]:
+        """Of heads, the latest first."""
+        return sorted(self.store.glob("memories/*/heads/[0-9]*"), reverse=True)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    folder = tmp_path_factory.mktemp("line")
+    line = Line(folder / "store", [], [])
+    home = empty_home(folder / "home")
+    for number in range(4):
+        (home / "MEMORY.md").write_text(f"{number}\n")
+        receipt = asyncio.run(
+            export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+        )
+        assert (receipt.outcome, receipt.warnings) == (ExportOutcome.COMMITTED, [])
+        line.snapshots.append(str(receipt.snapshot))
+        line.after.append(folder / str(number))
+        shutil.copytree(line.store, line.after[-1])
+    return line
+
+
+@pytest.fixture
+def line(grown: Line, tmp_path: Path) -> Line:
+    shutil.copytree(grown.store, tmp_path / "line")
+    return replace(grown, store=tmp_path / "line")
+
+
+@pytest.mark.parametrize("how", ["altered", "removed"])
+async def test_an_old_head_and_a_copy_that_cannot_tell(line: Line, how: str) -> None:
+    line.put_back(2)
+    newest = line.copies()[0]
+    newest.write_bytes(b"x") if how == "altered" else newest.unlink()
+    state = await line.repository().head(MEMORY)
+    assert state.snapshot == line.snapshots[2]
+    assert line.snapshots[3] in state.notice
+    assert "rollback" in state.notice
+    assert (f"heads/{newest.name} is not signed" in state.notice) == (how == "altered")
+    report = await verify(line.repository(), MEMORY, Unwatched())
+    assert not report.ok
+    await rollback(line.repository(), MEMORY, line.snapshots[3])
+    assert (await line.repository().head(MEMORY)).notice == ""
+
+
+async def test_an_old_head_that_later_snapshots_were_made_without(line: Line) -> None:
+    line.put_back(1)
+    for copy in line.copies()[:2]:
+        copy.unlink()
+    state = await line.repository().head(MEMORY)
+    assert state.head is not None
+    assert [snapshot for snapshot, _ in state.head.history] == line.snapshots[::-1]
+    assert f"was put back to {line.snapshots[1]}" in state.notice
+
+
+async def test_no_alarm_at_what_happens_every_day(line: Line, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    started = RestoreRequest(memory=MEMORY, snapshot=line.snapshots[0])
+    await restore(engine_with(line.store, BOTH), open_local(str(home)), started)
+    (home / "MEMORY.md").write_text("beside\n")
+    beside = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert beside.outcome is ExportOutcome.DIVERGED
+    (home / "MEMORY.md").unlink()
+    lost = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    assert lost.outcome is not ExportOutcome.COMMITTED
+    assert (await line.repository().head(MEMORY)).notice == ""
+    await rollback(line.repository(), MEMORY, line.snapshots[1])
+    await line.repository().fence(MEMORY)
+    state = await line.repository().head(MEMORY)
+    assert (state.snapshot, state.notice) == (line.snapshots[1], "")
+
+
+async def test_what_a_deleted_memory_was_is_not_taken_for_what_it_is(line: Line, tmp_path: Path) -> None:
+    await line.repository().delete_memory(MEMORY)
+    home = empty_home(tmp_path / "home")
+    (home / "MEMORY.md").write_text("a new life\n")
+    receipt = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
+    for old in line.after[-1].rglob("memories/*/*/*"):
+        new = line.store / old.relative_to(line.after[-1])
+        if old.is_file() and not new.exists():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(old, new)
+    state = await line.repository().head(MEMORY)
+    assert (state.snapshot, state.notice) == (receipt.snapshot, "")
+    told = await check_memory(line.repository(), MEMORY)
+    assert len(told) == 3
+    assert all("put it back" in problem for problem in told)
 
 
 async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_path: Path) -> None:

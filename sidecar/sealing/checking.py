@@ -1,0 +1,104 @@
+"""Is every object of a store that no snapshot names still what was written? Those of the keys, of the service, and what lies
+beside a memory's snapshots. Only what is sealed or signed tells; in a plain store nothing is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from sidecar.errors import KeyNeeded, SnapshotDamaged
+from sidecar.ids import ATTACHMENTS, INSTANCES, STORE_ID, Keys, is_snapshot_id
+from sidecar.ports import Store
+from sidecar.repository import PARALLEL_READS, Repository
+from sidecar.sealing.names import ROOTS
+from sidecar.sealing.passphrase import check_identities
+from sidecar.sealing.signed import MARK, SignedStore
+from sidecar.sealing.store import NOT_OURS, SealedStore, strangers
+from sidecar.snapshots.folders import memories_in
+from sidecar.snapshots.witnesses import CLEARED, KEPT
+
+OUTBOX = "outbox/"
+
+
+async def check_memory(repository: Repository, memory: str) -> list[str]:
+    """What is wrong with the objects of a memory beside its head, manifests and packs."""
+    keys = Keys.of(memory)
+    listed = [info.key async for info in _unfiltered(repository.store).list(keys.prefix)]
+    named = [key[len(keys.snapshots) :].removesuffix(".json") for key in listed if key.startswith(keys.snapshots)]
+    others = [key for key in listed if not key.startswith((keys.packs, keys.snapshots))]
+    problems = [f"{keys.snapshots}{name}.json is no snapshot's name." for name in named if not is_snapshot_id(name)]
+    problems += await _refused(repository.store, [key for key in others if key not in (keys.head, keys.clock)])
+    return problems + await _copies(repository, memory)
+
+
+async def check_store(repository: Repository) -> list[str]:
+    """What is wrong with what lies beside the memories, and which folders are nobody's."""
+    store = repository.store
+    below = [info.key for prefix in (ATTACHMENTS, INSTANCES, OUTBOX) async for info in store.list(prefix)]
+    _, nobodys = await memories_in(store)
+    return [*nobodys, *await _refused(store, [STORE_ID, *below])]
+
+
+async def check_keys(repository: Repository) -> list[str]:
+    """What is wrong with the objects that say how a store is sealed and signed."""
+    signed = repository.store
+    if not isinstance(signed, SignedStore):
+        return []
+    sealed, problems = signed.inner, []
+    if isinstance(sealed, SealedStore) and (state := await sealed.opening.to_read()) is not None:
+        inner = sealed.opening.store
+        keys = [info.key for root in ROOTS async for info in inner.list(f"{root}/")]
+        problems += [NOT_OURS.format(name=name) for name in sorted(strangers(state, keys))]
+        problems += await sealed.opening.check()
+        problems += await check_identities(inner, sealed.opening.passphrases)
+    if signed.signs:
+        problems += [f"{problem} The next export writes it anew." for problem in await _mark(repository, signed)]
+    return problems
+
+
+async def _mark(repository: Repository, store: Store) -> list[str]:
+    try:
+        gone = await store.get(MARK) is None and await repository.memories()
+    except SnapshotDamaged as problem:
+        return [problem.message]
+    return [f"{MARK}, which says that this store is signed, is missing."] if gone else []
+
+
+async def _copies(repository: Repository, memory: str) -> list[str]:
+    """Of the last heads: those that are not there, though older ones are; and those that are there no longer by right."""
+    if repository.witnesses is None or (head := (await repository.head(memory)).head) is None:
+        return []
+    keys, there = Keys.of(memory), await repository.witnesses.generations(memory)
+    stale = [generation for generation in there if generation <= head.generation - KEPT - CLEARED]
+    there = there[: len(there) - len(stale)]
+    last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there else ()
+    gone = [keys.witness(generation) for generation in last if generation not in there]
+    # The head may have moved a moment ago.
+    gone = [key for key in gone if await repository.store.get(key) is None]
+    return [
+        *(f"{key}, a copy of the head, is missing. Exports to come write others." for key in gone),
+        *(
+            f"{keys.witness(one)} is a copy of a head long past, which was removed: somebody put it back."
+            for one in stale
+        ),
+    ]
+
+
+async def _refused(store: Store, keys: Iterable[str]) -> list[str]:
+    """Why objects are not believed, one by one."""
+    turns = asyncio.Semaphore(PARALLEL_READS)
+
+    async def refused(key: str) -> str:
+        async with turns:
+            try:
+                await store.get(key)
+            except (SnapshotDamaged, KeyNeeded) as problem:
+                return problem.message
+        return ""
+
+    return [*filter(None, await asyncio.gather(*map(refused, keys)))]
+
+
+def _unfiltered(store: Store) -> Store:
+    """What lists also what is not believed."""
+    return store.inner if isinstance(store, SignedStore) else store
