@@ -38,6 +38,5 @@ async def _id_from(store: Store, folder: str, keys: list[str]) -> tuple[str, str
     if not refused and not why:
         return "", ""  # removed since it was listed
     # A memory of which nothing is believed is still there.
-    return folder if refused and is_plain_id(
-        folder
-    ) else "", f"Nothing in {ROOT}{folder}/ is believed: {refused or why}"
+    memory = folder if refused and is_plain_id(folder) else ""
+    return memory, f"Nothing in {ROOT}{folder}/ is believed: {refused or why}"
