@@ -105,13 +105,13 @@ class Pages:
                 at += 1
                 if size >= 0x80:
                     size, at = _varint(page, at - 1)
-                    if size > most:
-                        if kind == TABLE_LEAF:
-                            _, at = _varint(page, at)
-                        local = least + (size - least) % (usable - 4)
-                        local = local if local <= most else least
-                        first = int.from_bytes(page[at + local : at + local + 4], "big")
-                        yield Cell(at, local, size, first)
+                if size > most:
+                    if kind == TABLE_LEAF:
+                        _, at = _varint(page, at)
+                    local = least + (size - least) % (usable - 4)
+                    local = local if local <= most else least
+                    first = int.from_bytes(page[at + local : at + local + 4], "big")
+                    yield Cell(at, local, size, first)
         except IndexError:
             raise Strange from None
 

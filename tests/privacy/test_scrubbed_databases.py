@@ -143,6 +143,31 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
     assert not holds(place) and not report.rows and place.stat().st_size == size
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_in_any_gap_whatever_happened_before(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    for number in range(25):
+        place, size = tmp_path / f"{number}.db", chance.choice([512, 512, 1024, 4096])
+        connection = sqlite3.connect(place, isolation_level=None)
+        connection.executescript(
+            f"PRAGMA page_size = {size}; PRAGMA secure_delete = OFF; PRAGMA journal_mode = OFF;"
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); CREATE INDEX i ON t (a);"
+            f"INSERT INTO t VALUES (0, '{TEXT}')"
+        )
+        for row in range(1, 120):
+            secret = "w " * chance.randint(0, 30) + f"<private>{SECRET * chance.randint(1, 40)}</private>"
+            text = secret if chance.random() < 0.3 else "plain " * chance.randint(1, 80)
+            connection.execute("INSERT OR REPLACE INTO t VALUES (?, ?)", (chance.randint(1, row), text))
+            if chance.random() < 0.3:
+                connection.execute("DELETE FROM t WHERE id = ?", (chance.randint(1, row),))
+        connection.close()
+        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert not holds(place), number
+        connection = sqlite3.connect(place)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("script", "value", "reason"),
     [
