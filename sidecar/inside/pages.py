@@ -13,7 +13,8 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Set, Tuple
 BTREE = {2, 5, 10, 13}
 INDEX_INTERIOR, TABLE_INTERIOR, INDEX_LEAF, TABLE_LEAF = 2, 5, 10, 13
 BATCH = 1 << 20
-MOST_PAGES = 1 << 24
+MOST_PAGES = (1 << 25) - 1
+"""With more of them, a page that begins with another's number may look like one of a tree."""
 SMALLEST = 512
 PENDING_BYTE = 1 << 30
 
@@ -56,26 +57,25 @@ class Pages:
             return True
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[bytes] = []
-        seen: Set[int] = set()
+        idle, seen = self._idle(), set()  # type: Tuple[Set[int], Set[int]]
         others: List[int] = []
         weight = 0
         for number in numbers:
             page = self.raw(number)
-            if page[100 if number == 1 else 0] not in BTREE:
+            if number not in idle and page[100 if number == 1 else 0] not in BTREE:
                 others.append(number)
                 continue
-            for piece in self._texts(number, page, seen):
+            for piece in [page] if number in idle else self._texts(number, page, seen):
                 batch.append(piece)
                 weight += len(piece)
             if weight > BATCH:
                 if look(b"\0".join(batch)):
                     return True
                 batch, weight = [], 0
-        idle = self._idle()
         for number in others:
             if number in seen:
                 continue
-            if changed is not None and number not in idle:
+            if changed is not None:
                 return True  # part of a value that begins on a page that did not change
             batch.append(self.raw(number))
         return look(b"\0".join(batch))
@@ -149,15 +149,17 @@ class Pages:
     def _idle(self) -> Set[int]:
         """Pages that hold no value: free ones, SQLite's maps of where pages belong, and the one it never uses."""
         trunks, leaves = self._free()
-        idle = {number for number, _ in trunks} | set(leaves) | {PENDING_BYTE // self.size + 1}
+        unused = PENDING_BYTE // self.size + 1
+        idle = {number for number, _ in trunks} | set(leaves) | {unused}
         if int.from_bytes(self._data[52:56], "big"):
-            idle.update(range(2, self.count + 1, self.usable // 5 + 1))
+            maps = range(2, self.count + 1, self.usable // 5 + 1)
+            idle.update(number + (number == unused) for number in maps)
         return idle
 
     def slack(self) -> Iterator[Tuple[int, int]]:
         """Every part of the file that holds nothing, but may hold what was there before. Raise Strange."""
         trunks, leaves = self._free()
-        idle = set(leaves) | {number for number, _ in trunks}
+        idle = self._idle()
         for number, count in trunks:
             yield (number - 1) * self.size + 8 + 4 * count, number * self.size
         for number in leaves:
@@ -230,22 +232,18 @@ def concerns(place: str, look: Look, changed: Iterable[int] | None) -> bool:
             return True
 
 
-def clear(place: str, look: Look | None = None) -> bool:
-    """Overwrite with zeros what is not in use; with ``look``, only if that finds something there.
+def remains(place: str, look: Look) -> bool:
+    """Whether ``look`` finds something in what is not in use. Raise Strange."""
+    with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return any(look(batch) for batch in _batches(data, Pages(data).slack()))
 
-    Return whether it was done.
-    """
+
+def clear(place: str) -> None:
+    """Overwrite with zeros what is not in use. Raise Strange; then nothing was done."""
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        try:
-            parts = [part for part in Pages(data).slack() if part[0] < part[1]]
-        except Strange:
-            return False
-        if look is not None and not any(look(batch) for batch in _batches(data, parts)):
-            return False
-        for start, end in parts:
+        for start, end in list(Pages(data).slack()):
             if data[start:end].count(0) != end - start:
                 data[start:end] = bytes(end - start)
-        return True
 
 
 def line_up(place: str) -> None:
@@ -269,7 +267,7 @@ def line_up(place: str) -> None:
         data[32:36] = free[0].to_bytes(4, "big")
 
 
-def _batches(data: mmap.mmap, parts: List[Tuple[int, int]]) -> Iterator[bytes]:
+def _batches(data: mmap.mmap, parts: Iterable[Tuple[int, int]]) -> Iterator[bytes]:
     batch, weight = [], 0
     for start, end in parts:
         batch.append(data[start:end])

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from . import pages
 from .databases import quick_check
-from .scrubbing import CHUNK, MOST_FINDINGS, OFF, OVERLAP, REDACT, Policy, Report, scrubbed
+from .scrubbing import CHUNK, MOST_FINDINGS, OVERLAP, Policy, Report, scrubbed
 
 FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
@@ -21,6 +21,7 @@ EXTERNAL = re.compile(r"USING\s+fts5\b.*\bcontent\s*=", re.IGNORECASE | re.DOTAL
 CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
 FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
 ROWS = 100
+DAMAGE = "it could not be cleared of what is private without damage"
 
 
 class Unscrubbable(Exception):
@@ -59,30 +60,24 @@ def scrub(
     if not before and not pages.concerns(place, policy.may_concern, changed):
         return False
     try:
+        remains = policy.strict and pages.remains(place, policy.without_warnings.may_concern)
         cleaning = _Cleaning(place, policy, before)
+        changed_it = before or remains or cleaning.taken != [0, 0]
+        if changed_it:
+            pages.clear(place)
+    except pages.Strange:
+        raise Unscrubbable(DAMAGE) from None
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
         if not policy.strict:
             return False
         raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
-    changed_it = before or cleaning.taken != [0, 0]
-    if changed_it:
-        _clear(place, policy)
-    elif policy.strict:
-        changed_it = pages.clear(place, policy.without_warnings.may_concern)
+    if changed_it and quick_check(place) != "ok":
+        raise Unscrubbable(DAMAGE)
     for column, row, name, action in cleaning.rows:
         report.add(path, name, action, column=column, row=row)
     report.add_more(cleaning.more)
     report.take(path, cleaning.taken)
     return changed_it
-
-
-def _clear(place: str, policy: Policy) -> None:
-    """Overwrite what is left of what was taken out. Where that cannot be done in place, all of it is written anew."""
-    look = Policy(policy.remove, REDACT if policy.credentials == REDACT else OFF).may_concern
-    if not pages.clear(place) or pages.concerns(place, look, None):
-        _run(place, "VACUUM")
-    if quick_check(place) != "ok":
-        raise Unscrubbable("it could not be cleared of what is private without damage")
 
 
 def _raw(place: str, policy: Policy) -> bool:
@@ -100,16 +95,6 @@ def _connected(place: str) -> sqlite3.Connection:
     for setting in ("locking_mode=EXCLUSIVE", "secure_delete=ON", "synchronous=OFF", "ignore_check_constraints=ON"):
         connection.execute("PRAGMA " + setting).fetchall()
     return connection
-
-
-def _run(place: str, statement: str) -> None:
-    connection = _connected(place)
-    try:
-        connection.execute(statement)
-    except sqlite3.Error as problem:
-        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
-    finally:
-        connection.close()
 
 
 class _Cleaning:

@@ -143,14 +143,50 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
     assert not holds(place) and not report.rows and place.stat().st_size == size
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_left_in_any_gap_whatever_happened_before(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(seed)
-    for number in range(25):
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_a_database_that_gives_pages_back_stays_whole(size: int, kept: bool, tmp_path: Path) -> None:
+    """It has pages that say where others belong; they look like pages of a tree, and must stay as they are."""
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.executescript(
+        f"PRAGMA page_size = {size}; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA secure_delete = OFF;"
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); CREATE TABLE u (id INTEGER PRIMARY KEY, a TEXT)"
+    )
+    many = 24_000 if size == 4096 else 3000
+    connection.executemany("INSERT INTO u VALUES (?, ?)", [(n, f"keep {n} " * 20) for n in range(many)])
+    connection.executemany("INSERT INTO t VALUES (?, ?)", [(n, TEXT + "z" * 300) for n in range(300)])
+    connection.execute("DELETE FROM t WHERE id >= ?", (kept,))
+    connection.commit()
+    rows = connection.execute("SELECT * FROM u").fetchall()
+    connection.close()
+    assert holds(place)
+    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not holds(place)
+    connection = sqlite3.connect(place)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert connection.execute("SELECT * FROM u").fetchall() == rows
+    assert connection.execute("SELECT a FROM t").fetchall() == [(LEFT + "z" * 300,)] * kept
+    connection.close()
+
+
+def test_pages_that_cannot_be_cleared_keep_the_database_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = made(tmp_path / "x.db", CASES["plain"][0], [(n, TEXT) for n in range(200)])
+    connection = sqlite3.connect(place)
+    connection.executescript("PRAGMA secure_delete = OFF; DELETE FROM t WHERE id > 3; UPDATE t SET a = 'gone'")
+    connection.close()
+    monkeypatch.setattr("sidecar.inside.pages._gaps", lambda *_: iter([(0, 8)]))  # wrong, and it does damage
+    with pytest.raises(Unscrubbable, match="damage"):
+        scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
+def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    for number in range(40):
         place, size = tmp_path / f"{number}.db", chance.choice([512, 512, 1024, 4096])
         connection = sqlite3.connect(place, isolation_level=None)
         connection.executescript(
-            f"PRAGMA page_size = {size}; PRAGMA secure_delete = OFF; PRAGMA journal_mode = OFF;"
+            f"PRAGMA page_size = {size}; PRAGMA secure_delete = OFF; PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF;"
             "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); CREATE INDEX i ON t (a);"
             f"INSERT INTO t VALUES (0, '{TEXT}')"
         )
