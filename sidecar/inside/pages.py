@@ -17,6 +17,7 @@ MOST_PAGES = (1 << 25) - 1
 """With more of them, a page that begins with another's number may look like one of a tree."""
 SMALLEST = 512
 PENDING_BYTE = 1 << 30
+WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 
 Look = Callable[[bytes], bool]
 
@@ -44,7 +45,7 @@ class Pages:
             raise Strange
         self.usable = self.size - data[20]
         self.count = len(data) // self.size
-        self.utf8 = int.from_bytes(data[56:60], "big") in (0, 1)
+        self._encoding = WIDE.get(int.from_bytes(data[56:60], "big"), "")
         if self.count > MOST_PAGES:
             raise Strange
 
@@ -53,8 +54,7 @@ class Pages:
 
     def concerns(self, look: Look, changed: Iterable[int] | None) -> bool:
         """Whether ``look`` finds something on these pages (``None``: on all), or nobody can say."""
-        if not self.utf8:
-            return True
+        look = self.reads(look)
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[bytes] = []
         idle, seen = self._idle(), set()  # type: Tuple[Set[int], Set[int]]
@@ -79,6 +79,17 @@ class Pages:
                 return True  # part of a value that begins on a page that did not change
             batch.append(self.raw(number))
         return look(b"\0".join(batch))
+
+    def reads(self, look: Look) -> Look:
+        """The same look at text as it is encoded here: a wide one may begin at any byte, and blobs are not encoded."""
+        code = self._encoding
+        if not code:
+            return look
+
+        def wide(data: bytes) -> bool:
+            return look(data) or any(look(data[at:].decode(code, "replace").encode()) for at in (0, 1))
+
+        return wide
 
     def _texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
         yield page
@@ -235,7 +246,8 @@ def concerns(place: str, look: Look, changed: Iterable[int] | None) -> bool:
 def remains(place: str, look: Look) -> bool:
     """Whether ``look`` finds something in what is not in use. Raise Strange."""
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return any(look(batch) for batch in _batches(data, Pages(data).slack()))
+        database = Pages(data)
+        return any(map(database.reads(look), _batches(data, database.slack())))
 
 
 def clear(place: str) -> None:

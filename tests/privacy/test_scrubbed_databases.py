@@ -66,7 +66,7 @@ def made(place: Path, script: str, rows: list[tuple[object, ...]]) -> Path:
 
 def holds(place: Path, text: str = SECRET) -> bool:
     raw = place.read_bytes().lower()
-    return any(text.lower().encode(code) in raw for code in ("utf-8", "utf-16-le"))
+    return any(text.lower().encode(code) in raw for code in ("utf-8", "utf-16-le", "utf-16-be"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,6 +141,38 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
     size, report = place.stat().st_size, Report()
     assert scrub(str(place), "x.db", STRICT, None, True, report)
     assert not holds(place) and not report.rows and place.stat().st_size == size
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_wide_text_is_cleared_and_rows_keep_their_numbers(order: str, tmp_path: Path) -> None:
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.executescript(
+        f"PRAGMA encoding = 'UTF-16{order}'; PRAGMA secure_delete = OFF; CREATE TABLE n (a TEXT);"
+        "CREATE TABLE t (id INTEGER, a TEXT); CREATE VIRTUAL TABLE f USING fts5(a, content='n')"
+    )
+    connection.executemany("INSERT INTO n (rowid, a) VALUES (?, ?)", [(n * 10, f"word{n} ü") for n in range(1, 8)])
+    connection.execute("INSERT INTO f(f) VALUES ('rebuild')")
+    connection.executemany("INSERT INTO t VALUES (?, ?)", [(n, "ü" * n * 50 + TEXT) for n in range(100)])
+    connection.execute("DELETE FROM t")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        assert holds(place)
+        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert not holds(place)
+        assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+        connection = sqlite3.connect(place)
+        assert [row for (row,) in connection.execute("SELECT rowid FROM n")] == [10, 20, 30, 40, 50, 60, 70]
+        assert connection.execute("SELECT rowid, a FROM f WHERE f MATCH 'word3'").fetchall() == [(30, "word3 ü")]
+        connection.execute("UPDATE n SET a = ? WHERE rowid = 70", (f"<private reason='ļ'>{SECRET}</private>",))
+        connection.commit()
+        connection.close()
+
+
+def test_wide_text_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", f"PRAGMA encoding = 'UTF-16be'; {PLAIN}", [(1, "a private ļ <b> word")])
+    assert not concerns(str(place), STRICT.may_concern, None)
 
 
 @pytest.mark.parametrize("kept", [False, True])
