@@ -23,7 +23,7 @@ _LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
 _BLANK = rb"(?:[ \t\r\n]|\\{1,32}[tnr])"
 _WORD = rb"[pP][rR][iI][vV][aA][tT][eE]"
 # No mark may become part of a tag, or taking out twice would take out more.
-_ATTRIBUTES = _BLANK + rb"(?:(?!\[private\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
+_ATTRIBUTES = _BLANK + rb"(?:(?!\[private(?: \d+)?\]|\[redacted:|\\u003[cC])[^<>]){0,200}?"
 _TAIL = _BLANK + rb"{0,4}" + _WORD + rb"(?:" + _ATTRIBUTES + rb")?" + _MORE
 _OPEN = _LESS + _TAIL
 _CLOSE = _LESS + _BLANK + rb"{0,4}\\{0,32}/" + _BLANK + rb"{0,4}" + _WORD + _BLANK + rb"{0,4}" + _MORE

@@ -21,6 +21,7 @@ EXTERNAL = re.compile(r"USING\s+fts5\b.*\bcontent\s*=", re.IGNORECASE | re.DOTAL
 CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
 FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
 ROWS = 100
+MOST_NUMBERS = 10_000
 DAMAGE = "it could not be cleared of what is private without damage"
 
 
@@ -32,6 +33,10 @@ class _Table(NamedTuple):
     name: str
     keys: List[str]
     columns: List[str]
+
+    @property
+    def where(self) -> str:
+        return " AND ".join("%s IS ?" % key for key in self.keys)
 
 
 class _Hit(NamedTuple):
@@ -107,6 +112,7 @@ class _Cleaning:
         self.rows: List[Tuple[str, str, str, str]] = []
         self.more: Dict[str, int] = {}
         self.taken = [0, 0]
+        self._numbers: Dict[Tuple[str, str, bytes], int] = {}
         self._connection = connection = _connected(place)
         try:
             self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
@@ -134,14 +140,14 @@ class _Cleaning:
         connection.execute("BEGIN")
         # A row is found by its key, so keys come last.
         for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
-            statement, values = self._statement(table, hit)
-            if not statement:
+            data, clean = self._cleaned(table, hit)
+            if clean == data:
                 continue
             if not writes:
                 for name, _ in triggers:
                     connection.execute("DROP TRIGGER " + _quoted(name))
             writes += 1
-            connection.execute(statement, values)
+            self._write(table, hit, data, clean)
         if writes:
             for _, sql in triggers:
                 connection.execute(sql)
@@ -167,11 +173,10 @@ class _Cleaning:
         if indexes:
             self._connection.execute("COMMIT")
 
-    def _statement(self, table: _Table, hit: _Hit) -> Tuple[str, Tuple[Any, ...]]:
-        """What clears one value; nothing, when nothing is to be taken out of it."""
-        name, column = _quoted(table.name), _quoted(hit.column)
-        where = " AND ".join("%s IS ?" % key for key in table.keys)
-        found = self._connection.execute("SELECT %s FROM %s WHERE %s" % (column, name, where), hit.key).fetchone()
+    def _cleaned(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
+        """One value as it is, and as it may leave."""
+        query = "SELECT %s FROM %s WHERE %s" % (_quoted(hit.column), _quoted(table.name), table.where)
+        found = self._connection.execute(query, hit.key).fetchone()
         if found is None:
             raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
         data = found[0]
@@ -186,18 +191,36 @@ class _Cleaning:
         for action, count in text.more.items():
             self.more[action] = self.more.get(action, 0) + count
         self.taken = [self.taken[0] + text.taken[0], self.taken[1] + text.taken[1]]
-        if clean == data:
-            return "", ()
+        return data, clean
+
+    def _write(self, table: _Table, hit: _Hit, data: bytes, clean: bytes) -> None:
+        """Put a value in the place of what it was. Where it may not be the same as another, its first mark gets a number."""
+        name, is_text = _quoted(table.name), isinstance(data, _Text)
         if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which it can do without
-            return "DELETE FROM %s WHERE %s" % (name, where), hit.key
-        is_text = isinstance(data, _Text)
+            self._connection.execute("DELETE FROM %s WHERE %s" % (name, table.where), hit.key)
+            return
         if not is_text and b"\0" in data:
             raise Unscrubbable(
                 "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
             )
         value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
-        new = clean.decode("utf-8") if is_text and not self._utf8 else bytes(clean)
-        return "UPDATE %s SET %s = %s WHERE %s" % (name, column, value, where), (new,) + hit.key
+        # What a schema says of conflicts may be that a row is to go, or to stay as it was.
+        statement = "UPDATE OR ABORT %s SET %s = %s WHERE %s" % (name, _quoted(hit.column), value, table.where)
+        same, new = (table.name, hit.column, clean), clean
+        while True:
+            try:
+                self._connection.execute(
+                    statement, (new.decode() if is_text and not self._utf8 else bytes(new), *hit.key)
+                )
+                return
+            except sqlite3.IntegrityError as problem:
+                number = self._numbers.get(same, 1) + 1
+                if "UNIQUE" not in str(problem) or number > MOST_NUMBERS:
+                    raise
+            self._numbers[same] = number
+            mark = next(at for at, pair in enumerate(zip(data, clean)) if pair[0] != pair[1])
+            end = clean.index(b"]", mark)
+            new = b"%s %d%s" % (clean[:end], number, clean[end:])
 
 
 def _table(connection: sqlite3.Connection, name: str) -> _Table:

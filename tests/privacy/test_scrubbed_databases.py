@@ -97,6 +97,28 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     assert not scrub(str(place), "x.db", STRICT, None, True, again) and not again.rows
 
 
+@pytest.mark.parametrize("conflict", ["", "ON CONFLICT REPLACE", "ON CONFLICT IGNORE"])
+@pytest.mark.parametrize("form", ["(id, a TEXT UNIQUE %s)", "(id, a TEXT PRIMARY KEY %s) WITHOUT ROWID"])
+def test_marks_differ_where_no_two_values_may_be_the_same(form: str, conflict: str, tmp_path: Path) -> None:
+    secrets = [f"<private>{SECRET} {number}</private> [private]" for number in range(4)]
+    rows = [(9, "[private 3] [private]"), *enumerate(secrets)]
+    place = made(tmp_path / "x.db", f"CREATE TABLE t {form % conflict}", list(rows))
+    report = Report()
+    assert scrub(str(place), "x.db", STRICT, None, True, report)
+    assert not holds(place) and report.counts == {"removed": 4}
+    connection = sqlite3.connect(place)
+    assert sorted(value for (value,) in connection.execute("SELECT a FROM t")) == [
+        "[private 2] [private]",
+        "[private 3] [private]",
+        "[private 4] [private]",
+        "[private 5] [private]",
+        "[private] [private]",
+    ]
+    assert connection.execute("SELECT a FROM t WHERE id = 9").fetchone() == ("[private 3] [private]",)
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
 def test_triggers_are_there_again_and_did_nothing(tmp_path: Path) -> None:
     script, rows = CASES["mirror"]
     place = made(tmp_path / "x.db", script, list(rows))
@@ -243,7 +265,12 @@ def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> 
         ("CREATE TABLE t (id, a BLOB)", b"\0\1" + TEXT.encode(), "cannot be cleared"),
         ("CREATE TABLE t (id, a TEXT DEFAULT '<private>x</private>')", "x", "schema"),
         ("CREATE TABLE t (id, a TEXT, rowid TEXT, _rowid_ TEXT, oid TEXT)", TEXT, "no key"),
-        (f"CREATE TABLE t (id, a TEXT UNIQUE); INSERT INTO t VALUES (0, '{LEFT}')", TEXT, "UNIQUE"),
+        (
+            "CREATE TABLE t (id, a TEXT); CREATE UNIQUE INDEX i ON t (substr(a, 1, 15));"
+            f"INSERT INTO t VALUES (0, '{LEFT}')",
+            TEXT,
+            "UNIQUE",
+        ),
     ],
 )
 def test_what_cannot_be_taken_out_keeps_the_database_back(
