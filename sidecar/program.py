@@ -39,6 +39,7 @@ EXPORT = (
         "credentials",
         "scrubbing",
         "pages",
+        "fulltext",
         "tables",
         "screening",
         "bundling",

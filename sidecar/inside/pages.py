@@ -115,10 +115,10 @@ class Pages:
                 size = page[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = _varint(page, at - 1)
+                    size, at = varint(page, at - 1)
                 if size > most:
                     if kind == TABLE_LEAF:
-                        _, at = _varint(page, at)
+                        _, at = varint(page, at)
                     local = least + (size - least) % (usable - 4)
                     local = local if local <= most else least
                     first = int.from_bytes(page[at + local : at + local + 4], "big")
@@ -202,7 +202,8 @@ class Pages:
             number = int.from_bytes(self._data[at : at + 4], "big")
 
 
-def _varint(page: bytes, at: int) -> Tuple[int, int]:
+def varint(page: bytes, at: int) -> Tuple[int, int]:
+    """A number as SQLite writes it, and where it ends. Raise IndexError."""
     value = 0
     for count in range(9):
         byte = page[at]

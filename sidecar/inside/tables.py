@@ -11,17 +11,15 @@ import re
 import sqlite3
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
-from . import pages
-from .databases import quick_check
+from . import fulltext, pages
+from .databases import quick_check, reader
+from .fulltext import quoted as _quoted
 from .scrubbing import CHUNK, MOST_FINDINGS, OVERLAP, Policy, Report, scrubbed
 
-FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
-EXTERNAL = re.compile(r"USING\s+fts5\b.*\bcontent\s*=", re.IGNORECASE | re.DOTALL)
-CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
-FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
 ROWS = 100
 MOST_NUMBERS = 10_000
+REFUSED = "SQLite could not clear it of what is private: %s"
 DAMAGE = "it could not be cleared of what is private without damage"
 
 
@@ -61,13 +59,13 @@ def scrub(
         if policy.strict and _raw(place, policy.without_warnings):
             raise Unscrubbable("damaged, so it could not be cleared of what is private")
         return False
-    before = before and policy.takes_out
-    if not before and not pages.concerns(place, policy.may_concern, changed):
+    anew = (before and policy.takes_out) or (policy.remove and _words(place))
+    if not anew and not pages.concerns(place, policy.may_concern, changed):
         return False
     try:
-        remains = policy.strict and pages.remains(place, policy.without_warnings.may_concern)
-        cleaning = _Cleaning(place, policy, before)
-        changed_it = before or remains or cleaning.taken != [0, 0]
+        anew = anew or (policy.strict and pages.remains(place, policy.without_warnings.may_concern))
+        cleaning = _Cleaning(place, policy, anew)
+        changed_it = anew or cleaning.taken != [0, 0]
         if changed_it:
             pages.clear(place)
     except pages.Strange:
@@ -75,7 +73,7 @@ def scrub(
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
         if not policy.strict:
             return False
-        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
+        raise Unscrubbable(REFUSED % problem) from None
     if changed_it and quick_check(place) != "ok":
         raise Unscrubbable(DAMAGE)
     for column, row, name, action in cleaning.rows:
@@ -83,6 +81,24 @@ def scrub(
     report.add_more(cleaning.more)
     report.take(path, cleaning.taken)
     return changed_it
+
+
+def _words(place: str) -> bool:
+    """Whether words of what was private and is gone may be in a full-text index. Raise Unscrubbable."""
+    connection = reader(place)
+    try:
+        found = False
+        for index in fulltext.indexes(connection):
+            gone = fulltext.remembers(connection, index)
+            if index.content == "" and (gone or fulltext.knows(connection, index)):
+                told = "its full-text index %s has the word private in it, and no texts to tell what was private"
+                raise Unscrubbable(told % index.name)
+            found = found or gone
+        return found
+    except sqlite3.Error as problem:
+        raise Unscrubbable(REFUSED % problem) from None
+    finally:
+        connection.close()
 
 
 def _raw(place: str, policy: Policy) -> bool:
@@ -105,9 +121,9 @@ def _connected(place: str) -> sqlite3.Connection:
 class _Cleaning:
     """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
 
-    def __init__(self, place: str, policy: Policy, before: bool) -> None:
+    def __init__(self, place: str, policy: Policy, anew: bool) -> None:
         self._policy = policy
-        self._before = before
+        self._anew = anew
         self._place = place
         self.rows: List[Tuple[str, str, str, str]] = []
         self.more: Dict[str, int] = {}
@@ -118,6 +134,7 @@ class _Cleaning:
             self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
             if policy.takes_out and any(policy.may_concern(os.fsencode(sql)) for _, _, sql in self._schema):
                 raise Unscrubbable("its schema itself holds what is private")
+            self._indexes = fulltext.indexes(connection)
             self._utf8 = connection.execute("PRAGMA encoding").fetchone()[0] == "UTF-8"
             tables = [_table(connection, name) for name in self._tables()]
             connection.text_factory = _Text
@@ -127,7 +144,7 @@ class _Cleaning:
 
     def _tables(self) -> List[str]:
         """Those with values of their own: a full-text index is built anew from what it is about."""
-        indexes = {name + tail for kind, name, sql in self._schema if FULL_TEXT.match(sql) for tail in FULL_TEXT_TABLES}
+        indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES}
         return [
             name
             for kind, name, sql in self._schema
@@ -152,25 +169,23 @@ class _Cleaning:
             for _, sql in triggers:
                 connection.execute(sql)
         connection.execute("COMMIT")
-        if writes or self._before:
+        if writes or self._anew:
             self._rebuild()
 
     def _rebuild(self) -> None:
         """Build the full-text indexes anew: words of what was deleted stay in them for long."""
-        indexes = [(_quoted(name), sql) for _, name, sql in self._schema if FULL_TEXT.match(sql)]
-        if any(CONTENTLESS.search(sql) for _, sql in indexes):
+        if any(index.content == "" for index in self._indexes):
             raise Unscrubbable("its full-text index cannot be built anew")
-        for name, sql in indexes:
-            if EXTERNAL.search(sql):
-                self._connection.execute("INSERT INTO %s(%s) VALUES ('delete-all')" % (name, name))
-        if indexes:
+        for index in self._indexes:
+            if index.content and index.module == "fts5":
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
+        if self._indexes:
             self._connection.close()
             pages.line_up(self._place)
             self._connection = _connected(self._place)
             self._connection.execute("BEGIN")
-        for name, _ in indexes:
-            self._connection.execute("INSERT INTO %s(%s) VALUES ('rebuild')" % (name, name))
-        if indexes:
+            for index in self._indexes:
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('rebuild')".format(_quoted(index.name)))
             self._connection.execute("COMMIT")
 
     def _cleaned(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
@@ -257,7 +272,3 @@ def _hits(connection: sqlite3.Connection, table: _Table, policy: Policy) -> Iter
                     if not width:
                         raise Unscrubbable("%s has no key to clear its rows by" % table.name)
                     yield _Hit(tuple(key.decode() if isinstance(key, _Text) else key for key in row[:width]), column)
-
-
-def _quoted(name: str) -> str:
-    return '"%s"' % name.replace('"', '""')

@@ -343,6 +343,59 @@ def test_words_of_a_row_that_was_deleted_later_are_not_left(tmp_path: Path) -> N
     assert not holds(place, "hunter2") and not holds(place, "zqjxkvw")
 
 
+INDEX = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
+CREATE VIRTUAL TABLE f USING %s;
+CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
+CREATE TRIGGER ad AFTER DELETE ON t BEGIN INSERT INTO f(f, rowid, a) VALUES ('delete', old.id, old.a); END"""
+MODULES = [
+    "fts5(a, content='t', content_rowid='id')",
+    "\"fts5\"(a, content='t', content_rowid='id')",
+    "[FTS5] /* one */ (a, content = t, content_rowid=id, tokenize='porter')",
+    "`fts5`(a, content='t', content_rowid='id', tokenize=\"trigram\")",
+    "fts5(a, content='t', content_rowid='id', detail=none)",
+    "fts5(a, content='t', content_rowid='id', detail=column, prefix='2 3')",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("others", [1, 4000])
+def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int, tmp_path: Path) -> None:
+    """Nobody looked in between, and nothing is left of the row itself: the index alone still has its words."""
+    place = made(tmp_path / "x.db", INDEX % module, [(n, f"harmless, prior private {n}") for n in range(others)])
+    clean = place.read_bytes()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report()) and place.read_bytes() == clean
+    connection = sqlite3.connect(place)
+    connection.execute("PRAGMA secure_delete = ON")
+    for number in range(9_000, 9_003):
+        connection.execute("INSERT INTO t VALUES (?, ?)", (number, TEXT))
+        connection.commit()
+        connection.execute("DELETE FROM t WHERE id = ?", (number,))
+        connection.commit()
+    connection.close()
+    assert not holds(place) and holds(place, "qjx")
+    assert scrub(str(place), "x.db", STRICT, _changed(clean, place.read_bytes()), True, Report())
+    assert not holds(place, "qjx")
+    connection = sqlite3.connect(place)
+    assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'harmless'").fetchone() == (others,)
+    connection.execute("INSERT INTO f(f) VALUES ('integrity-check')")
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
+@pytest.mark.parametrize("module", ["fts5(a, content='')", "'fts5'(a, cont=\"\")", 'fts4(content="", a)'])
+def test_an_index_without_texts_stays_behind_if_it_has_the_word(module: str, tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", f"{PLAIN}; CREATE VIRTUAL TABLE f USING {module}", [(1, "harmless")])
+    connection = sqlite3.connect(place)
+    connection.execute("INSERT INTO f(rowid, a) VALUES (1, 'all is public')")
+    connection.commit()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    connection.execute("INSERT INTO f(rowid, a) VALUES (2, ?)", (TEXT,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(Unscrubbable, match="index f has the word"):
+        scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
 def _changed(old: bytes, new: bytes, page: int = 4096) -> list[int]:
     return [
         number // page + 1
