@@ -40,6 +40,7 @@ EXPORT = (
         "scrubbing",
         "pages",
         "fulltext",
+        "damaged",
         "tables",
         "screening",
         "bundling",

@@ -11,10 +11,10 @@ import re
 import sqlite3
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
-from . import fulltext, pages
+from . import damaged, fulltext, pages
 from .databases import quick_check, reader
 from .fulltext import quoted as _quoted
-from .scrubbing import CHUNK, MOST_FINDINGS, OVERLAP, Policy, Report, scrubbed
+from .scrubbing import MOST_FINDINGS, Policy, Report, scrubbed
 
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
 ROWS = 100
@@ -56,8 +56,8 @@ def scrub(
     parts of it in gaps. Raise Unscrubbable.
     """
     if not sound:
-        if policy.strict and _raw(place, policy.without_warnings):
-            raise Unscrubbable("damaged, so it could not be cleared of what is private")
+        if policy.strict and damaged.may_hold(place, policy.without_warnings):
+            raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
     anew = (before and policy.takes_out) or (policy.remove and _words(place))
     if not anew and not pages.concerns(place, policy.may_concern, changed):
@@ -99,16 +99,6 @@ def _words(place: str) -> bool:
         raise Unscrubbable(REFUSED % problem) from None
     finally:
         connection.close()
-
-
-def _raw(place: str, policy: Policy) -> bool:
-    tail = b""
-    with open(place, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            if policy.may_concern(tail + chunk):
-                return True
-            tail = chunk[-OVERLAP:]
-    return False
 
 
 def _connected(place: str) -> sqlite3.Connection:

@@ -296,6 +296,27 @@ def test_a_damaged_one_is_kept_back_only_if_it_holds_something(tmp_path: Path) -
             assert not scrub(str(place), "x.db", STRICT, None, False, Report())
 
 
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
+def test_a_damaged_one_is_kept_back_if_its_pages_cut_a_tag(encoding: str, tmp_path: Path) -> None:
+    """The tag lies across the end of a page, in every way it can: after the first part of a value, and after a later one."""
+    place, most = tmp_path / "x.db", 1000 if encoding == "UTF-8" else 500
+    connection = sqlite3.connect(place, isolation_level=None)
+    connection.executescript(
+        f"PRAGMA encoding = '{encoding}'; PRAGMA page_size = 512; PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF;"
+        f"{PLAIN}; INSERT INTO t VALUES (1, '')"
+    )
+    for tag in ("<private>", "\\u003cPrivate\\u003e", "< private why='x'>"):
+        for before in range(most):
+            text = "y" * before + tag + SECRET + "</private>"
+            connection.execute("UPDATE t SET a = ?", (text.ljust(most * 2, "y"),))
+            with pytest.raises(Unscrubbable, match="damaged"):
+                scrub(str(place), "x.db", STRICT, None, False, Report())
+    for before in range(most):
+        connection.execute("UPDATE t SET a = ?", (("y" * before + "a <b> privation <pre> here").ljust(most * 2, "y"),))
+        assert not scrub(str(place), "x.db", STRICT, None, False, Report()), before
+    connection.close()
+
+
 def test_one_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", MIRROR, [(n, f"a private matter, <privateer> {n} task-x" * 90) for n in range(300)])
     raw = place.read_bytes()
