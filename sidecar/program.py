@@ -39,6 +39,8 @@ EXPORT = (
         "credentials",
         "scrubbing",
         "pages",
+        "fulltext",
+        "damaged",
         "tables",
         "screening",
         "bundling",

@@ -129,10 +129,15 @@ def mostly_free(path: str, place: str) -> str:
     )
 
 
+def reader(place: str) -> sqlite3.Connection:
+    """A connection to a database file nobody writes to. Nothing is written beside it."""
+    return sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+
+
 def quick_check(place: str) -> str:
     """SQLite's own word on a database file: "ok" or its first complaint. Writes nothing."""
     try:
-        connection = sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+        connection = reader(place)
         try:
             return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
         finally:
@@ -233,7 +238,7 @@ def without_counters(page: bytes) -> bytes:
 def ask(place: str, query: str) -> int:
     """One number from a database file nobody writes to, such as its schema's version; 0 when it has none."""
     try:
-        connection = sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+        connection = reader(place)
         try:
             return int((connection.execute(query).fetchone() or [0])[0] or 0)
         finally:

@@ -13,9 +13,11 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Set, Tuple
 BTREE = {2, 5, 10, 13}
 INDEX_INTERIOR, TABLE_INTERIOR, INDEX_LEAF, TABLE_LEAF = 2, 5, 10, 13
 BATCH = 1 << 20
-MOST_PAGES = 1 << 24
+MOST_PAGES = (1 << 25) - 1
+"""With more of them, a page that begins with another's number may look like one of a tree."""
 SMALLEST = 512
 PENDING_BYTE = 1 << 30
+WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 
 Look = Callable[[bytes], bool]
 
@@ -43,7 +45,7 @@ class Pages:
             raise Strange
         self.usable = self.size - data[20]
         self.count = len(data) // self.size
-        self.utf8 = int.from_bytes(data[56:60], "big") in (0, 1)
+        self._encoding = WIDE.get(int.from_bytes(data[56:60], "big"), "")
         if self.count > MOST_PAGES:
             raise Strange
 
@@ -52,33 +54,42 @@ class Pages:
 
     def concerns(self, look: Look, changed: Iterable[int] | None) -> bool:
         """Whether ``look`` finds something on these pages (``None``: on all), or nobody can say."""
-        if not self.utf8:
-            return True
+        look = self.reads(look)
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[bytes] = []
-        seen: Set[int] = set()
+        idle, seen = self._idle(), set()  # type: Tuple[Set[int], Set[int]]
         others: List[int] = []
         weight = 0
         for number in numbers:
             page = self.raw(number)
-            if page[100 if number == 1 else 0] not in BTREE:
+            if number not in idle and page[100 if number == 1 else 0] not in BTREE:
                 others.append(number)
                 continue
-            for piece in self._texts(number, page, seen):
+            for piece in [page] if number in idle else self._texts(number, page, seen):
                 batch.append(piece)
                 weight += len(piece)
             if weight > BATCH:
                 if look(b"\0".join(batch)):
                     return True
                 batch, weight = [], 0
-        idle = self._idle()
         for number in others:
             if number in seen:
                 continue
-            if changed is not None and number not in idle:
+            if changed is not None:
                 return True  # part of a value that begins on a page that did not change
             batch.append(self.raw(number))
         return look(b"\0".join(batch))
+
+    def reads(self, look: Look) -> Look:
+        """The same look at text as it is encoded here: a wide one may begin at any byte, and blobs are not encoded."""
+        code = self._encoding
+        if not code:
+            return look
+
+        def wide(data: bytes) -> bool:
+            return look(data) or any(look(data[at:].decode(code, "replace").encode()) for at in (0, 1))
+
+        return wide
 
     def _texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
         yield page
@@ -104,14 +115,14 @@ class Pages:
                 size = page[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = _varint(page, at - 1)
-                    if size > most:
-                        if kind == TABLE_LEAF:
-                            _, at = _varint(page, at)
-                        local = least + (size - least) % (usable - 4)
-                        local = local if local <= most else least
-                        first = int.from_bytes(page[at + local : at + local + 4], "big")
-                        yield Cell(at, local, size, first)
+                    size, at = varint(page, at - 1)
+                if size > most:
+                    if kind == TABLE_LEAF:
+                        _, at = varint(page, at)
+                    local = least + (size - least) % (usable - 4)
+                    local = local if local <= most else least
+                    first = int.from_bytes(page[at + local : at + local + 4], "big")
+                    yield Cell(at, local, size, first)
         except IndexError:
             raise Strange from None
 
@@ -149,15 +160,17 @@ class Pages:
     def _idle(self) -> Set[int]:
         """Pages that hold no value: free ones, SQLite's maps of where pages belong, and the one it never uses."""
         trunks, leaves = self._free()
-        idle = {number for number, _ in trunks} | set(leaves) | {PENDING_BYTE // self.size + 1}
+        unused = PENDING_BYTE // self.size + 1
+        idle = {number for number, _ in trunks} | set(leaves) | {unused}
         if int.from_bytes(self._data[52:56], "big"):
-            idle.update(range(2, self.count + 1, self.usable // 5 + 1))
+            maps = range(2, self.count + 1, self.usable // 5 + 1)
+            idle.update(number + (number == unused) for number in maps)
         return idle
 
     def slack(self) -> Iterator[Tuple[int, int]]:
         """Every part of the file that holds nothing, but may hold what was there before. Raise Strange."""
         trunks, leaves = self._free()
-        idle = set(leaves) | {number for number, _ in trunks}
+        idle = self._idle()
         for number, count in trunks:
             yield (number - 1) * self.size + 8 + 4 * count, number * self.size
         for number in leaves:
@@ -189,7 +202,8 @@ class Pages:
             number = int.from_bytes(self._data[at : at + 4], "big")
 
 
-def _varint(page: bytes, at: int) -> Tuple[int, int]:
+def varint(page: bytes, at: int) -> Tuple[int, int]:
+    """A number as SQLite writes it, and where it ends. Raise IndexError."""
     value = 0
     for count in range(9):
         byte = page[at]
@@ -230,22 +244,19 @@ def concerns(place: str, look: Look, changed: Iterable[int] | None) -> bool:
             return True
 
 
-def clear(place: str, look: Look | None = None) -> bool:
-    """Overwrite with zeros what is not in use; with ``look``, only if that finds something there.
+def remains(place: str, look: Look) -> bool:
+    """Whether ``look`` finds something in what is not in use. Raise Strange."""
+    with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        database = Pages(data)
+        return any(map(database.reads(look), _batches(data, database.slack())))
 
-    Return whether it was done.
-    """
+
+def clear(place: str) -> None:
+    """Overwrite with zeros what is not in use. Raise Strange; then nothing was done."""
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        try:
-            parts = [part for part in Pages(data).slack() if part[0] < part[1]]
-        except Strange:
-            return False
-        if look is not None and not any(look(batch) for batch in _batches(data, parts)):
-            return False
-        for start, end in parts:
+        for start, end in list(Pages(data).slack()):
             if data[start:end].count(0) != end - start:
                 data[start:end] = bytes(end - start)
-        return True
 
 
 def line_up(place: str) -> None:
@@ -269,7 +280,7 @@ def line_up(place: str) -> None:
         data[32:36] = free[0].to_bytes(4, "big")
 
 
-def _batches(data: mmap.mmap, parts: List[Tuple[int, int]]) -> Iterator[bytes]:
+def _batches(data: mmap.mmap, parts: Iterable[Tuple[int, int]]) -> Iterator[bytes]:
     batch, weight = [], 0
     for start, end in parts:
         batch.append(data[start:end])

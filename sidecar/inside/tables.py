@@ -11,16 +11,16 @@ import re
 import sqlite3
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
-from . import pages
-from .databases import quick_check
-from .scrubbing import CHUNK, MOST_FINDINGS, OFF, OVERLAP, REDACT, Policy, Report, scrubbed
+from . import damaged, fulltext, pages
+from .databases import quick_check, reader
+from .fulltext import quoted as _quoted
+from .scrubbing import MOST_FINDINGS, Policy, Report, scrubbed
 
-FULL_TEXT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE.*?USING\s+fts[345]\b", re.IGNORECASE | re.DOTALL)
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
-EXTERNAL = re.compile(r"USING\s+fts5\b.*\bcontent\s*=", re.IGNORECASE | re.DOTALL)
-CONTENTLESS = re.compile(r"content\s*=\s*(''|\"\")", re.IGNORECASE)
-FULL_TEXT_TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
 ROWS = 100
+MOST_NUMBERS = 10_000
+REFUSED = "SQLite could not clear it of what is private: %s"
+DAMAGE = "it could not be cleared of what is private without damage"
 
 
 class Unscrubbable(Exception):
@@ -31,6 +31,10 @@ class _Table(NamedTuple):
     name: str
     keys: List[str]
     columns: List[str]
+
+    @property
+    def where(self) -> str:
+        return " AND ".join("%s IS ?" % key for key in self.keys)
 
 
 class _Hit(NamedTuple):
@@ -52,23 +56,26 @@ def scrub(
     parts of it in gaps. Raise Unscrubbable.
     """
     if not sound:
-        if policy.strict and _raw(place, policy.without_warnings):
-            raise Unscrubbable("damaged, so it could not be cleared of what is private")
+        if policy.strict and damaged.may_hold(place, policy.without_warnings):
+            raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
-    before = before and policy.takes_out
-    if not before and not pages.concerns(place, policy.may_concern, changed):
+    anew = (before and policy.takes_out) or (policy.remove and _words(place))
+    if not anew and not pages.concerns(place, policy.may_concern, changed):
         return False
     try:
-        cleaning = _Cleaning(place, policy, before)
+        anew = anew or (policy.strict and pages.remains(place, policy.without_warnings.may_concern))
+        cleaning = _Cleaning(place, policy, anew)
+        changed_it = anew or cleaning.taken != [0, 0]
+        if changed_it:
+            pages.clear(place)
+    except pages.Strange:
+        raise Unscrubbable(DAMAGE) from None
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
         if not policy.strict:
             return False
-        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
-    changed_it = before or cleaning.taken != [0, 0]
-    if changed_it:
-        _clear(place, policy)
-    elif policy.strict:
-        changed_it = pages.clear(place, policy.without_warnings.may_concern)
+        raise Unscrubbable(REFUSED % problem) from None
+    if changed_it and quick_check(place) != "ok":
+        raise Unscrubbable(DAMAGE)
     for column, row, name, action in cleaning.rows:
         report.add(path, name, action, column=column, row=row)
     report.add_more(cleaning.more)
@@ -76,23 +83,22 @@ def scrub(
     return changed_it
 
 
-def _clear(place: str, policy: Policy) -> None:
-    """Overwrite what is left of what was taken out. Where that cannot be done in place, all of it is written anew."""
-    look = Policy(policy.remove, REDACT if policy.credentials == REDACT else OFF).may_concern
-    if not pages.clear(place) or pages.concerns(place, look, None):
-        _run(place, "VACUUM")
-    if quick_check(place) != "ok":
-        raise Unscrubbable("it could not be cleared of what is private without damage")
-
-
-def _raw(place: str, policy: Policy) -> bool:
-    tail = b""
-    with open(place, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
-            if policy.may_concern(tail + chunk):
-                return True
-            tail = chunk[-OVERLAP:]
-    return False
+def _words(place: str) -> bool:
+    """Whether words of what was private and is gone may be in a full-text index. Raise Unscrubbable."""
+    connection = reader(place)
+    try:
+        found = False
+        for index in fulltext.indexes(connection):
+            gone = fulltext.remembers(connection, index)
+            if index.content == "" and (gone or fulltext.knows(connection, index)):
+                told = "its full-text index %s has the word private in it, and no texts to tell what was private"
+                raise Unscrubbable(told % index.name)
+            found = found or gone
+        return found
+    except sqlite3.Error as problem:
+        raise Unscrubbable(REFUSED % problem) from None
+    finally:
+        connection.close()
 
 
 def _connected(place: str) -> sqlite3.Connection:
@@ -102,31 +108,23 @@ def _connected(place: str) -> sqlite3.Connection:
     return connection
 
 
-def _run(place: str, statement: str) -> None:
-    connection = _connected(place)
-    try:
-        connection.execute(statement)
-    except sqlite3.Error as problem:
-        raise Unscrubbable("SQLite could not clear it of what is private: %s" % problem) from None
-    finally:
-        connection.close()
-
-
 class _Cleaning:
     """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
 
-    def __init__(self, place: str, policy: Policy, before: bool) -> None:
+    def __init__(self, place: str, policy: Policy, anew: bool) -> None:
         self._policy = policy
-        self._before = before
+        self._anew = anew
         self._place = place
         self.rows: List[Tuple[str, str, str, str]] = []
         self.more: Dict[str, int] = {}
         self.taken = [0, 0]
+        self._numbers: Dict[Tuple[str, str, bytes], int] = {}
         self._connection = connection = _connected(place)
         try:
             self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
             if policy.takes_out and any(policy.may_concern(os.fsencode(sql)) for _, _, sql in self._schema):
                 raise Unscrubbable("its schema itself holds what is private")
+            self._indexes = fulltext.indexes(connection)
             self._utf8 = connection.execute("PRAGMA encoding").fetchone()[0] == "UTF-8"
             tables = [_table(connection, name) for name in self._tables()]
             connection.text_factory = _Text
@@ -136,7 +134,7 @@ class _Cleaning:
 
     def _tables(self) -> List[str]:
         """Those with values of their own: a full-text index is built anew from what it is about."""
-        indexes = {name + tail for kind, name, sql in self._schema if FULL_TEXT.match(sql) for tail in FULL_TEXT_TABLES}
+        indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES}
         return [
             name
             for kind, name, sql in self._schema
@@ -149,44 +147,41 @@ class _Cleaning:
         connection.execute("BEGIN")
         # A row is found by its key, so keys come last.
         for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
-            statement, values = self._statement(table, hit)
-            if not statement:
+            data, clean = self._cleaned(table, hit)
+            if clean == data:
                 continue
             if not writes:
                 for name, _ in triggers:
                     connection.execute("DROP TRIGGER " + _quoted(name))
             writes += 1
-            connection.execute(statement, values)
+            self._write(table, hit, data, clean)
         if writes:
             for _, sql in triggers:
                 connection.execute(sql)
         connection.execute("COMMIT")
-        if writes or self._before:
+        if writes or self._anew:
             self._rebuild()
 
     def _rebuild(self) -> None:
         """Build the full-text indexes anew: words of what was deleted stay in them for long."""
-        indexes = [(_quoted(name), sql) for _, name, sql in self._schema if FULL_TEXT.match(sql)]
-        if any(CONTENTLESS.search(sql) for _, sql in indexes):
+        if any(index.content == "" for index in self._indexes):
             raise Unscrubbable("its full-text index cannot be built anew")
-        for name, sql in indexes:
-            if EXTERNAL.search(sql):
-                self._connection.execute("INSERT INTO %s(%s) VALUES ('delete-all')" % (name, name))
-        if indexes:
+        for index in self._indexes:
+            if index.content and index.module == "fts5":
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
+        if self._indexes:
             self._connection.close()
             pages.line_up(self._place)
             self._connection = _connected(self._place)
             self._connection.execute("BEGIN")
-        for name, _ in indexes:
-            self._connection.execute("INSERT INTO %s(%s) VALUES ('rebuild')" % (name, name))
-        if indexes:
+            for index in self._indexes:
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('rebuild')".format(_quoted(index.name)))
             self._connection.execute("COMMIT")
 
-    def _statement(self, table: _Table, hit: _Hit) -> Tuple[str, Tuple[Any, ...]]:
-        """What clears one value; nothing, when nothing is to be taken out of it."""
-        name, column = _quoted(table.name), _quoted(hit.column)
-        where = " AND ".join("%s IS ?" % key for key in table.keys)
-        found = self._connection.execute("SELECT %s FROM %s WHERE %s" % (column, name, where), hit.key).fetchone()
+    def _cleaned(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
+        """One value as it is, and as it may leave."""
+        query = "SELECT %s FROM %s WHERE %s" % (_quoted(hit.column), _quoted(table.name), table.where)
+        found = self._connection.execute(query, hit.key).fetchone()
         if found is None:
             raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
         data = found[0]
@@ -201,18 +196,36 @@ class _Cleaning:
         for action, count in text.more.items():
             self.more[action] = self.more.get(action, 0) + count
         self.taken = [self.taken[0] + text.taken[0], self.taken[1] + text.taken[1]]
-        if clean == data:
-            return "", ()
+        return data, clean
+
+    def _write(self, table: _Table, hit: _Hit, data: bytes, clean: bytes) -> None:
+        """Put a value in the place of what it was. Where it may not be the same as another, its first mark gets a number."""
+        name, is_text = _quoted(table.name), isinstance(data, _Text)
         if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which it can do without
-            return "DELETE FROM %s WHERE %s" % (name, where), hit.key
-        is_text = isinstance(data, _Text)
+            self._connection.execute("DELETE FROM %s WHERE %s" % (name, table.where), hit.key)
+            return
         if not is_text and b"\0" in data:
             raise Unscrubbable(
                 "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
             )
         value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
-        new = clean.decode("utf-8") if is_text and not self._utf8 else bytes(clean)
-        return "UPDATE %s SET %s = %s WHERE %s" % (name, column, value, where), (new,) + hit.key
+        # What a schema says of conflicts may be that a row is to go, or to stay as it was.
+        statement = "UPDATE OR ABORT %s SET %s = %s WHERE %s" % (name, _quoted(hit.column), value, table.where)
+        same, new = (table.name, hit.column, clean), clean
+        while True:
+            try:
+                self._connection.execute(
+                    statement, (new.decode() if is_text and not self._utf8 else bytes(new), *hit.key)
+                )
+                return
+            except sqlite3.IntegrityError as problem:
+                number = self._numbers.get(same, 1) + 1
+                if "UNIQUE" not in str(problem) or number > MOST_NUMBERS:
+                    raise
+            self._numbers[same] = number
+            mark = next(at for at, pair in enumerate(zip(data, clean)) if pair[0] != pair[1])
+            end = clean.index(b"]", mark)
+            new = b"%s %d%s" % (clean[:end], number, clean[end:])
 
 
 def _table(connection: sqlite3.Connection, name: str) -> _Table:
@@ -249,7 +262,3 @@ def _hits(connection: sqlite3.Connection, table: _Table, policy: Policy) -> Iter
                     if not width:
                         raise Unscrubbable("%s has no key to clear its rows by" % table.name)
                     yield _Hit(tuple(key.decode() if isinstance(key, _Text) else key for key in row[:width]), column)
-
-
-def _quoted(name: str) -> str:
-    return '"%s"' % name.replace('"', '""')

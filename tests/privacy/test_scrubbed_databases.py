@@ -66,7 +66,7 @@ def made(place: Path, script: str, rows: list[tuple[object, ...]]) -> Path:
 
 def holds(place: Path, text: str = SECRET) -> bool:
     raw = place.read_bytes().lower()
-    return any(text.lower().encode(code) in raw for code in ("utf-8", "utf-16-le"))
+    return any(text.lower().encode(code) in raw for code in ("utf-8", "utf-16-le", "utf-16-be"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,6 +95,28 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     connection.close()
     again = Report()
     assert not scrub(str(place), "x.db", STRICT, None, True, again) and not again.rows
+
+
+@pytest.mark.parametrize("conflict", ["", "ON CONFLICT REPLACE", "ON CONFLICT IGNORE"])
+@pytest.mark.parametrize("form", ["(id, a TEXT UNIQUE %s)", "(id, a TEXT PRIMARY KEY %s) WITHOUT ROWID"])
+def test_marks_differ_where_no_two_values_may_be_the_same(form: str, conflict: str, tmp_path: Path) -> None:
+    secrets = [f"<private>{SECRET} {number}</private> [private]" for number in range(4)]
+    rows = [(9, "[private 3] [private]"), *enumerate(secrets)]
+    place = made(tmp_path / "x.db", f"CREATE TABLE t {form % conflict}", list(rows))
+    report = Report()
+    assert scrub(str(place), "x.db", STRICT, None, True, report)
+    assert not holds(place) and report.counts == {"removed": 4}
+    connection = sqlite3.connect(place)
+    assert sorted(value for (value,) in connection.execute("SELECT a FROM t")) == [
+        "[private 2] [private]",
+        "[private 3] [private]",
+        "[private 4] [private]",
+        "[private 5] [private]",
+        "[private] [private]",
+    ]
+    assert connection.execute("SELECT a FROM t WHERE id = 9").fetchone() == ("[private 3] [private]",)
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
 
 
 def test_triggers_are_there_again_and_did_nothing(tmp_path: Path) -> None:
@@ -143,6 +165,99 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
     assert not holds(place) and not report.rows and place.stat().st_size == size
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_wide_text_is_cleared_and_rows_keep_their_numbers(order: str, tmp_path: Path) -> None:
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.executescript(
+        f"PRAGMA encoding = 'UTF-16{order}'; PRAGMA secure_delete = OFF; CREATE TABLE n (a TEXT);"
+        "CREATE TABLE t (id INTEGER, a TEXT); CREATE VIRTUAL TABLE f USING fts5(a, content='n')"
+    )
+    connection.executemany("INSERT INTO n (rowid, a) VALUES (?, ?)", [(n * 10, f"word{n} ü") for n in range(1, 8)])
+    connection.execute("INSERT INTO f(f) VALUES ('rebuild')")
+    connection.executemany("INSERT INTO t VALUES (?, ?)", [(n, "ü" * n * 50 + TEXT) for n in range(100)])
+    connection.execute("DELETE FROM t")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        assert holds(place)
+        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert not holds(place)
+        assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+        connection = sqlite3.connect(place)
+        assert [row for (row,) in connection.execute("SELECT rowid FROM n")] == [10, 20, 30, 40, 50, 60, 70]
+        assert connection.execute("SELECT rowid, a FROM f WHERE f MATCH 'word3'").fetchall() == [(30, "word3 ü")]
+        connection.execute("UPDATE n SET a = ? WHERE rowid = 70", (f"<private reason='ļ'>{SECRET}</private>",))
+        connection.commit()
+        connection.close()
+
+
+def test_wide_text_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", f"PRAGMA encoding = 'UTF-16be'; {PLAIN}", [(1, "a private ļ <b> word")])
+    assert not concerns(str(place), STRICT.may_concern, None)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_a_database_that_gives_pages_back_stays_whole(size: int, kept: bool, tmp_path: Path) -> None:
+    """It has pages that say where others belong; they look like pages of a tree, and must stay as they are."""
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.executescript(
+        f"PRAGMA page_size = {size}; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA secure_delete = OFF;"
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); CREATE TABLE u (id INTEGER PRIMARY KEY, a TEXT)"
+    )
+    many = 24_000 if size == 4096 else 3000
+    connection.executemany("INSERT INTO u VALUES (?, ?)", [(n, f"keep {n} " * 20) for n in range(many)])
+    connection.executemany("INSERT INTO t VALUES (?, ?)", [(n, TEXT + "z" * 300) for n in range(300)])
+    connection.execute("DELETE FROM t WHERE id >= ?", (kept,))
+    connection.commit()
+    rows = connection.execute("SELECT * FROM u").fetchall()
+    connection.close()
+    assert holds(place)
+    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not holds(place)
+    connection = sqlite3.connect(place)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert connection.execute("SELECT * FROM u").fetchall() == rows
+    assert connection.execute("SELECT a FROM t").fetchall() == [(LEFT + "z" * 300,)] * kept
+    connection.close()
+
+
+def test_pages_that_cannot_be_cleared_keep_the_database_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = made(tmp_path / "x.db", CASES["plain"][0], [(n, TEXT) for n in range(200)])
+    connection = sqlite3.connect(place)
+    connection.executescript("PRAGMA secure_delete = OFF; DELETE FROM t WHERE id > 3; UPDATE t SET a = 'gone'")
+    connection.close()
+    monkeypatch.setattr("sidecar.inside.pages._gaps", lambda *_: iter([(0, 8)]))  # wrong, and it does damage
+    with pytest.raises(Unscrubbable, match="damage"):
+        scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
+def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    for number in range(40):
+        place, size = tmp_path / f"{number}.db", chance.choice([512, 512, 1024, 4096])
+        connection = sqlite3.connect(place, isolation_level=None)
+        connection.executescript(
+            f"PRAGMA page_size = {size}; PRAGMA secure_delete = OFF; PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF;"
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); CREATE INDEX i ON t (a);"
+            f"INSERT INTO t VALUES (0, '{TEXT}')"
+        )
+        for row in range(1, 120):
+            secret = "w " * chance.randint(0, 30) + f"<private>{SECRET * chance.randint(1, 40)}</private>"
+            text = secret if chance.random() < 0.3 else "plain " * chance.randint(1, 80)
+            connection.execute("INSERT OR REPLACE INTO t VALUES (?, ?)", (chance.randint(1, row), text))
+            if chance.random() < 0.3:
+                connection.execute("DELETE FROM t WHERE id = ?", (chance.randint(1, row),))
+        connection.close()
+        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert not holds(place), number
+        connection = sqlite3.connect(place)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("script", "value", "reason"),
     [
@@ -150,7 +265,12 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
         ("CREATE TABLE t (id, a BLOB)", b"\0\1" + TEXT.encode(), "cannot be cleared"),
         ("CREATE TABLE t (id, a TEXT DEFAULT '<private>x</private>')", "x", "schema"),
         ("CREATE TABLE t (id, a TEXT, rowid TEXT, _rowid_ TEXT, oid TEXT)", TEXT, "no key"),
-        (f"CREATE TABLE t (id, a TEXT UNIQUE); INSERT INTO t VALUES (0, '{LEFT}')", TEXT, "UNIQUE"),
+        (
+            "CREATE TABLE t (id, a TEXT); CREATE UNIQUE INDEX i ON t (substr(a, 1, 15));"
+            f"INSERT INTO t VALUES (0, '{LEFT}')",
+            TEXT,
+            "UNIQUE",
+        ),
     ],
 )
 def test_what_cannot_be_taken_out_keeps_the_database_back(
@@ -174,6 +294,27 @@ def test_a_damaged_one_is_kept_back_only_if_it_holds_something(tmp_path: Path) -
                 scrub(str(place), "x.db", STRICT, None, False, Report())
         else:
             assert not scrub(str(place), "x.db", STRICT, None, False, Report())
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
+def test_a_damaged_one_is_kept_back_if_its_pages_cut_a_tag(encoding: str, tmp_path: Path) -> None:
+    """The tag lies across the end of a page, in every way it can: after the first part of a value, and after a later one."""
+    place, most = tmp_path / "x.db", 1000 if encoding == "UTF-8" else 500
+    connection = sqlite3.connect(place, isolation_level=None)
+    connection.executescript(
+        f"PRAGMA encoding = '{encoding}'; PRAGMA page_size = 512; PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF;"
+        f"{PLAIN}; INSERT INTO t VALUES (1, '')"
+    )
+    for tag in ("<private>", "\\u003cPrivate\\u003e", "< private why='x'>"):
+        for before in range(most):
+            text = "y" * before + tag + SECRET + "</private>"
+            connection.execute("UPDATE t SET a = ?", (text.ljust(most * 2, "y"),))
+            with pytest.raises(Unscrubbable, match="damaged"):
+                scrub(str(place), "x.db", STRICT, None, False, Report())
+    for before in range(most):
+        connection.execute("UPDATE t SET a = ?", (("y" * before + "a <b> privation <pre> here").ljust(most * 2, "y"),))
+        assert not scrub(str(place), "x.db", STRICT, None, False, Report()), before
+    connection.close()
 
 
 def test_one_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
@@ -221,6 +362,59 @@ def test_words_of_a_row_that_was_deleted_later_are_not_left(tmp_path: Path) -> N
     assert holds(place, "hunter2")
     assert scrub(str(place), "x.db", STRICT, [], True, Report(), before=True)
     assert not holds(place, "hunter2") and not holds(place, "zqjxkvw")
+
+
+INDEX = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
+CREATE VIRTUAL TABLE f USING %s;
+CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
+CREATE TRIGGER ad AFTER DELETE ON t BEGIN INSERT INTO f(f, rowid, a) VALUES ('delete', old.id, old.a); END"""
+MODULES = [
+    "fts5(a, content='t', content_rowid='id')",
+    "\"fts5\"(a, content='t', content_rowid='id')",
+    "[FTS5] /* one */ (a, content = t, content_rowid=id, tokenize='porter')",
+    "`fts5`(a, content='t', content_rowid='id', tokenize=\"trigram\")",
+    "fts5(a, content='t', content_rowid='id', detail=none)",
+    "fts5(a, content='t', content_rowid='id', detail=column, prefix='2 3')",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("others", [1, 4000])
+def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int, tmp_path: Path) -> None:
+    """Nobody looked in between, and nothing is left of the row itself: the index alone still has its words."""
+    place = made(tmp_path / "x.db", INDEX % module, [(n, f"harmless, prior private {n}") for n in range(others)])
+    clean = place.read_bytes()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report()) and place.read_bytes() == clean
+    connection = sqlite3.connect(place)
+    connection.execute("PRAGMA secure_delete = ON")
+    for number in range(9_000, 9_003):
+        connection.execute("INSERT INTO t VALUES (?, ?)", (number, TEXT))
+        connection.commit()
+        connection.execute("DELETE FROM t WHERE id = ?", (number,))
+        connection.commit()
+    connection.close()
+    assert not holds(place) and holds(place, "qjx")
+    assert scrub(str(place), "x.db", STRICT, _changed(clean, place.read_bytes()), True, Report())
+    assert not holds(place, "qjx")
+    connection = sqlite3.connect(place)
+    assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'harmless'").fetchone() == (others,)
+    connection.execute("INSERT INTO f(f) VALUES ('integrity-check')")
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
+@pytest.mark.parametrize("module", ["fts5(a, content='')", "'fts5'(a, cont=\"\")", 'fts4(content="", a)'])
+def test_an_index_without_texts_stays_behind_if_it_has_the_word(module: str, tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", f"{PLAIN}; CREATE VIRTUAL TABLE f USING {module}", [(1, "harmless")])
+    connection = sqlite3.connect(place)
+    connection.execute("INSERT INTO f(rowid, a) VALUES (1, 'all is public')")
+    connection.commit()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    connection.execute("INSERT INTO f(rowid, a) VALUES (2, ?)", (TEXT,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(Unscrubbable, match="index f has the word"):
+        scrub(str(place), "x.db", STRICT, None, True, Report())
 
 
 def _changed(old: bytes, new: bytes, page: int = 4096) -> list[int]:
