@@ -37,6 +37,8 @@ class Limit(NamedTuple):
     taken: int = 0
     """Weighs already, and is not to be decided on."""
     says: str = "This memory has {have:,} bytes; {name} allows {most:,}."
+    surely: int = 0
+    """Where ``most`` is a guess: so much is known to be too much, and less than that may turn out not to be."""
 
     def of(self, row: Row) -> int:
         return self.weigh(row) if self.layouts is None or row.layout in self.layouts else 0
@@ -142,7 +144,7 @@ class _Plan:
                     if limit.of(row) > limit.most:
                         also = " It is hot, or of one set with what is, and never left out." if limit.trims else ""
                         self._refuse(limit, limit.of(row), also, row.path)
-            elif total > limit.most:
+            elif total > limit.most and total >= limit.surely:
                 self._refuse(limit, total, " All that is left is hot, and never left out." if limit.trims else "")
 
     def _refuse(self, limit: Limit, have: int, also: str, path: str = "") -> None:

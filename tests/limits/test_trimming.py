@@ -169,6 +169,27 @@ async def test_a_pack_is_made_smaller_and_the_rest_comes_with_the_next(home: Pat
     assert (await exported(engine, home)).outcome == "unchanged"
 
 
+@pytest.mark.parametrize("most", [40_000, 100_000])
+async def test_a_pack_is_made_smaller_where_what_goes_first_compresses_best(most: int, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", random.Random(1).randbytes(5000))
+    write(home / "tasks/todo.md", random.Random(2).randbytes(30_000))
+    for number in range(20):
+        log = home / f"memory/2020-01-{number + 1:02}.md"
+        write(log, "\n".join(f"- did thing {number} again and again, step {step}" for step in range(2000)).encode())
+    engine = engine_with(tmp_path, packed_bytes=most, over="trim")
+    receipt = await exported(engine, home)
+    assert receipt.outcome == "committed", receipt.reason
+    kept = {row.path for row in (await show_snapshot(engine.repository, MEMORY, "latest")).entries}
+    assert receipt.dropped and {"project/MEMORY.md", "project/tasks/todo.md"} <= kept
+    other = empty_home(tmp_path / "other")
+    came = await restore(engine, WatchedSandbox(other), RestoreRequest(memory=MEMORY, projects=("~",)))
+    assert came.outcome == "complete" and (other / "tasks/todo.md").stat().st_size == 30_000
+    smaller = await exported(engine_with(tmp_path / "new", packed_bytes=4000, over="trim"), home)
+    assert smaller.reason is not None and smaller.reason.code == "limit-packed"
+    assert "limits.packed_bytes allows 4,000. All that is left is hot" in smaller.reason.message
+
+
 async def test_layouts_that_were_not_asked_for_count_and_are_not_dropped(home: Path, tmp_path: Path) -> None:
     write(home / ".claude-mem/corpora/large.bin", random.Random(1).randbytes(70_000))
     assert (await exported(engine_with(tmp_path), home)).outcome == "committed"
