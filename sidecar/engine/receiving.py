@@ -16,8 +16,7 @@ from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
 from sidecar.inside.index import DIR, FILE, Entry, Index
 from sidecar.inside.layers import apply_index
-from sidecar.inside.rules import Rules
-from sidecar.inside.scrubbing import is_secret
+from sidecar.inside.rules import Rules, is_secret
 from sidecar.snapshots.arrival import check_pack, read_index
 from sidecar.snapshots.claims import LONGEST_NAME, LONGEST_PATH, check_entries, check_path
 from sidecar.snapshots.fold import PackFile

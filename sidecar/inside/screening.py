@@ -7,11 +7,10 @@ from typing import Any, List
 
 from . import reading
 from .cache import Known
-from .scrubbing import OFF, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import OFF, Policy, Report, Text, Watch, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
-SECRET = "secret"
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
 
 
@@ -33,14 +32,6 @@ class Screen:
         table = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
         policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
-
-    def keeps_back(self, found: Found) -> bool:
-        """Whether a file never leaves, whatever a layout says."""
-        if is_secret(found.relative):
-            self._skipped.add(found.path, SECRET)
-            self.took = True
-            return True
-        return False
 
     def file(self, found: Found, known: Known | None) -> reading.Contents | None:
         """A file's contents as they may leave; ``None`` when they may not."""

@@ -122,6 +122,17 @@ async def test_a_limit_of_some_memories_is_not_of_others(home: Path, tmp_path: P
     assert other.outcome == "committed"
 
 
+@pytest.mark.parametrize("mode", ["reject", "trim"])
+async def test_what_is_never_exported_does_not_count(mode: str, home: Path, tmp_path: Path) -> None:
+    write(home / "memory/id_ed25519", b"k" * 500)
+    engine = engine_with(tmp_path, bytes=100_150, files=6, over=mode)
+    receipt = await exported(engine, home)
+    assert (receipt.outcome, receipt.dropped, receipt.bytes) == ("committed", [], 100_150), receipt.reason
+    assert [(row.path, row.reason) for row in receipt.skipped] == [("project/memory/id_ed25519", "secret")]
+    again = await exported(engine, home)
+    assert (again.outcome, len(again.skipped)) == ("unchanged", 1)
+
+
 async def test_a_database_counts_with_what_is_in_its_log(home: Path, tmp_path: Path) -> None:
     (home / ".claude-mem").mkdir()
     connection = sqlite3.connect(home / ".claude-mem/claude-mem.db", isolation_level=None)
