@@ -118,6 +118,7 @@ class Run:
             conversation=self.request.conversation,
             label=self.request.label,
             dropped=list(answer.dropped) if answer else [],
+            dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
             findings=list(answer.findings) if answer else [],

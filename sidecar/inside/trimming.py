@@ -5,13 +5,15 @@ Rebuildable files go first, then cold, then warm ones, the oldest first; hot one
 
 from __future__ import annotations
 
+import json
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
 
 from .refusal import Refusal
 from .tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
 
 ORDER = (REBUILDABLE, COLD, WARM)
-MOST_REPORTED, MOST_REPORTED_TEXT = 5000, 1 << 20
+MOST_REPORTED, MOST_REPORTED_TEXT = 20_000, 4 << 20
+"""Rows, and bytes of them as they are sent."""
 
 
 class Row(NamedTuple):
@@ -160,9 +162,11 @@ def report(dropped: Iterable[Dropped]) -> dict[str, Any]:
     all_rows, text = list(dropped), 0
     rows: list[dict[str, Any]] = []
     for row in all_rows:
-        text += len(row.path) + len(row.reason)
-        if len(rows) < MOST_REPORTED and text < MOST_REPORTED_TEXT:
-            rows.append(row._asdict())
+        told = row._asdict()
+        text += len(json.dumps(told))
+        if len(rows) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
+            break
+        rows.append(told)
     files = [row for row in all_rows if not row.path.endswith("/")]
     return {
         "dropped": rows,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.cli.verbs import export_result
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt
 from sidecar.engine.looking import show_snapshot
@@ -63,6 +64,17 @@ async def test_what_is_dropped_again_is_no_change(home: Path, tmp_path: Path) ->
     assert (again.outcome, dropped(again)) == ("unchanged", dropped(first))
     forget_caches(home)
     assert (await exported(engine, home)).outcome == "unchanged"
+
+
+async def test_all_that_was_dropped_is_listed_of_thousands_of_files(home: Path, tmp_path: Path) -> None:
+    for number in range(6000):
+        (home / f"memory/papers/{number}.md").touch()
+    receipt = await exported(engine_with(tmp_path, files=5, over="trim"), home)
+    assert (receipt.outcome, receipt.dropped_files, receipt.dropped_more) == ("committed", 6001, 0)
+    assert len([row for row in receipt.dropped if not row.path.endswith("/")]) == 6001
+    assert "5,981 more files; --json lists them." in str(export_result(receipt).words)
+    short = replace(receipt, dropped=receipt.dropped[:5000], dropped_more=1001)
+    assert "5,981 more files; --json lists up to 5,000 paths." in str(export_result(short).words)
 
 
 async def test_what_was_dropped_comes_back_when_there_is_room(home: Path, tmp_path: Path) -> None:
