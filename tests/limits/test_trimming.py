@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli.verbs import export_result
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, limiting, restore
 from sidecar.engine.archives import adopt
 from sidecar.engine.looking import show_snapshot
 from sidecar.errors import BadAnswer
@@ -245,6 +245,25 @@ async def test_a_sandbox_without_python_is_trimmed_on_arrival(home: Path, tmp_pa
     assert any("limits were checked only when it had arrived" in warning for warning in receipt.warnings)
     refused = await export(engine_with(tmp_path, bytes=60_000), BareSandbox(home, tools), request)
     assert refused.reason is not None and (refused.outcome, refused.reason.code) == ("rejected", "limit-bytes")
+
+
+async def test_what_is_trimmed_on_arrival_may_be_much_larger_than_the_limit(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        cold(home, f"{number}.md", 10, number)
+    request = ExportRequest(memory=MEMORY, projects=("~",))
+    bare = BareSandbox(home, shell_tools(tmp_path / "tools"))
+    engine = engine_with(tmp_path, files=5, bytes=300, file_bytes=200, over="trim", bytes_over="reject")
+    receipt = await export(engine, bare, request)
+    assert (receipt.outcome, receipt.dropped_files) == ("committed", 41), receipt.reason
+    monkeypatch.setattr(limiting, "Limits", lambda: Limits(files=30))
+    refused = await export(engine, bare, request)
+    assert refused.reason is not None and refused.reason.code == "limit-files"
+    assert refused.reason.message == (
+        "The tarball holds 31 files, folders and links or more; limits.files allows 5."
+        " No more than 30 is taken here to be trimmed to it."
+    )
 
 
 async def test_an_import_is_trimmed_too(home: Path, tmp_path: Path) -> None:
