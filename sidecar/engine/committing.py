@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
-from sidecar.engine.limiting import hot_bytes
+from sidecar.engine.limiting import hot_files
 from sidecar.engine.parts import Engine, together
 from sidecar.engine.privacy import scrubbed_files
 from sidecar.engine.receiving import Arrived
@@ -93,7 +93,9 @@ def manifest_of(
         projects=answer.projects or (grown.base.projects if grown.base else []),
         keyed=_keyed(grown, answer),
         versions=_versions(grown, answer),
-        hot_bytes=hot_bytes(entries, {root.name: root.layout for root in roots}, engine.layouts),
+        hot_bytes=sum(
+            entry.size for entry in hot_files(entries, {root.name: root.layout for root in roots}, engine.layouts)
+        ),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
         scrubbed=scrubbed_files(grown.base or earlier, entries, answer),

@@ -113,15 +113,15 @@ def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
         raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
 
 
-def hot_bytes(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> int:
-    """How much of a memory no size limit may drop."""
+def hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
+    """What of a memory no size limit may drop."""
     hot = compiled(
         f"{root}/{pattern}"
         for root, name in layout_of.items()
         if name in layouts
         for pattern in (*layouts[name].tiers.hot, *layouts[name].required)
     ).match
-    return sum(entry.size for path, entry in entries.items() if entry.type == FILE and hot(path))
+    return [entry for path, entry in entries.items() if entry.type == FILE and hot(path)]
 
 
 def near(limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]) -> list[str]:

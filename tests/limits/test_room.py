@@ -189,6 +189,30 @@ def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path
     assert f"{config}:3: " in checked.document["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "least"),
+    [
+        ("[limits]\nover = 'trim'\nfile_bytes = 19999\n", 3, 20_000),
+        ("[limits]\nfiles = 2\n", 2, 3),
+        ("[limits]\ndepth = 1\n", 2, 2),
+        ("[limits.layouts.three-tier]\nfiles = 9\nbytes = 20000\n", 3, 20_005),
+        ("[limits.memories.'*']\nfile_bytes = 100\n", 2, 20_000),
+    ],
+)
+def test_every_limit_below_the_hot_tier_is_found(text: str, line: int, least: int, home: Path, tmp_path: Path) -> None:
+    store, config = tmp_path / "store", tmp_path / "config.toml"
+    write(home / "memory/MEMORY.md", b"index")
+    assert run_cli("export", MEMORY, "--sandbox", f"local:{home}", "--project", "~", store=store).code == 0
+    config.write_text(text)
+    checked = run_cli("config", "check", "--config", config, store=store)
+    assert (checked.code, checked.error) == (2, "bad-config"), checked.document
+    assert f"{config}:{line}: " in checked.document["error"]["message"]
+    assert f"Set it to {least} or more" in checked.document["error"]["hint"]
+    key, _, low = text.splitlines()[line - 1].partition(" = ")
+    config.write_text(text.replace(f"{key} = {low}", f"{key} = {least}"))
+    assert run_cli("config", "check", "--config", config, store=store).code == 0
+
+
 def test_a_store_that_cannot_be_reached_does_not_make_the_config_wrong(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[limits]\nbytes = 5\n")
