@@ -60,9 +60,10 @@ class Limits:
     packed_bytes_over: str = ""
     """The same for this limit alone."""
     memory_bytes_over: str = ""
-    """The same for this limit alone; "trim" forgets old snapshots where retention is set, else it rejects."""
+    """The same for this limit alone; "trim" forgets the oldest snapshots, never a pinned one, and rejects if that is too
+    little."""
     store_bytes_over: str = ""
-    """The same for this limit alone; "trim" forgets old snapshots where retention is set, else it rejects."""
+    """The same for this limit alone; "trim" forgets the oldest snapshots of the memory, as for ``memory_bytes``."""
     warn_at: float = 0.8
     """A receipt warns from this share of a limit on."""
     layouts: Tables = field(default_factory=dict)

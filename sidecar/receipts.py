@@ -129,8 +129,10 @@ class ExportReceipt(_Receipt):
     label: str = ""
     dropped: list[Drop] = field(default_factory=list)
     """Left out because there was more than a limit allows (``over = "trim"``), in the order it went."""
+    dropped_more: int = 0
+    """How many there were beyond the list."""
     dropped_files: int = 0
-    """How many files that were in all; the list has an end."""
+    """How many files that were in all."""
     dropped_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     """Private passages and credentials in what this export read."""

@@ -13,6 +13,6 @@ from sidecar.errors import BadConfig
 async def check_policy(engine: Engine, args: argparse.Namespace) -> None:
     """Refuse limits that what is in the store has outgrown already. Raise ``BadConfig`` with the line to change."""
     try:
-        await check_hot(engine.repository, engine.limits)
+        await check_hot(engine)
     except BadConfig as problem:
         raise placed(problem, config_file(args.config)) from None

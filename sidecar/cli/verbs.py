@@ -125,7 +125,8 @@ def _dropped(receipt: ExportReceipt) -> list[str]:
         f"Dropped: {row.path} ({size(row.bytes)}, {row.tier}, {row.reason})" for row in receipt.dropped[:MOST_SHOWN]
     ]
     more = receipt.dropped_files - sum(not row.path.endswith("/") for row in receipt.dropped[:MOST_SHOWN])
-    return shown + ([f"Dropped: {plural(more, 'more file')}; --json lists them."] if more > 0 else [])
+    lists = f"lists up to {len(receipt.dropped):,} paths" if receipt.dropped_more else "lists them"
+    return shown + ([f"Dropped: {plural(more, 'more file')}; --json {lists}."] if more > 0 else [])
 
 
 def _found(receipt: ExportReceipt) -> list[str]:

@@ -16,7 +16,7 @@ import zstandard
 
 from sidecar.engine.export import export
 from sidecar.engine.exporting import ExportRequest
-from sidecar.engine.limiting import relaxed
+from sidecar.engine.limiting import Bounds, bounds
 from sidecar.engine.parts import Engine
 from sidecar.engine.privacy import shown
 from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
@@ -24,7 +24,6 @@ from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
-from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.fold import materialise
@@ -107,21 +106,21 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         home = scratch.new()
         home.mkdir()
         engine.progress.step("unpacking")
-        limits = relaxed(engine.limits.of(request.memory))
-        skipped = await asyncio.to_thread(_unpack, engine, archive, home, limits)
+        within = bounds(engine.limits.of(request.memory))
+        skipped = await asyncio.to_thread(_unpack, engine, archive, home, within)
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
         receipt = await export(engine, sandbox, replace(request, adopt=True, origin="import"))
     return replace(receipt, skipped=[*(replace(row, path=shown(row.path)) for row in skipped), *receipt.skipped])
 
 
-def _unpack(engine: Engine, archive: Path, home: Path, limits: Limits) -> list[Skip]:
-    with members(archive, limits) as tar:
+def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> list[Skip]:
+    with members(archive, within) as tar:
         names = [plain_name(member) for member in tar]
     placements = _placements([name for name in names if name], engine.layouts.values())
     if not placements:
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
-    left = unpack(archive, home, lambda name: _placed(name, placements), limits)
+    left = unpack(archive, home, lambda name: _placed(name, placements), within)
     return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
 
 

@@ -11,9 +11,11 @@ from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
+from sidecar.inside.trimming import MOST_REPORTED
 from sidecar.receipts import DatabaseReport, Drop, Finding, Skip
 
-ANSWER_ALLOWANCE = 4 << 20
+ANSWER_ALLOWANCE = 8 << 20
+"""More than all lists of an answer together: the longest is of what was dropped."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 HINTS = {
@@ -98,7 +100,7 @@ class ExportAnswer(Answer):
     pack_sha256: str = ""
     index_sha256: str = ""
     bundle: Bundle | None = None
-    dropped: list[Drop] = field(default_factory=list)
+    dropped: Annotated[list[Drop], msgspec.Meta(max_length=MOST_REPORTED)] = field(default_factory=list)
     dropped_more: Count = 0
     dropped_files: Count = 0
     dropped_bytes: Count = 0

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.guards import judge
-from sidecar.engine.limiting import hot_bytes
+from sidecar.engine.limiting import hot_files
 from sidecar.engine.parts import Engine, together
 from sidecar.engine.privacy import scrubbed_files
 from sidecar.engine.receiving import Arrived
-from sidecar.engine.room import check_room
+from sidecar.engine.room import Fits, check_room
 from sidecar.engine.storing import Measured, measure_packs, store_packs
-from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import Keys
+from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, LimitExceeded, SnapshotDamaged, SnapshotNotFound
+from sidecar.ids import Keys, snapshot_time
 from sidecar.inside.index import Entry, Index
 from sidecar.inside.layers import count_files
 from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
+from sidecar.retention.rules import Snapshot
 from sidecar.retention.settings import SAFE_PART, Retention
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Database, Head, Manifest, Root, tree_digest
@@ -92,7 +93,9 @@ def manifest_of(
         projects=answer.projects or (grown.base.projects if grown.base else []),
         keyed=_keyed(grown, answer),
         versions=_versions(grown, answer),
-        hot_bytes=hot_bytes(entries, {root.name: root.layout for root in roots}, engine.layouts),
+        hot_bytes=sum(
+            entry.size for entry in hot_files(entries, {root.name: root.layout for root in roots}, engine.layouts)
+        ),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
         scrubbed=scrubbed_files(grown.base or earlier, entries, answer),
@@ -165,29 +168,45 @@ async def judged(
     return judge(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow)
 
 
-async def measured(
-    engine: Engine, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
-) -> tuple[Manifest, Measured]:
-    """The manifest as it will be stored, with its packs. Nothing is written yet."""
-    packs = await measure_packs(engine, grown.base, grown.base_indexes, grown.brought.pack, scratch)
-    rejected = f"{reason.code}: {reason.message}" if reason else ""
-    return replace(manifest, packs=packs.packs, rejected=rejected), packs
+async def placed(
+    engine: Engine, manifest: Manifest, grown: Grown, state: HeadState, survey: Survey, scratch: Spool, *, moves: bool
+) -> tuple[Manifest, Measured, Fits]:
+    """The manifest with its packs, as there is room for them in the store. Nothing is written yet.
 
-
-async def fits(
-    engine: Engine, manifest: Manifest, packs: Measured, state: HeadState, survey: Survey, grown: Grown
-) -> dict[str, int]:
-    """Make sure that there is room in the store for this snapshot; return what its limits are used to then.
-
-    Raise ``LimitExceeded``.
+    Where the packs of the head are what leaves no room for one more, and this grew out of it and is to take its place, they
+    are folded: then none of them is needed once the head has moved. Raise ``LimitExceeded``.
     """
+    head = state.snapshot
+    keep = {head, *([grown.base.snapshot] if grown.base else [])} - {""}
+    pack, indexes = grown.brought.pack, grown.base_indexes
+    packs = await measure_packs(engine, grown.base, indexes, pack, scratch)
+    manifest = replace(manifest, packs=packs.packs)
+    try:
+        return manifest, packs, await _fits(engine, manifest, packs, state, survey, keep)
+    except LimitExceeded:
+        if grown.base is None or grown.base.snapshot != head or not moves or pack.index.kind != "delta":
+            raise
+        packs = await measure_packs(engine, grown.base, indexes, pack, scratch, whole=True)
+        manifest = replace(manifest, packs=packs.packs)
+        return manifest, packs, await _fits(engine, manifest, packs, state, survey, set())
+
+
+async def _fits(
+    engine: Engine, manifest: Manifest, packs: Measured, state: HeadState, survey: Survey, keep: set[str]
+) -> Fits:
     store = engine.repository.store
-    head = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
-    copies = 1 if engine.repository.witnesses is None else 2
-    added = packs.room(store) + store.room(len(manifest.encode())) + copies * head
-    added -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
-    keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
-    return await check_room(engine, manifest.memory, added, sum(survey.sizes.values()), keep)
+    growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
+    growth *= 1 if engine.repository.witnesses is None else 2
+    growth -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
+    coming = Snapshot(
+        id=manifest.snapshot,
+        time=snapshot_time(manifest.snapshot),
+        is_head=not keep,
+        bytes=store.room(len(manifest.encode())),
+        packs={**{pack.id: sum(pack.in_store) for pack in packs.packs[:-1]}, packs.packs[-1].id: packs.room(store)},
+    )
+    added = packs.room(store) + coming.bytes + growth
+    return await check_room(engine, manifest.memory, coming, added, growth, sum(survey.sizes.values()), keep)
 
 
 async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> tuple[Manifest, int]:

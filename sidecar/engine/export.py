@@ -12,7 +12,7 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
-from sidecar.engine.committing import Grown, advance, commit, fits, head_of, judged, manifest_of, measured
+from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of, placed
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import Base, ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
@@ -20,7 +20,7 @@ from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.privacy import privacy_of, refusal
 from sidecar.engine.receiving import check, receive
-from sidecar.engine.room import room_left
+from sidecar.engine.room import Fits, room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
@@ -86,34 +86,35 @@ async def _export(run: Run) -> ExportReceipt:
             reason = None
             if not request.force:
                 reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)
+            if reason is not None:
+                manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
             moves = reason is None and await run.continues(answer)
             if moves and run.state.head is not None:
                 manifest = replace(manifest, generation=run.state.head.generation + 1)
-            manifest, added, used = await _commit(run, manifest, grown, reason, scratch)
+            manifest, added, room = await _commit(run, manifest, grown, moves, scratch)
         except LimitExceeded as limit:
             over = Reason(code=limit.code, message=limit.message)
             return run.receipt(ExportOutcome.REJECTED, run.state, answer, reason=over)
-    run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, used)
+    run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, room.used)
     outcome, state = ExportOutcome.REJECTED, run.state
     if reason is None:
         outcome, state = await advance(engine, manifest, run.state, moves=moves)
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)
-    return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state)])
+    return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state, room)])
 
 
 async def _commit(
-    run: Run, manifest: Manifest, grown: Grown, reason: Reason | None, scratch: Spool
-) -> tuple[Manifest, int, dict[str, int]]:
-    """Make it a snapshot, if there is room for it; return it, what it added, and how full the store's limits are.
+    run: Run, manifest: Manifest, grown: Grown, moves: bool, scratch: Spool
+) -> tuple[Manifest, int, Fits]:
+    """Make it a snapshot, if there is room for it; return it, what it added, and how there is room.
 
     From now on it may name a pack that is in the store already, so that one has to stay, whatever
     happens; unless it was folded."""
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
-    manifest, packs = await measured(run.engine, manifest, grown, reason, scratch)
-    used = await fits(run.engine, manifest, packs, run.state, run.survey, grown)
+    manifest, packs, room = await placed(run.engine, manifest, grown, run.state, run.survey, scratch, moves=moves)
     run.unclaimed.discard(key)
     try:
         manifest, added = await commit(run.engine, manifest, packs, grown)
@@ -122,7 +123,7 @@ async def _commit(
         raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
         run.unclaimed.add(key)
-    return manifest, added, used
+    return manifest, added, room
 
 
 class BaseDamaged(SnapshotDamaged):

@@ -119,6 +119,7 @@ class Run:
             conversation=self.request.conversation,
             label=self.request.label,
             dropped=[replace(row, path=shown(row.path)) for row in answer.dropped] if answer else [],
+            dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
             findings=[replace(row, path=shown(row.path)) for row in answer.findings] if answer else [],

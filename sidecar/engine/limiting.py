@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer
@@ -12,13 +12,29 @@ from sidecar.errors import BadAnswer, LimitExceeded
 from sidecar.inside.index import FILE, Entry
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
-from sidecar.limits import CODES, OF_FILES, OF_MEMORIES, Limits
+from sidecar.limits import CODES, OF_FILES, Limits
 from sidecar.snapshots.manifest import Manifest
 
 Entries = Mapping[str, Entry]
 
 RELAXED = 4
-"""A tarball that is still to be trimmed here may be so many times larger than what is left of it."""
+"""A tarball that is still to be trimmed here may be so many times larger than what is left of it, and as large as any
+memory may be where nothing is set: it is spooled to disk, and the bound is there for a tarball made to fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may arrive to be unpacked here: more than the limits allow, where it is trimmed after that."""
+
+    limits: Limits
+    most: Limits
+
+    def check(self, key: str, have: int, what: str) -> None:
+        """Raise ``LimitExceeded``, naming the limit and, where it is another, the bound."""
+        most, own = getattr(self.most, key), getattr(self.limits, key)
+        if have > most:
+            trimmed = f" No more than {most:,} is taken here to be trimmed to it." if most > own else ""
+            raise LimitExceeded(f"{what}; limits.{key} allows {own:,}.{trimmed}", code=CODES[key])
 
 
 def narrowed(engine: Engine, memory: str) -> Engine:
@@ -48,11 +64,19 @@ def loosest(limits: Limits) -> Limits:
     return replace(limits, file_bytes=max(part.file_bytes for part in parts), depth=max(part.depth for part in parts))
 
 
-def relaxed(limits: Limits) -> Limits:
-    """Limits for a tarball that is unpacked here before the in-sandbox program trims it."""
-    loose = loosest(limits)
-    trims = set(limits.trimming()) | {key for name in limits.layouts for key in limits.of_layout(name).trimming()}
-    return replace(loose, **{key: getattr(loose, key) * RELAXED for key in OF_MEMORIES if key in trims})
+def bounds(limits: Limits) -> Bounds:
+    """Of a tarball that is unpacked here before the in-sandbox program holds it to the limits."""
+    most, default = loosest(limits), Limits()
+    if _trims(limits):
+        most = replace(
+            most,
+            **{key: max(getattr(most, key) * RELAXED, getattr(default, key)) for key in (*OF_FILES, "packed_bytes")},
+        )
+    return Bounds(loosest(limits), most)
+
+
+def _trims(limits: Limits) -> bool:
+    return bool(limits.trimming()) or any(limits.of_layout(name).trimming() for name in limits.layouts)
 
 
 def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits) -> None:
@@ -85,20 +109,19 @@ def _exceeded(key: str, layout: str, what: str, limits: Limits) -> LimitExceeded
 
 def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
     """What a sandbox says it left out is its own word; but it may leave out nothing where nothing is to be trimmed."""
-    trims = bool(limits.trimming()) or any(limits.of_layout(name).trimming() for name in limits.layouts)
-    if not trims and (answer.dropped or answer.dropped_files or answer.dropped_more):
+    if not _trims(limits) and (answer.dropped or answer.dropped_files or answer.dropped_more):
         raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
 
 
-def hot_bytes(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> int:
-    """How much of a memory no size limit may drop."""
+def hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
+    """What of a memory no size limit may drop."""
     hot = compiled(
         f"{root}/{pattern}"
         for root, name in layout_of.items()
         if name in layouts
         for pattern in (*layouts[name].tiers.hot, *layouts[name].required)
     ).match
-    return sum(entry.size for path, entry in entries.items() if entry.type == FILE and hot(path))
+    return [entry for path, entry in entries.items() if entry.type == FILE and hot(path)]
 
 
 def near(limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]) -> list[str]:

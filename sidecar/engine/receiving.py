@@ -11,13 +11,12 @@ from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
 from sidecar.engine.direct import RELAYED, NotDirect, bring
-from sidecar.engine.limiting import check_dropped, check_layouts, loosest
+from sidecar.engine.limiting import Bounds, check_dropped, check_layouts, loosest
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, SizeMismatch, UnsafePath
+from sidecar.errors import BadAnswer, DigestMismatch, SizeMismatch, UnsafePath
 from sidecar.inside.index import DIR, FILE, Entry, Index
 from sidecar.inside.layers import apply_index
-from sidecar.inside.rules import Rules
-from sidecar.inside.scrubbing import is_secret
+from sidecar.inside.rules import Rules, is_secret
 from sidecar.snapshots.arrival import check_pack, read_index
 from sidecar.snapshots.claims import LONGEST_NAME, LONGEST_PATH, check_entries, check_path
 from sidecar.snapshots.fold import PackFile
@@ -50,7 +49,7 @@ async def receive(
     claim = answer.bundle
     if claim is None or not 0 < answer.pack_bytes < claim.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
-    _check_claim(engine, claim)
+    _check_claim(claim, Bounds(engine.limits, engine.limits))
     if engine.direct and not claim.inline:
         try:
             bundle, name = await bring(engine, sandbox, answer, question, spool, unclaimed)
@@ -62,13 +61,18 @@ async def receive(
 
 
 async def arrive(
-    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, spool: Spool, inline: bytes | None = None
+    engine: Engine,
+    sandbox: CountedSandbox,
+    answer: ExportAnswer,
+    spool: Spool,
+    inline: bytes | None = None,
+    within: Bounds | None = None,
 ) -> Spooled:
     """Bring what the answer says is there, and compare. Raise ``SizeMismatch``, ``DigestMismatch`` or ``LimitExceeded``."""
     claim = answer.bundle
     if claim is None:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
-    _check_claim(engine, claim)
+    _check_claim(claim, within or Bounds(engine.limits, engine.limits))
     if claim.inline and inline is not None:
         return _compared(await spool.take(_once(inline), most=claim.bytes), claim)
     engine.progress.step("fetching", claim.bytes)
@@ -76,14 +80,10 @@ async def arrive(
         return _compared(await spool.take(chunks, most=claim.bytes), claim)
 
 
-def _check_claim(engine: Engine, claim: Bundle) -> None:
+def _check_claim(claim: Bundle, within: Bounds) -> None:
     if not claim.inline and (not _SCRATCH_FILE.search(claim.path) or "/../" in claim.path):
         raise UnsafePath(f"The sandbox offers {claim.path[:200]!r}, which is not in the program's own folder.")
-    if claim.bytes > engine.limits.packed_bytes:
-        raise LimitExceeded(
-            f"Its pack has {claim.bytes:,} bytes; limits.packed_bytes allows {engine.limits.packed_bytes:,}.",
-            code="limit-packed",
-        )
+    within.check("packed_bytes", claim.bytes, f"Its pack has {claim.bytes:,} bytes")
 
 
 def _compared(bundle: Spooled, claim: Bundle) -> Spooled:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.errors import LimitExceeded
 from sidecar.ids import ROOT
 from sidecar.limits import CODES
 from sidecar.ports import Store
-from sidecar.retention.forgetting import make_room
+from sidecar.retention.forgetting import Room, find_room
+from sidecar.retention.rules import Snapshot
 
 if TYPE_CHECKING:
     from sidecar.engine.parts import Engine
 
 STALE_SECONDS = 300.0
+FORGOTTEN = "To make room in the store for this one, {count:,} of the oldest snapshots of {memory} {were} forgotten."
 
 
 class StoreUse:
@@ -39,6 +42,23 @@ class StoreUse:
         self._bytes += count
 
 
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """There is room: how much of each limit is used then, and what goes for it."""
+
+    used: Mapping[str, int]
+    room: Room | None = None
+
+    async def make(self, engine: Engine) -> list[str]:
+        """Let go what has to, now that its place is taken. Return what there is to say of it."""
+        gone = await self.room.make(engine.repository) if self.room is not None and self.room.going else 0
+        if not gone or self.room is None:
+            return []
+        if engine.forgot is not None:
+            engine.forgot(self.room.memory, gone)
+        return [FORGOTTEN.format(count=gone, memory=self.room.memory, were="was" if gone == 1 else "were")]
+
+
 def room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
     """How much a memory may still get, by a listing of it; ``None`` when there is no limit, or more room can be made."""
     limits = engine.limits
@@ -47,39 +67,50 @@ def room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
     return max(0, limits.memory_bytes - sum(sizes.values()))
 
 
-async def check_room(engine: Engine, memory: str, added: int, held: int, keep: Collection[str]) -> dict[str, int]:
-    """Make sure that ``added`` bytes may come to the ``held`` ones of a memory; return what each limit is used to then.
+async def check_room(
+    engine: Engine, memory: str, coming: Snapshot, added: int, growth: int, held: int, keep: Collection[str]
+) -> Fits:
+    """Make sure that ``coming`` may add so many bytes, of which its head takes the ``growth``, to the ``held`` ones.
 
-    Where a limit says "trim", old snapshots are forgotten first, but for those to ``keep``; what they alone needed no longer
-    counts, though it goes only after the grace period. Raise ``LimitExceeded``.
+    Where a limit says "trim", it is planned which old snapshots go for it, but for those to ``keep``; what they alone
+    needed no longer counts, though it goes only after the grace period. Nothing has gone yet. Raise ``LimitExceeded``
+    when that would not be enough.
     """
-    limits, used, listed = engine.limits, {}, held
+    limits, used = engine.limits, {}
     if limits.memory_bytes:
-        if held + added > limits.memory_bytes and limits.trims("memory_bytes"):
-            held = await _trimmed(engine, memory, limits.memory_bytes - added, keep)
         used["memory_bytes"] = held + added
-        if held + added > limits.memory_bytes:
-            raise _full(engine, "memory_bytes", f"{memory} would have {held + added:,} bytes in the store")
     if limits.store_bytes:
         store = engine.repository.store
-        total = await engine.use.bytes(store) + added
-        if total > limits.store_bytes:
-            total = await engine.use.bytes(store, fresh=True) + added
-        if total > limits.store_bytes and limits.trims("store_bytes"):
-            total += await _trimmed(engine, memory, listed - (total - limits.store_bytes), keep) - listed
-        used["store_bytes"] = total
-        if total > limits.store_bytes:
-            raise _full(engine, "store_bytes", f"The store would hold {total:,} bytes")
-    return used
+        used["store_bytes"] = await engine.use.bytes(store) + added
+        if used["store_bytes"] > limits.store_bytes:
+            used["store_bytes"] = await engine.use.bytes(store, fresh=True) + added
+    over = _over(engine, used)
+    if not over:
+        return Fits(used)
+    room = None
+    if all(map(limits.trims, over)):
+        labelled = engine.retention.policy_for(memory).labelled
+        most = held + added - growth - max(over.values())
+        room = await find_room(engine.repository, memory, coming, most, keep, labelled)
+        used = {key: have - (held + added) + room.bytes + growth for key, have in used.items()}
+        over = _over(engine, used)
+    if over:
+        raise _full(engine, memory, used, next(iter(over)))
+    return Fits(used, room)
 
 
-async def _trimmed(engine: Engine, memory: str, most: int, keep: Collection[str]) -> int:
-    labelled = engine.retention.policy_for(memory).labelled
-    return await make_room(engine.repository, memory, most, keep, labelled)
+def _over(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
+    """By how much more is used than each limit allows."""
+    most = {key: getattr(engine.limits, key) for key in used}
+    return {key: have - most[key] for key, have in used.items() if have > most[key]}
 
 
-def _full(engine: Engine, key: str, what: str) -> LimitExceeded:
+def _full(engine: Engine, memory: str, used: Mapping[str, int], key: str) -> LimitExceeded:
+    which = (
+        f"{memory} would have {{:,}} bytes in the store" if key == "memory_bytes" else "The store would hold {:,} bytes"
+    )
     also = "Nothing was added; forget snapshots of it, or raise the limit."
     if engine.limits.trims(key):
-        also = "Nothing was added; there are no snapshots that may be forgotten for it."
-    return LimitExceeded(f"{what}; limits.{key} allows {getattr(engine.limits, key):,}. {also}", code=CODES[key])
+        also = "Nothing was added, and nothing forgotten: without the snapshots that may be forgotten it is still too much."
+    most = getattr(engine.limits, key)
+    return LimitExceeded(f"{which.format(used[key])}; limits.{key} allows {most:,}. {also}", code=CODES[key])

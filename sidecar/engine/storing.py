@@ -34,13 +34,16 @@ class Measured:
 
 
 async def measure_packs(
-    engine: Engine, base: Manifest | None, indexes: list[Index], new: PackFile, spool: Spool
+    engine: Engine, base: Manifest | None, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool = False
 ) -> Measured:
-    """What storing ``new`` on top of the packs of ``base``, which have these indexes, comes to. Nothing is written yet."""
+    """What storing ``new`` on top of the packs of ``base``, which have these indexes, comes to. Nothing is written yet.
+
+    ``whole``: as one full pack, that needs none of those.
+    """
     below = base.packs if base is not None and new.index.kind == "delta" else []
-    if base is not None and len(below) >= MOST_PACKS:
+    if base is not None and below and (whole or len(below) >= MOST_PACKS):
         engine.progress.step("folding packs")
-        below, new = await _folded(engine, base, indexes, new, spool)
+        below, new = await _folded(engine, base, indexes, new, spool, whole=whole)
     text = io.BytesIO()
     await asyncio.to_thread(index.write, text, new.index)
     data = text.getvalue()
@@ -58,12 +61,12 @@ async def measure_packs(
 
 
 async def _folded(
-    engine: Engine, base: Manifest, indexes: list[Index], new: PackFile, spool: Spool
+    engine: Engine, base: Manifest, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool
 ) -> tuple[list[Pack], PackFile]:
     """Fold ``new`` with some or all packs of its base; return the packs that stay below, and the fold."""
     store = engine.repository.store
     sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
-    start = 0 if outweigh(base.packs[0].bytes, sum(sizes)) else 1 + first_to_fold(sizes)
+    start = 0 if whole or outweigh(base.packs[0].bytes, sum(sizes)) else 1 + first_to_fold(sizes)
     files = await fetch_packs(store, base.memory, base.packs[start:], spool)
     fetched = zip(files, base.packs[start:], indexes[start:], strict=True)
     packs = [*(PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in fetched), new]

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from sidecar.engine.parts import Engine
+from sidecar.engine.room import Fits
 from sidecar.errors import SidecarError
 from sidecar.repository import HeadState
 from sidecar.retention.forgetting import forget_lightly
 from sidecar.snapshots.collect import collect
 
 COLLECT_EVERY = 20
+OVER = (
+    "This memory needs {over:,} bytes more in the store than retention.memory_bytes allows ({most:,}): its head alone, and"
+    " what is pinned or labelled to stay, are too much."
+)
 
 
-async def tidy_store(engine: Engine, memory: str, state: HeadState) -> list[str]:
-    """Let go what the rules no longer keep; every twentieth generation, collect. The sandbox is not asked for anything.
+async def tidy_store(engine: Engine, memory: str, state: HeadState, room: Fits) -> list[str]:
+    """Let go what there was no room for, and what the rules no longer keep; every twentieth generation, collect.
 
-    What is stored is stored: trouble here is only a warning.
+    The sandbox is not asked for anything. What is stored is stored: trouble here is only a warning.
     """
-    retention = engine.retention
+    retention, warnings = engine.retention, []
     policy = retention.policy_for(memory)
     try:
+        warnings += await room.make(engine)
         if policy.rules or policy.most_bytes:
-            forgotten = await forget_lightly(engine.repository, memory, policy)
+            forgotten, over = await forget_lightly(engine.repository, memory, policy)
             if forgotten and engine.forgot is not None:
                 engine.forgot(memory, forgotten)
+            warnings += [OVER.format(over=over, most=policy.most_bytes)] if over else []
         if state.head is not None and state.head.generation % COLLECT_EVERY == 0:
             await collect(engine.repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
     except SidecarError as problem:
-        return [f"Old snapshots or left-overs could not be removed: {problem.message}"]
-    return []
+        warnings.append(f"Old snapshots or left-overs could not be removed: {problem.message}")
+    return warnings

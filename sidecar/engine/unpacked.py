@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from sidecar.errors import LimitExceeded, SidecarError, UnsafeLink, UnsafeMember, UnsafePath
+from sidecar.engine.limiting import Bounds
+from sidecar.errors import SidecarError, UnsafeLink, UnsafeMember, UnsafePath
 from sidecar.inside.compression import opened
 from sidecar.inside.index import DIR, LINK, Entry
 from sidecar.inside.packing import CHUNK
-from sidecar.limits import Limits
 from sidecar.snapshots.arrival import HEADER_ALLOWANCE, UNREADABLE, bounded, open_tar
 from sidecar.snapshots.claims import FARTHEST_TIME, check_path
 
@@ -39,9 +39,9 @@ def entry_member(entry: Entry, name: str) -> tarfile.TarInfo:
 
 
 @contextlib.contextmanager
-def members(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
+def members(archive: Path, bounds: Bounds) -> Iterator[tarfile.TarFile]:
     """A tarball's members, whatever its codec. Raise ``NotAnArchive`` when it is not a whole one."""
-    most = limits.bytes + HEADER_ALLOWANCE * (limits.files + 8)
+    most = bounds.most.bytes + HEADER_ALLOWANCE * (bounds.most.files + 8)
     try:
         with archive.open("rb") as file, contextlib.ExitStack() as stack:
             magic = file.read(4)
@@ -64,16 +64,16 @@ def plain_name(member: tarfile.TarInfo) -> str:
     return name
 
 
-def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits: Limits) -> list[str]:
+def unpack(archive: Path, home: Path, place: Callable[[str], str | None], bounds: Bounds) -> list[str]:
     """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the names left out.
 
-    Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the limits.
+    Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the bounds.
     """
     links: list[tuple[str, str]] = []
     folders: list[tuple[Path, int]] = []
     left: list[str] = []
     total = files = 0
-    with members(archive, limits) as tar:
+    with members(archive, bounds) as tar:
         for member in tar:
             name = plain_name(member)
             relative = place(name) if name else None
@@ -81,7 +81,9 @@ def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits
                 left += [name] if name and not member.isdir() else []
                 continue
             files, total = files + 1, total + member.size
-            _check_limits(files, total, member.size, limits)
+            bounds.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
+            bounds.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
+            bounds.check("bytes", total, f"The tarball holds {total:,} bytes or more")
             target = home / relative
             if member.issym():
                 links.append((relative, member.linkname))
@@ -105,7 +107,7 @@ def unpack(archive: Path, home: Path, place: Callable[[str], str | None], limits
     return left
 
 
-def unpack_members(archive: Path, home: Path, places: Mapping[str, str], limits: Limits) -> None:
+def unpack_members(archive: Path, home: Path, places: Mapping[str, str], bounds: Bounds) -> None:
     """Unpack a tarball whose first folders are names of roots, each to its own place."""
     home.mkdir()
     for folder in places.values():
@@ -115,16 +117,7 @@ def unpack_members(archive: Path, home: Path, places: Mapping[str, str], limits:
         root, _, rest = name.partition("/")
         return f"{places[root]}/{rest}" if root in places and rest else None
 
-    unpack(archive, home, place, limits)
-
-
-def _check_limits(files: int, total: int, size: int, limits: Limits) -> None:
-    if files > limits.files:
-        raise LimitExceeded(f"The tarball holds more than {limits.files} files.", code="limit-files")
-    if size > limits.file_bytes:
-        raise LimitExceeded(f"A file in it has {size} bytes; {limits.file_bytes} are allowed.", code="limit-file-bytes")
-    if total > limits.bytes:
-        raise LimitExceeded(f"The tarball holds more than {limits.bytes} bytes.", code="limit-bytes")
+    unpack(archive, home, place, bounds)
 
 
 def _write(target: Path, contents: IO[bytes], member: tarfile.TarInfo) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
-from sidecar.engine.limiting import relaxed
+from sidecar.engine.limiting import bounds
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
 from sidecar.engine.unpacked import entry_member, unpack_members
@@ -60,13 +60,13 @@ async def read_tarball(
 
     There is no bundle when that refuses to: the answer says why.
     """
-    limits = relaxed(engine.limits)
-    tarball = await arrive(replace(engine, limits=limits), sandbox, answer, scratch)
+    within = bounds(engine.limits)
+    tarball = await arrive(engine, sandbox, answer, scratch, within=within)
     await tidy(engine, sandbox, question["memory"], question["snapshot"])
     home = scratch.new()
     numbers = _numbers(engine, answer, named=question["projects"] is not None)
     places = {root.name: _place_here(engine, root, numbers.get(root.name, 0)) for root in answer.roots}
-    await asyncio.to_thread(unpack_members, tarball.path, home, places, limits)
+    await asyncio.to_thread(unpack_members, tarball.path, home, places, within)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:

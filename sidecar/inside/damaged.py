@@ -15,8 +15,8 @@ WORD = b"private"
 EDGE = 512
 """Pages of any size begin at a multiple of it."""
 NUMBER = 4
-_OPEN = re.compile(rb"(?i)(?:<|003c)\s{0,4}(p(?:r(?:i(?:v(?:a(?:t(?:e(?![a-z]))?)?)?)?)?)?)")
-_WHOLE = re.compile(rb"(?i)(?:0{0,2}3?c)?\s{0,4}private[\s>\\]")
+_OPEN = re.compile(rb"(?i)(?:<|003c)\s{0,64}(p(?:r(?:i(?:v(?:a(?:t(?:e(?![a-z]))?)?)?)?)?)?)")
+_WHOLE = re.compile(rb"(?i)(?:0{0,2}3?c)?\s{0,64}private[\s>\\]")
 _REST = re.compile(rb"(?i)(r?i?v?a?t?e)[\s>\\]")
 
 
@@ -39,7 +39,7 @@ def may_hold(place: str, policy: Policy) -> bool:
             for found in (*_OPEN.finditer(data), *_OPEN.finditer(narrow)):
                 begins.update(range(1, len(found.group(1)) + 1))
             for edge in range(len(data) - len(chunk), len(data), EDGE):
-                start = data[edge + NUMBER : edge + NUMBER + 32].replace(b"\0", b"")
+                start = data[edge + NUMBER : edge + NUMBER + 128].replace(b"\0", b"")
                 rest = _REST.match(start)
                 if rest is not None and WORD.endswith(rest.group(1).lower()):
                     ends.add(len(WORD) - len(rest.group(1)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import cache, index, keys
 from .fitting import Fit
 from .roots import Root, absent, find_roots, keyed_here, projects_here
+from .rules import is_secret
 from .scratch import Scratch
 from .steady import Steady
 from .taking import Taking
@@ -71,14 +72,9 @@ class Export:
         if screened is not None and screened.report.refused:
             self.taking.bundle.abandon()
             return self._answer("refused")
-        if (
-            self.base is not None
-            and not self.looked_at
-            and screened is not None
-            and screened.took
-            and not self.stays[1]
-        ):
-            raise Anew
+        if self.base is not None and not self.looked_at and not self.stays[1]:
+            if (screened is not None and screened.took) or any(map(is_secret, gone)):
+                raise Anew
         if self.base is not None and not self.taking.changes and not gone:
             if self.taking.refreshed:
                 self._remember(self.base.snapshot)

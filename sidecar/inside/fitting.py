@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 ROUNDS = 8
 MOST_FOUND = 2_000_000
 TIGHTER = 0.97
-"""Of what a pack may weigh, aimed at this share: what is dropped may have compressed better than the rest."""
+"""Of what a pack may weigh, aimed at this share: what is dropped may have compressed better than the rest. Each round aims
+lower, the last but one at nothing but what is hot, so that the last can say whether that is too much."""
 
 
 class Over(Exception):
@@ -39,7 +40,8 @@ class Fit:
         self.taken = (0, 0)
         """Bytes and entries of layouts that were not asked for, and stay as they are."""
         self.carried: Dict[str, int] = {}
-        self.may_carry = 0
+        """What each file weighed in the last pack it was in."""
+        self.carried_last = self.may_carry = 0
         self.packed = 0
         self.rounds = 0
 
@@ -104,12 +106,15 @@ class Fit:
                 % (format(size, ","), format(room, ",")),
             )
         if size > self.whole["packed_bytes"]:
-            self.packed, self.carried = size, carried
-            self.may_carry = int(sum(carried.values()) * self.whole["packed_bytes"] / size * TIGHTER)
+            self.carried.update(carried)
+            self.packed, self.carried_last = size, sum(carried.values())
+            share = TIGHTER * max(0, 1 - self.rounds / (ROUNDS - 2))
+            self.may_carry = int(self.carried_last * self.whole["packed_bytes"] / size * share)
             raise Over
 
     def again(self) -> None:
         """Begin another round. Raise Refusal when there were too many: what is read does not hold still."""
         self.rounds += 1
         if self.rounds >= ROUNDS:
-            raise Refusal("limit-bytes", "This memory grows over its limits faster than it can be read.", True)
+            code, over = ("limit-packed", "limits.packed_bytes") if self.packed else ("limit-bytes", "its limits")
+            raise Refusal(code, "This memory grows over %s faster than it can be read." % over, True)

@@ -83,6 +83,7 @@ def _limits(fit: Fit, layouts: Iterable[str]) -> list[Limit]:
                 "packed_bytes" in whole["trim"],
                 lambda row: carried.get(row.path, 0),
                 says=says_packed % (format(fit.packed, ","), format(whole["packed_bytes"], ",")),
+                surely=fit.carried_last,
             )
         )
     return limits

@@ -11,6 +11,19 @@ import re
 from functools import cached_property
 from typing import Any, Callable, Iterable, Pattern
 
+# Known by their names alone, wherever they are and whatever a layout says.
+SECRET_NAMES = frozenset(
+    (".env .netrc _netrc .pgpass .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
+     " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
+)  # fmt: skip
+SECRET_ENDS = (".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
+
+
+def is_secret(path: str) -> bool:
+    """Whether a file is known to hold secrets by its name."""
+    name = path.rpartition("/")[2].lower()
+    return name in SECRET_NAMES or name.startswith(".env.") or name.endswith(SECRET_ENDS)
+
 
 def alternatives(pattern: str) -> list[str]:
     """A pattern's braces written out: "a{b,c}" -> ["ab", "ac"]."""

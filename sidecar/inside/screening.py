@@ -7,11 +7,10 @@ from typing import Any, Dict, List, Set
 
 from . import credentials, reading
 from .cache import Known
-from .scrubbing import ACTIONS, OFF, REDACT, Policy, Report, Text, Watch, is_secret, scrub_file, scrubbed
+from .scrubbing import ACTIONS, OFF, REDACT, Policy, Report, Text, Watch, scrub_file, scrubbed
 from .scrubbing import TEXT_ENDS as TEXTS
 from .walk import Found, Skipped
 
-SECRET = "secret"
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
 NAMED = "a credential is in its name, and no name can be redacted"
 LINKED = "a credential is in what it links to, and no link can be redacted"
@@ -40,14 +39,6 @@ class Screen:
         table = self._table(found)
         policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
-
-    def keeps_back(self, found: Found) -> bool:
-        """Whether a file never leaves, whatever a layout says."""
-        if is_secret(found.relative):
-            self._skipped.add(found.path, SECRET)
-            self.took = True
-            return True
-        return False
 
     def name(self, found: Found) -> bool:
         """Whether something of this name may leave. A folder is told of once, whatever is in it."""

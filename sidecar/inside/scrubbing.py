@@ -22,19 +22,7 @@ MOST_PATHS = 1000
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
 PRIVATE, UNCLOSED = "private", "private-unclosed"
 ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
-# Known by their names alone, wherever they are.
-SECRET_NAMES = frozenset(
-    (".env .netrc _netrc .pgpass .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
-     " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
-)  # fmt: skip
-SECRET_ENDS = (".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
 TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
-
-
-def is_secret(relative: str) -> bool:
-    """Whether a file is known to hold secrets by its name."""
-    name = relative.rpartition("/")[2].lower()
-    return name in SECRET_NAMES or name.startswith(".env.") or name.endswith(SECRET_ENDS)
 
 
 class Policy(NamedTuple):

@@ -86,8 +86,6 @@ class Taking:
                 self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
                 self._say_free(found, found.place)
             return
-        if self.screen.keeps_back(found):
-            return
         if found.root.rules.careful(found.relative):
             self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
         drop = found.root.rules.filters.get(found.relative)

@@ -5,13 +5,15 @@ Rebuildable files go first, then cold, then warm ones, the oldest first; hot one
 
 from __future__ import annotations
 
+import json
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
 
 from .refusal import Refusal
 from .tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
 
 ORDER = (REBUILDABLE, COLD, WARM)
-MOST_REPORTED, MOST_REPORTED_TEXT = 5000, 1 << 20
+MOST_REPORTED, MOST_REPORTED_TEXT = 20_000, 4 << 20
+"""Rows, and bytes of them as they are sent."""
 
 
 class Row(NamedTuple):
@@ -37,6 +39,8 @@ class Limit(NamedTuple):
     taken: int = 0
     """Weighs already, and is not to be decided on."""
     says: str = "This memory has {have:,} bytes; {name} allows {most:,}."
+    surely: int = 0
+    """Where ``most`` is a guess: so much is known to be too much, and less than that may turn out not to be."""
 
     def of(self, row: Row) -> int:
         return self.weigh(row) if self.layouts is None or row.layout in self.layouts else 0
@@ -142,7 +146,7 @@ class _Plan:
                     if limit.of(row) > limit.most:
                         also = " It is hot, or of one set with what is, and never left out." if limit.trims else ""
                         self._refuse(limit, limit.of(row), also, row.path)
-            elif total > limit.most:
+            elif total > limit.most and total >= limit.surely:
                 self._refuse(limit, total, " All that is left is hot, and never left out." if limit.trims else "")
 
     def _refuse(self, limit: Limit, have: int, also: str, path: str = "") -> None:
@@ -158,9 +162,11 @@ def report(dropped: Iterable[Dropped]) -> dict[str, Any]:
     all_rows, text = list(dropped), 0
     rows: list[dict[str, Any]] = []
     for row in all_rows:
-        text += len(row.path) + len(row.reason)
-        if len(rows) < MOST_REPORTED and text < MOST_REPORTED_TEXT:
-            rows.append(row._asdict())
+        told = row._asdict()
+        text += len(json.dumps(told))
+        if len(rows) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
+            break
+        rows.append(told)
     files = [row for row in all_rows if not row.path.endswith("/")]
     return {
         "dropped": rows,

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 from .refusal import Refusal
 from .roots import Root
+from .rules import is_secret
 
 if TYPE_CHECKING:
     from .steady import Steady
 
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
+SECRET = "secret"
 ENDLESS = 1 << 62
 SLACK = 10_000
 """Links that lead out are found but do not count: only what is far beyond a limit ends the walk."""
@@ -106,7 +108,9 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            if stat.S_ISREG(status.st_mode) and is_secret(entry.name):
+                skipped.add(root.path(relative), SECRET)
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 path = root.path(relative) if called is None else called + entry.name
                 found.append(Found(path, entry.path, relative, status, root))
             else:
@@ -126,7 +130,7 @@ def _leave_out(root: Root, relative: str, entry: os.DirEntry[str], skipped: Skip
     if root.rules.never(relative):
         _say(root, skipped, relative, entry, "never exported")
     else:
-        skipped.add(root.path(relative), "secret")
+        skipped.add(root.path(relative), SECRET)
 
 
 def _say(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry[str], reason: str) -> None:

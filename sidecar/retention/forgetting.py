@@ -92,11 +92,14 @@ async def forget_all(
     return done, over
 
 
-async def forget_lightly(repository: Repository, memory: str, policy: Policy) -> int:
-    """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing. Return how many went."""
+async def forget_lightly(repository: Repository, memory: str, policy: Policy) -> tuple[int, int]:
+    """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing.
+
+    Return how many went, and by how many bytes what stays is over the policy's limit.
+    """
     state, survey = await repository.head(memory), await repository.survey(memory)
     if state.head is None:
-        return 0
+        return 0, 0
     keys, now = Keys.of(memory), datetime.now(UTC)
     over = policy.most_bytes and _stored(survey, keys) > policy.most_bytes
     wanted = {snapshot for snapshot in survey.snapshots if over or _to_be_read(snapshot, state)}
@@ -108,26 +111,44 @@ async def forget_lightly(repository: Repository, memory: str, policy: Policy) ->
         manifests |= await repository.manifests(memory, more)
         wanted |= more
     rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
-    limit = policy if over else Policy(policy.rules, policy.labelled)
-    return await _remove(repository, memory, [row.id for row in plan(rows, limit, now).forgotten], manifests)
+    decided = plan(rows, policy if over else Policy(policy.rules, policy.labelled), now)
+    return await _remove(repository, memory, [row.id for row in decided.forgotten], manifests), decided.over_bytes
 
 
-async def make_room(
-    repository: Repository, memory: str, most: int, keep: Collection[str], labelled: KeepLabelled
-) -> int:
-    """Let the oldest snapshots of a memory go until the others need no more than ``most`` bytes; but for the head, what is
-    pinned or labelled to stay, and those to ``keep``.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a memory would need without some of its snapshots; none of them has gone yet."""
 
-    Return how many bytes are needed still. The packs of the others go when the grace period is over.
+    memory: str
+    bytes: int
+    going: tuple[str, ...] = ()
+    manifests: Manifests = field(default_factory=dict)
+
+    async def make(self, repository: Repository) -> int:
+        """Let them go, but for what is the head or pinned by now. Return how many went.
+
+        Their packs go when the grace period is over.
+        """
+        return await _remove(repository, self.memory, self.going, self.manifests)
+
+
+async def find_room(
+    repository: Repository, memory: str, coming: Snapshot, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> Room:
+    """Plan which of the oldest snapshots of a memory may go, so that with the one that is ``coming`` it needs no more than
+    ``most`` bytes; but for what is pinned or labelled to stay, those to ``keep`` and the head, unless that is ``coming``.
     """
     read = await _read(repository, memory, Policy())
     if read.problem:
-        return read.bytes + read.beside
-    rows = [decision.snapshot for decision in read.plan.decisions]
-    held = [replace(row, pinned=row.pinned or row.id in keep) for row in rows]
-    decided = plan(held, Policy((), labelled, max(1, most - read.beside)), datetime.now(UTC))
-    await _remove(repository, memory, [row.id for row in decided.forgotten], read.manifests)
-    return needed_by(decided.kept) + read.beside
+        return Room(memory, read.bytes + read.beside + needed_by([coming]))
+    rows = [
+        replace(row, pinned=row.pinned or row.id in keep, is_head=row.is_head and not coming.is_head)
+        for row in (decision.snapshot for decision in read.plan.decisions)
+    ]
+    limit = Policy((), labelled, max(1, most - read.beside))
+    decided = plan([replace(coming, pinned=True), *rows], limit, datetime.now(UTC))
+    going = tuple(row.id for row in decided.forgotten)
+    return Room(memory, needed_by(decided.kept) + read.beside, going, read.manifests)
 
 
 async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:

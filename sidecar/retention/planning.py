@@ -1,7 +1,8 @@
 """The plan: every snapshot with the rule that keeps it, or the reason it goes. No I/O.
 
 The head, what is pinned or labelled to be kept, and what cannot be read always stay; without rules everything does. Byte
-limits come last, and take from the oldest end of whatever else was kept.
+limits come last, and take from the oldest end of whatever else was kept: first where that frees packs; where it frees only
+manifests, for all its packs are needed by what has to stay, no more than it takes, and nothing unless it is enough then.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _instead_of_head(snapshots: Sequence[Snapshot]) -> str:
 
 
 def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tuple[list[tuple[Decision, ...]], int]:
-    """Let kept snapshots go, the oldest of all first, until what the others need fits."""
+    """Let kept snapshots go until what the others need fits: the oldest of all first, those that free no pack last."""
     uses: Counter[tuple[int, str]] = Counter()
     total = 0
     for number, decisions in enumerate(memories):
@@ -130,13 +131,7 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
             total += snapshot.bytes + sum(size for pack, size in snapshot.packs.items() if not uses[number, pack])
             uses.update((number, pack) for pack in snapshot.packs)
     gone: set[tuple[int, str]] = set()
-    loose = [
-        (decision.snapshot, number)
-        for number, decisions in enumerate(memories)
-        for decision in decisions
-        if decision.keep and not decision.fixed
-    ]
-    for snapshot, number in sorted(loose, key=lambda one: one[0].id):
+    for snapshot, number in _loose(memories, freeing=True):
         if total <= most:
             break
         gone.add((number, snapshot.id))
@@ -144,6 +139,13 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
         for pack, size in snapshot.packs.items():
             uses[number, pack] -= 1
             total -= size if not uses[number, pack] else 0
+    light = _loose(memories, freeing=False)
+    if total - sum(snapshot.bytes for snapshot, _ in light) <= most:
+        for snapshot, number in light:
+            if total <= most:
+                break
+            gone.add((number, snapshot.id))
+            total -= snapshot.bytes
     limited = [
         tuple(
             replace(decision, keep=False, reason=reason) if (number, decision.snapshot.id) in gone else decision
@@ -152,3 +154,16 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
         for number, decisions in enumerate(memories)
     ]
     return limited, max(0, total - most)
+
+
+def _loose(memories: Sequence[Sequence[Decision]], *, freeing: bool) -> list[tuple[Snapshot, int]]:
+    """What a byte limit may take, with the number of its memory, oldest first: where that can free packs, or where not."""
+    loose = []
+    for number, decisions in enumerate(memories):
+        needed = {pack for decision in decisions if decision.fixed for pack in decision.snapshot.packs}
+        loose += [
+            (decision.snapshot, number)
+            for decision in decisions
+            if decision.keep and not decision.fixed and freeing == bool(set(decision.snapshot.packs) - needed)
+        ]
+    return sorted(loose, key=lambda one: one[0].id)

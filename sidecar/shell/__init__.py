@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
-from sidecar.inside.rules import alternatives
-from sidecar.inside.scrubbing import SECRET_ENDS, SECRET_NAMES
+from sidecar.inside.rules import SECRET_ENDS, SECRET_NAMES, alternatives
 from sidecar.layouts import Layout, Root
 
 

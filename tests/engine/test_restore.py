@@ -145,6 +145,7 @@ def test_the_old_memory_is_gone_and_nothing_else(engine: Engine, home: Path, tmp
     other = three_tier_home(claude_mem_home(tmp_path / "other", rows=7))
     leftovers = [".claude-mem/corpora/old/of before.json", "memory/yesterday/old.md", ".claude-mem/modes/old.json"]
     strangers = ["notes.txt", ".ssh/id_ed25519", ".claude-mem/other-tool.json", "src/mine.py", "memory/x.lock"]
+    strangers += ["memory/id_ed25519"]
     for name in (*leftovers, *strangers):
         write(other / name, b"of " + name.encode())
     (other / ".claude-mem/corpora/old link").symlink_to("old")

@@ -10,7 +10,7 @@ import pytest
 from sidecar.engine.inspecting import Amount, SeenDatabase, SeenRoot
 from sidecar.layouts import built_in
 from tests.parts.homes import empty_home, run_cli, tree, write
-from tests.parts.samples import PROJECT, SAMPLES, memory
+from tests.parts.samples import PROJECT, SAMPLES, SECRET, memory
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def test_layouts_are_listed_with_all_they_say(tmp_path: Path) -> None:
 
 
 def test_doctor_says_what_an_export_would_bring_and_changes_nothing(home: Path, tmp_path: Path) -> None:
+    write(home / PROJECT / "memory/id_ed25519", SECRET)
     before = tree(home)
     ran = run_cli("doctor", "--sandbox", f"local:{home}", "--project", f"~/{PROJECT}", store=tmp_path / "store")
     assert ran.code == 0, ran.document
@@ -46,6 +47,7 @@ def test_doctor_says_what_an_export_would_bring_and_changes_nothing(home: Path, 
     assert roots["claude-mem"]["tiers"]["hot"]["bytes"] > (home / ".claude-mem/claude-mem.db").stat().st_size
     assert roots["claude-mem"]["reasons"]["secret"] == 2
     assert {"path": "codex/auth.json", "reason": "secret"} in roots["codex"]["skipped"]
+    assert {"path": "project/memory/id_ed25519", "reason": "secret"} in roots["project"]["skipped"]
     assert roots["pai"]["sets"] == [{"tier": "hot", "paths": 10}]
     assert list(roots["claude-code"]["keyed"].values()) == ["~", "~/app"]
     exported = run_cli(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sidecar.engine.asking import ANSWER_ALLOWANCE
 from sidecar.inside.refusal import Refusal
 from sidecar.inside.trimming import Dropped, Limit, Row, plan, report
 
@@ -179,9 +181,11 @@ def test_a_set_goes_as_its_hottest_and_newest() -> None:
 
 
 def test_a_report_has_an_end_and_counts_the_rest() -> None:
-    rows = [Dropped(f"root/{number}", 1, "cold", "over limits.files") for number in range(6000)]
+    rows = [Dropped(f"root/memory/papers/{number}.md", 1, "cold", "over limits.files") for number in range(25_000)]
+    assert report(rows[:20_000])["dropped_more"] == 0, "twice what people have"
     told = report([*rows, Dropped("root/folder/", 0, "cold", "nothing is left in it")])
-    assert (len(told["dropped"]), told["dropped_more"]) == (5000, 1001)
-    assert (told["dropped_files"], told["dropped_bytes"]) == (6000, 6000)
-    long = report([Dropped("x" * 4000, 1, "cold", "over limits.files")] * 1000)
-    assert len(long["dropped"]) < 300 and len(long["dropped"]) + long["dropped_more"] == 1000
+    assert (len(told["dropped"]), told["dropped_more"]) == (20_000, 5001)
+    assert (told["dropped_files"], told["dropped_bytes"]) == (25_000, 25_000)
+    long = report([Dropped("\U0001f9e0" * 1000, 1, "cold", "over limits.files")] * 1000)
+    assert len(long["dropped"]) < 400 and len(long["dropped"]) + long["dropped_more"] == 1000
+    assert len(json.dumps(long)) < ANSWER_ALLOWANCE // 2 + 1000

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine import Engine, ExportRequest, export
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine import room as rooms
 from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt
 from sidecar.retention.pins import pin
+from sidecar.retention.settings import Retention
 from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, run_cli, tree, write
 
 MEMORY = "conductor"
@@ -80,8 +81,61 @@ async def test_what_may_not_be_forgotten_makes_no_room(home: Path, tmp_path: Pat
         grow(home, seed)
         receipt = await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=("~",), force=True))
     assert receipt.reason is not None and receipt.reason.code == "limit-memory-bytes"
-    assert "no snapshots that may be forgotten" in receipt.reason.message
+    assert "nothing forgotten" in receipt.reason.message
     assert first.snapshot in await engine.repository.snapshot_ids(MEMORY)
+
+
+def part(home: Path, seed: int) -> None:
+    """Change half of a memory."""
+    write(home / "memory/today.md", random.Random(seed).randbytes(9000))
+
+
+@pytest.mark.parametrize("key", ["memory_bytes", "store_bytes"])
+async def test_a_memory_whose_packs_leave_no_room_is_folded(key: str, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", random.Random(1).randbytes(11_000))
+    engine = engine_with(tmp_path, **{key: 45_000, "over": "trim"})
+    for seed in range(8):
+        part(home, seed)
+        before = await engine.repository.snapshot_ids(MEMORY)
+        receipt = await exported(engine, home)
+        assert receipt.outcome == "committed", receipt.reason
+        gone = set(before) - set(await engine.repository.snapshot_ids(MEMORY))
+        told = [words for words in receipt.warnings if "forgotten" in words]
+        assert [f"{len(gone)} of the oldest" in words for words in told] == [True] * bool(gone)
+    assert receipt.snapshot and gone != set(before), "folded now and then, and not each time"
+    other = empty_home(tmp_path / "other")
+    came = await restore(engine, WatchedSandbox(other), RestoreRequest(memory=MEMORY, projects=("~",)))
+    assert came.outcome == "complete"
+    assert (other / "memory/today.md").read_bytes() == (home / "memory/today.md").read_bytes()
+
+
+async def test_nothing_is_forgotten_unless_it_is_enough(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", random.Random(1).randbytes(11_000))
+    engine = engine_with(tmp_path, memory_bytes=45_000, over="trim")
+    for seed in range(3):
+        part(home, seed)
+        made = await exported(engine, home)
+    await pin(engine.repository, MEMORY, made.snapshot or "")
+    part(home, 3)
+    before = tree(tmp_path / "store")
+    refused = await exported(engine, home)
+    assert refused.reason is not None
+    assert (refused.outcome, refused.reason.code) == ("rejected", "limit-memory-bytes")
+    assert len(await engine.repository.snapshot_ids(MEMORY)) == 3 and tree(tmp_path / "store") == before
+
+
+async def test_a_rule_about_bytes_forgets_nothing_for_a_head_that_is_too_large(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", random.Random(1).randbytes(11_000))
+    engine = engine_at(tmp_path / "store", retention=Retention(memory_bytes=45_000))
+    for seed in range(5):
+        part(home, seed)
+        receipt = await exported(engine, home)
+    assert len(await engine.repository.snapshot_ids(MEMORY)) == 5
+    (told,) = receipt.warnings
+    assert "more in the store than retention.memory_bytes allows (45,000): its head alone" in told
 
 
 async def test_the_store_is_counted_now_and_then_and_before_it_refuses(
@@ -133,6 +187,30 @@ def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path
     config.write_text("[limits.memories.'con*']\nfiles = 9\nbytes = 3\n")
     checked = run_cli("config", "check", "--config", config, store=store)
     assert f"{config}:3: " in checked.document["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "least"),
+    [
+        ("[limits]\nover = 'trim'\nfile_bytes = 19999\n", 3, 20_000),
+        ("[limits]\nfiles = 2\n", 2, 3),
+        ("[limits]\ndepth = 1\n", 2, 2),
+        ("[limits.layouts.three-tier]\nfiles = 9\nbytes = 20000\n", 3, 20_005),
+        ("[limits.memories.'*']\nfile_bytes = 100\n", 2, 20_000),
+    ],
+)
+def test_every_limit_below_the_hot_tier_is_found(text: str, line: int, least: int, home: Path, tmp_path: Path) -> None:
+    store, config = tmp_path / "store", tmp_path / "config.toml"
+    write(home / "memory/MEMORY.md", b"index")
+    assert run_cli("export", MEMORY, "--sandbox", f"local:{home}", "--project", "~", store=store).code == 0
+    config.write_text(text)
+    checked = run_cli("config", "check", "--config", config, store=store)
+    assert (checked.code, checked.error) == (2, "bad-config"), checked.document
+    assert f"{config}:{line}: " in checked.document["error"]["message"]
+    assert f"Set it to {least} or more" in checked.document["error"]["hint"]
+    key, _, low = text.splitlines()[line - 1].partition(" = ")
+    config.write_text(text.replace(f"{key} = {low}", f"{key} = {least}"))
+    assert run_cli("config", "check", "--config", config, store=store).code == 0
 
 
 def test_a_store_that_cannot_be_reached_does_not_make_the_config_wrong(tmp_path: Path) -> None:

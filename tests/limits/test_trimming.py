@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.cli.verbs import export_result
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, limiting, restore
 from sidecar.engine.archives import adopt
 from sidecar.engine.looking import show_snapshot
 from sidecar.errors import BadAnswer
@@ -63,6 +64,17 @@ async def test_what_is_dropped_again_is_no_change(home: Path, tmp_path: Path) ->
     assert (again.outcome, dropped(again)) == ("unchanged", dropped(first))
     forget_caches(home)
     assert (await exported(engine, home)).outcome == "unchanged"
+
+
+async def test_all_that_was_dropped_is_listed_of_thousands_of_files(home: Path, tmp_path: Path) -> None:
+    for number in range(6000):
+        (home / f"memory/papers/{number}.md").touch()
+    receipt = await exported(engine_with(tmp_path, files=5, over="trim"), home)
+    assert (receipt.outcome, receipt.dropped_files, receipt.dropped_more) == ("committed", 6001, 0)
+    assert len([row for row in receipt.dropped if not row.path.endswith("/")]) == 6001
+    assert "5,981 more files; --json lists them." in str(export_result(receipt).words)
+    short = replace(receipt, dropped=receipt.dropped[:5000], dropped_more=1001)
+    assert "5,981 more files; --json lists up to 5,000 paths." in str(export_result(short).words)
 
 
 async def test_what_was_dropped_comes_back_when_there_is_room(home: Path, tmp_path: Path) -> None:
@@ -122,6 +134,17 @@ async def test_a_limit_of_some_memories_is_not_of_others(home: Path, tmp_path: P
     assert other.outcome == "committed"
 
 
+@pytest.mark.parametrize("mode", ["reject", "trim"])
+async def test_what_is_never_exported_does_not_count(mode: str, home: Path, tmp_path: Path) -> None:
+    write(home / "memory/id_ed25519", b"k" * 500)
+    engine = engine_with(tmp_path, bytes=100_150, files=6, over=mode)
+    receipt = await exported(engine, home)
+    assert (receipt.outcome, receipt.dropped, receipt.bytes) == ("committed", [], 100_150), receipt.reason
+    assert [(row.path, row.reason) for row in receipt.skipped] == [("project/memory/id_ed25519", "secret")]
+    again = await exported(engine, home)
+    assert (again.outcome, len(again.skipped)) == ("unchanged", 1)
+
+
 async def test_a_database_counts_with_what_is_in_its_log(home: Path, tmp_path: Path) -> None:
     (home / ".claude-mem").mkdir()
     connection = sqlite3.connect(home / ".claude-mem/claude-mem.db", isolation_level=None)
@@ -169,6 +192,27 @@ async def test_a_pack_is_made_smaller_and_the_rest_comes_with_the_next(home: Pat
     assert (await exported(engine, home)).outcome == "unchanged"
 
 
+@pytest.mark.parametrize("most", [40_000, 100_000])
+async def test_a_pack_is_made_smaller_where_what_goes_first_compresses_best(most: int, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", random.Random(1).randbytes(5000))
+    write(home / "tasks/todo.md", random.Random(2).randbytes(30_000))
+    for number in range(20):
+        log = home / f"memory/2020-01-{number + 1:02}.md"
+        write(log, "\n".join(f"- did thing {number} again and again, step {step}" for step in range(2000)).encode())
+    engine = engine_with(tmp_path, packed_bytes=most, over="trim")
+    receipt = await exported(engine, home)
+    assert receipt.outcome == "committed", receipt.reason
+    kept = {row.path for row in (await show_snapshot(engine.repository, MEMORY, "latest")).entries}
+    assert receipt.dropped and {"project/MEMORY.md", "project/tasks/todo.md"} <= kept
+    other = empty_home(tmp_path / "other")
+    came = await restore(engine, WatchedSandbox(other), RestoreRequest(memory=MEMORY, projects=("~",)))
+    assert came.outcome == "complete" and (other / "tasks/todo.md").stat().st_size == 30_000
+    smaller = await exported(engine_with(tmp_path / "new", packed_bytes=4000, over="trim"), home)
+    assert smaller.reason is not None and smaller.reason.code == "limit-packed"
+    assert "limits.packed_bytes allows 4,000. All that is left is hot" in smaller.reason.message
+
+
 async def test_layouts_that_were_not_asked_for_count_and_are_not_dropped(home: Path, tmp_path: Path) -> None:
     write(home / ".claude-mem/corpora/large.bin", random.Random(1).randbytes(70_000))
     assert (await exported(engine_with(tmp_path), home)).outcome == "committed"
@@ -201,6 +245,25 @@ async def test_a_sandbox_without_python_is_trimmed_on_arrival(home: Path, tmp_pa
     assert any("limits were checked only when it had arrived" in warning for warning in receipt.warnings)
     refused = await export(engine_with(tmp_path, bytes=60_000), BareSandbox(home, tools), request)
     assert refused.reason is not None and (refused.outcome, refused.reason.code) == ("rejected", "limit-bytes")
+
+
+async def test_what_is_trimmed_on_arrival_may_be_much_larger_than_the_limit(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        cold(home, f"{number}.md", 10, number)
+    request = ExportRequest(memory=MEMORY, projects=("~",))
+    bare = BareSandbox(home, shell_tools(tmp_path / "tools"))
+    engine = engine_with(tmp_path, files=5, bytes=300, file_bytes=200, over="trim", bytes_over="reject")
+    receipt = await export(engine, bare, request)
+    assert (receipt.outcome, receipt.dropped_files) == ("committed", 41), receipt.reason
+    monkeypatch.setattr(limiting, "Limits", lambda: Limits(files=30))
+    refused = await export(engine, bare, request)
+    assert refused.reason is not None and refused.reason.code == "limit-files"
+    assert refused.reason.message == (
+        "The tarball holds 31 files, folders and links or more; limits.files allows 5."
+        " No more than 30 is taken here to be trimmed to it."
+    )
 
 
 async def test_an_import_is_trimmed_too(home: Path, tmp_path: Path) -> None:

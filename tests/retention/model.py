@@ -54,34 +54,48 @@ def bytes_of(snapshots: Iterable[Snapshot]) -> int:
     return sum(row.bytes for row in rows) + sum(packs.values())
 
 
+def frees_packs(one: Snapshot, everything: list[Snapshot], rules: Rules) -> bool:
+    """Whether any pack of this snapshot can ever go: none that must stay has it."""
+    staying = [other for other in everything if must_stay(other, everything, rules)]
+    return any(all(pack not in other.packs for other in staying) for pack in one.packs)
+
+
 def kept(everything: list[Snapshot], rules: Rules, now: datetime) -> set[str]:
     staying = [
         one for one in everything if must_stay(one, everything, rules) or kept_by_rules(one, everything, rules, now)
     ]
-    while rules.memory_bytes and bytes_of(staying) > rules.memory_bytes:
-        loose = [one for one in staying if not must_stay(one, everything, rules)]
-        if not loose:
-            break
-        staying.remove(min(loose, key=lambda one: one.id))
-    return {one.id for one in staying}
+    (left,) = within([(staying, everything, rules)], rules.memory_bytes)
+    return {one.id for one in left}
+
+
+def within(memories: list[tuple[list[Snapshot], list[Snapshot], Rules]], most: int) -> list[list[Snapshot]]:
+    """What stays of several memories that share a limit; packs of different memories are different packs."""
+    left = [list(staying) for staying, _, _ in memories]
+
+    def over() -> bool:
+        return bool(most) and sum(map(bytes_of, left)) > most
+
+    def oldest(freeing: bool) -> tuple[int, Snapshot] | None:
+        loose = [
+            (one.id, number, one)
+            for number, (_, everything, rules) in enumerate(memories)
+            for one in left[number]
+            if not must_stay(one, everything, rules) and frees_packs(one, everything, rules) == freeing
+        ]
+        return min(loose, key=lambda row: row[:2])[1:] if loose else None
+
+    while over() and (found := oldest(freeing=True)):
+        left[found[0]].remove(found[1])
+    before = [list(rows) for rows in left]
+    while over() and (found := oldest(freeing=False)):
+        left[found[0]].remove(found[1])
+    return before if over() else left
 
 
 def kept_in_store(memories: list[tuple[list[Snapshot], Rules]], most: int, now: datetime) -> list[set[str]]:
-    """The same for several memories that share a limit; packs of different memories are different packs."""
-    staying = [kept(everything, rules, now) for everything, rules in memories]
-
-    def rows(number: int) -> list[Snapshot]:
-        return [one for one in memories[number][0] if one.id in staying[number]]
-
-    while most and sum(bytes_of(rows(number)) for number in range(len(memories))) > most:
-        loose = [
-            (one.id, number)
-            for number, (everything, rules) in enumerate(memories)
-            for one in rows(number)
-            if not must_stay(one, everything, rules)
-        ]
-        if not loose:
-            break
-        oldest, number = min(loose)
-        staying[number].remove(oldest)
-    return staying
+    """The same for several memories, first each by its own rules and then all by the limit they share."""
+    staying = []
+    for everything, rules in memories:
+        own = kept(everything, rules, now)
+        staying.append(([one for one in everything if one.id in own], everything, rules))
+    return [{one.id for one in rows} for rows in within(staying, most)]

@@ -140,6 +140,17 @@ def test_pinned_and_labelled_snapshots_stay_whatever_the_limits_say() -> None:
     assert [d.reason for d in made.decisions if d.keep] == ["head", "labelled release-*", "pinned"]
 
 
+def test_bytes_take_no_snapshot_for_what_the_head_needs_anyway() -> None:
+    packs = [{"full": 100}, {"full": 100, "a": 50}, {"full": 100, "a": 50, "b": 50}]
+    rows = [replace(row, bytes=1, packs=need) for row, need in zip(line(3, DAY), reversed(packs), strict=True)]
+    made = plan(rows, Policy(most_bytes=150), NOW)
+    assert (len(made.kept), made.over_bytes) == (3, 53), "without the older ones it would be too much all the same"
+    beside = Snapshot(id=new_id(random.Random(1), NOW - 1.5 * DAY), time=NOW - 1.5 * DAY, bytes=1, packs={"other": 70})
+    rows.insert(2, beside)
+    assert plan(rows, Policy(most_bytes=210), NOW).forgotten == [beside], "newer, but it frees something"
+    assert ages(plan(rows, Policy(most_bytes=202), NOW), DAY) == [0, 1], "where manifests are enough, they go"
+
+
 def test_the_size_of_a_snapshot_is_what_only_it_needs() -> None:
     rows = [
         Snapshot(id="b", time=NOW, bytes=1, packs={"full": 100, "delta": 10}),

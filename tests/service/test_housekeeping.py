@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.parts.homes import empty_home, write
+from tests.parts.homes import empty_home, forget_caches, write
 from tests.parts.services import Service, path, serving
 
 
@@ -17,7 +17,8 @@ def exports(service: Service, home: Path, memory: str, count: int) -> list[str]:
     made = []
     for number in range(count):
         write(home / "MEMORY.md", f"{memory} {number} {time.time()}\n".encode())
-        made.append(service.export(memory, f"local:{home}").json()["snapshot"])
+        forget_caches(home)  # each export is full, so that the older ones are not needed
+        made.append(service.export(memory, f"local:{home}", force=True).json()["snapshot"])
     return made[::-1]
 
 
