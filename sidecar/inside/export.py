@@ -154,7 +154,7 @@ class Export:
             "databases": taking.databases,
             "skipped": taking.skipped.rows,
             "skipped_more": taking.skipped.more,
-            "warnings": (taking.warnings + (screened.warnings if screened is not None else []))[:100],
+            "warnings": (taking.warnings + (screened.report.warnings if screened is not None else []))[:100],
             "policy": self._policy(),
             **(screened.report.answer() if screened is not None else {}),
             **self._left_out(),

@@ -25,7 +25,6 @@ class Screen:
         self._work = work
         self._skipped = skipped
         self.report = Report()
-        self.warnings: List[str] = []
         self.took = False
         """Something was taken out, or held back."""
         self._told: Set[str] = set()
@@ -109,7 +108,7 @@ class Screen:
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
             told = "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the file or string."
-            self.warnings.append(told % (found.path, text.unclosed))
+            self.report.warnings.append(told % (found.path, text.unclosed))
 
     def database(
         self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool, before: bool

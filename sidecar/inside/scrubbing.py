@@ -165,6 +165,7 @@ class Report:
         self.taken: Dict[str, List[int]] = {}
         self.taken_more = [0, 0]
         self.counts: Dict[str, int] = {}
+        self.warnings: List[str] = []
 
     def add(self, path: str, name: str, action: str, line: int = 0, column: str = "", row: str = "") -> None:
         self.refused += action == ACTIONS[REFUSE]

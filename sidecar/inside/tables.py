@@ -59,13 +59,13 @@ def scrub(
         if policy.strict and damaged.may_hold(place, policy.without_warnings):
             raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
-    anew = (before and policy.takes_out) or (policy.remove and _words(place))
+    anew = bool(policy.remove and _words(place, path, report)) or (before and policy.takes_out)
     if not anew and not pages.concerns(place, policy.may_concern, changed):
         return False
     try:
-        anew = anew or (policy.strict and pages.remains(place, policy.without_warnings.may_concern))
-        cleaning = _Cleaning(place, policy, anew)
-        changed_it = anew or cleaning.taken != [0, 0]
+        remains = policy.strict and pages.remains(place, policy.without_warnings.may_concern)
+        cleaning = _Cleaning(place, policy, remains, anew)
+        changed_it = remains or anew or cleaning.taken != [0, 0]
         if changed_it:
             pages.clear(place)
     except pages.Strange:
@@ -83,17 +83,21 @@ def scrub(
     return changed_it
 
 
-def _words(place: str) -> bool:
-    """Whether words of what was private and is gone may be in a full-text index. Raise Unscrubbable."""
+def _words(place: str, path: str, report: Report) -> bool:
+    """Whether words of what was private and is gone may be in a full-text index that can be built anew.
+
+    Of one without texts nobody can tell, for the word of a tag may be any other's: that is said, and no reason to lose a whole
+    database. Raise Unscrubbable.
+    """
     connection = reader(place)
     try:
         found = False
         for index in fulltext.indexes(connection):
             gone = fulltext.remembers(connection, index)
             if index.content == "" and (gone or fulltext.knows(connection, index)):
-                told = "its full-text index %s has the word private in it, and no texts to tell what was private"
-                raise Unscrubbable(told % index.name)
-            found = found or gone
+                told = "%s: its full-text index %s has the word private in it, and no texts to tell what was private."
+                report.warnings.append(told % (path, index.name))
+            found = found or (gone and index.content != "")
         return found
     except sqlite3.Error as problem:
         raise Unscrubbable(REFUSED % problem) from None
@@ -111,8 +115,10 @@ def _connected(place: str) -> sqlite3.Connection:
 class _Cleaning:
     """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
 
-    def __init__(self, place: str, policy: Policy, anew: bool) -> None:
+    def __init__(self, place: str, policy: Policy, remains: bool, anew: bool) -> None:
+        """``remains``: there was something private in it; ``anew``: or may have been, so its indexes are built anew."""
         self._policy = policy
+        self._remains = remains
         self._anew = anew
         self._place = place
         self.rows: List[Tuple[str, str, str, str]] = []
@@ -159,22 +165,23 @@ class _Cleaning:
             for _, sql in triggers:
                 connection.execute(sql)
         connection.execute("COMMIT")
-        if writes or self._anew:
+        if (writes or self._remains) and any(index.content == "" for index in self._indexes):
+            raise Unscrubbable("its full-text index cannot be built anew")
+        if writes or self._remains or self._anew:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Build the full-text indexes anew: words of what was deleted stay in them for long."""
-        if any(index.content == "" for index in self._indexes):
-            raise Unscrubbable("its full-text index cannot be built anew")
-        for index in self._indexes:
+        """Build the full-text indexes anew that can be: words of what was deleted stay in them for long."""
+        indexes = [index for index in self._indexes if index.content != ""]
+        for index in indexes:
             if index.content and index.module == "fts5":
                 self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
-        if self._indexes:
+        if indexes:
             self._connection.close()
             pages.line_up(self._place)
             self._connection = _connected(self._place)
             self._connection.execute("BEGIN")
-            for index in self._indexes:
+            for index in indexes:
                 self._connection.execute("INSERT INTO {0}({0}) VALUES ('rebuild')".format(_quoted(index.name)))
             self._connection.execute("COMMIT")
 
