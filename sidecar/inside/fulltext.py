@@ -1,14 +1,15 @@
 """Full-text indexes, FTS3 to FTS5: which a database has, and whether one still knows what is no longer there.
 
 An index holds words, not texts, so there is no tag in it. When a row goes, its words stay, marked as deleted, until SQLite
-happens to merge that part of the index. But the tag was a word as well: ``private``, or what a tokenizer makes of it.
+happens to merge that part of the index. But the tags were words as well: ``private``, or what a tokenizer makes of it, twice in
+one row. Once is any other text about a private key or a private method.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from typing import Iterator, List, NamedTuple
+from typing import Iterator, List, NamedTuple, Set, Tuple
 
 from .pages import varint
 
@@ -27,7 +28,8 @@ class Index(NamedTuple):
     module: str
     content: str | None
     """The table its texts are in; empty: nowhere; ``None``: in one of its own."""
-    positions: bool
+    detail: str = "full"
+    """What an FTS5 index knows of where a word is: "full", "column" or "none"."""
 
 
 def indexes(connection: sqlite3.Connection) -> List[Index]:
@@ -38,8 +40,7 @@ def indexes(connection: sqlite3.Connection) -> List[Index]:
         words = [token for token in _TOKEN.findall(sql) if token]
         module = _plain(words[5]).lower() if len(words) > 5 and words[1].lower() == "virtual" else ""
         if module in ("fts3", "fts4", "fts5"):
-            content, detail = _option(words, "content"), _option(words, "detail")
-            found.append(Index(name, module, content, (detail or "full").lower() != "none"))
+            found.append(Index(name, module, _option(words, "content"), (_option(words, "detail") or "full").lower()))
     return found
 
 
@@ -73,17 +74,27 @@ def knows(connection: sqlite3.Connection, index: Index) -> bool:
 
 
 def remembers(connection: sqlite3.Connection, index: Index) -> bool:
-    """Whether an FTS5 index has the word of a tag for a row that is gone or was changed. Of older ones nobody can say."""
+    """Whether an FTS5 index has the words of tags for a row that is gone or was changed. Of older ones nobody can say."""
     if index.module != "fts5":
         return False
     try:
-        return any(
-            _gone(_rows(connection, index.name, segment, word), index.positions)
-            for segment in _segments(connection, index.name)
-            for word in WORDS
-        )
+        segments = list(_segments(connection, index.name))
+        return any(_tagged_and_gone(connection, index, segments, word) for word in WORDS)
     except IndexError:
         return True
+
+
+def _tagged_and_gone(connection: sqlite3.Connection, index: Index, segments: List[int], word: bytes) -> bool:
+    tagged: Set[int] = set()
+    gone: Set[int] = set()
+    certain = True
+    for segment in segments:
+        rows, whole = _rows(connection, index.name, segment, word)
+        certain = certain and whole  # which row it is, only the first leaf tells
+        for row, times, deleted in _entries(rows, index.detail):
+            gone.update([row] if deleted else ())
+            tagged.update([row] if times > 1 else ())
+    return bool(tagged & gone if certain else tagged and gone)
 
 
 def _segments(connection: sqlite3.Connection, name: str) -> Iterator[int]:
@@ -96,12 +107,16 @@ def _segments(connection: sqlite3.Connection, name: str) -> Iterator[int]:
         first = (found // SEGMENT + 1) * SEGMENT
 
 
-def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) -> bytes:
-    """What a part of an index says of a word: the rows it is in, and where in them. Raise IndexError."""
+def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) -> Tuple[bytes, bool]:
+    """What a part of an index says of a word: the rows it is in, and where in them; and whether one leaf has all of it.
+
+    Raise IndexError.
+    """
     query = "SELECT pgno >> 1 FROM %s WHERE segid = ? AND term <= ? ORDER BY term DESC LIMIT 1" % quoted(name + "_idx")
     (page,) = connection.execute(query, (segment, word)).fetchone() or (1,)
     query = "SELECT block FROM %s WHERE id BETWEEN ? AND ? ORDER BY id" % quoted(name + "_data")
     rows: bytes | None = None
+    whole = True
     for (leaf,) in connection.execute(query, (segment * SEGMENT + page, segment * SEGMENT + LEAVES - 1)):
         end = leaf[2] << 8 | leaf[3]
         starts, at, start = [], end, 0
@@ -110,9 +125,10 @@ def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) 
             start += more
             starts.append(start)
         if rows is not None:  # what did not fit into the leaf before
-            rows += leaf[4 : starts[0] if starts else end]
+            more_of_it = leaf[4 : starts[0] if starts else end]
+            rows, whole = rows + more_of_it, whole and not more_of_it
             if starts:
-                return rows
+                return rows, whole
         term = b""
         for start, following in zip(starts, starts[1:] + [end]):
             kept, at = varint(leaf, start) if start != starts[0] else (0, start)
@@ -121,22 +137,36 @@ def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) 
             if term == word:
                 rows = leaf[at + size : following]
                 if following != end:
-                    return rows
+                    return rows, True
             elif term > word:
-                return b""
-    return rows or b""
+                return b"", True
+    return rows or b"", whole
 
 
-def _gone(rows: bytes, positions: bool) -> bool:
-    """Whether one of these rows is marked as deleted. Raise IndexError."""
-    at = 0
+def _entries(rows: bytes, detail: str) -> Iterator[Tuple[int, int, bool]]:
+    """Each row, how often it has the word, as far as that is known, and whether it is marked as deleted. Raise IndexError."""
+    at = row = 0
     while at < len(rows):
-        row, at = varint(rows, at)
-        if positions:
-            size, at = varint(rows, at)
-            if size & 1:
-                return True
-            at += size >> 1
-        elif not row and at > 1:
-            return True
-    return False
+        more, at = varint(rows, at)
+        row += more
+        if detail == "none":
+            deleted = rows[at : at + 1] == b"\0"
+            at += 2 if rows[at : at + 2] == b"\0\0" else deleted  # the second says that it is there again
+            yield row, 2, deleted
+            continue
+        size, at = varint(rows, at)
+        end = at + (size >> 1)
+        yield row, _times(rows[at:end]) if detail == "full" else 2, bool(size & 1)
+        at = end
+
+
+def _times(places: bytes) -> int:
+    """How many places there are; a 1 says that the number of another column follows."""
+    at = times = 0
+    while at < len(places):
+        place, at = varint(places, at)
+        if place == 1:
+            _, at = varint(places, at)
+        else:
+            times += 1
+    return times

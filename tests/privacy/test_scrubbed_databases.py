@@ -403,6 +403,16 @@ def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int
     assert not scrub(str(place), "x.db", STRICT, None, True, Report())
 
 
+def test_an_ordinary_row_about_something_private_may_go_without_building_an_index_anew(tmp_path: Path) -> None:
+    place = made(tmp_path / "x.db", INDEX % MODULES[0], [(n, f"a private method {n}") for n in range(50)])
+    connection = sqlite3.connect(place)
+    connection.execute("UPDATE t SET a = 'a public one' WHERE id = 7")
+    connection.execute("DELETE FROM t WHERE id = 8")
+    connection.commit()
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+
+
 @pytest.mark.parametrize("module", ["fts5(a, content='')", "'fts5'(a, cont=\"\")", 'fts4(content="", a)'])
 def test_an_index_without_texts_is_told_of_if_it_has_the_word(module: str, tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", f"{PLAIN}; CREATE VIRTUAL TABLE f USING {module}", [(1, "harmless")])
