@@ -30,7 +30,6 @@ _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "re
 
 def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
     """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
-    _check_whole(limits, given, ("limits",))
     limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
     check_reached(limits.memories, ("limits", "memories"))
@@ -39,6 +38,8 @@ def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str
     for pattern, table in limits.memories.items():
         memories[pattern], narrowed = _narrowed(limits, table, keys, ("limits", "memories", pattern))
         _check_whole(narrowed, table, ("limits", "memories", pattern))
+    largest = max([0, *(table.get("bytes", 0) for table in memories.values())])
+    _check_whole(limits, given, ("limits",), largest)
     for name, table in limits.layouts.items():
         at: At = ("limits", "layouts", name)
         if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
@@ -48,7 +49,7 @@ def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str
                 at=(*at, of_all[0]),
             )
         parts[name], narrowed = _narrowed(limits, table, _LIMITS_OF_LAYOUTS, at)
-        _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at)
+        _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at, largest)
         for key in _OF_ALL_TOGETHER & set(table):
             most = max([getattr(limits, key), *(one.get(key, 0) for one in memories.values())])
             if parts[name][key] > most:
@@ -112,7 +113,8 @@ def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, La
     }
 
 
-def _check_whole(limits: Limits, given: Collection[str], at: At) -> None:
+def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 0) -> None:
+    """``largest``: how many bytes any memory may have that has limits of its own."""
     for key in (*OF_FILES, "packed_bytes"):
         if getattr(limits, key) < 1:
             raise BadConfig(f"{shown((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key))
@@ -125,7 +127,7 @@ def _check_whole(limits: Limits, given: Collection[str], at: At) -> None:
         raise BadConfig(f"{shown((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
     for part, whole in (("file_bytes", "bytes"), ("packed_bytes", "memory_bytes"), ("memory_bytes", "store_bytes")):
         least, most = getattr(limits, part), getattr(limits, whole)
-        if part in given and 0 < most < least:
+        if part in given and 0 < most < least and not (whole == "bytes" and least <= largest):
             raise _contradiction((*at, part), least, (*at, whole), most)
 
 

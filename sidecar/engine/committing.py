@@ -155,6 +155,7 @@ async def judged(
     head: Manifest | None,
     scratch: Spool,
     allow: Collection[str],
+    trimmed: Collection[str] = (),
 ) -> Reason | None:
     """What the guards say of replacing the head by this snapshot. A head that cannot be read is no measure."""
     head_entries: dict[str, Entry] = {}
@@ -165,34 +166,49 @@ async def judged(
             head_entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
         except SnapshotDamaged:
             head = None
-    return judge(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow)
+    return judge(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow, trimmed)
 
 
 async def placed(
-    engine: Engine, manifest: Manifest, grown: Grown, state: HeadState, survey: Survey, scratch: Spool, *, moves: bool
+    engine: Engine,
+    manifest: Manifest,
+    grown: Grown,
+    state: HeadState,
+    survey: Survey,
+    scratch: Spool,
+    *,
+    moves: bool,
+    grew: bool,
 ) -> tuple[Manifest, Measured, Fits]:
     """The manifest with its packs, as there is room for them in the store. Nothing is written yet.
 
-    Where the packs of the head are what leaves no room for one more, and this grew out of it and is to take its place, they
-    are folded: then none of them is needed once the head has moved. Raise ``LimitExceeded``.
+    Where the packs of the head are what leaves no room for one more, and this grew out of it and is to take its place, it is
+    to need none of them: then they can go once the head has moved. Raise ``LimitExceeded``.
     """
-    head = state.snapshot
-    keep = {head, *([grown.base.snapshot] if grown.base else [])} - {""}
+    keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
     pack, indexes = grown.brought.pack, grown.base_indexes
     packs = await measure_packs(engine, grown.base, indexes, pack, scratch)
     manifest = replace(manifest, packs=packs.packs)
     try:
-        return manifest, packs, await _fits(engine, manifest, packs, state, survey, keep)
+        return manifest, packs, await _fits(engine, manifest, packs, state, survey, keep, moves=moves)
     except LimitExceeded:
-        if grown.base is None or grown.base.snapshot != head or not moves or pack.index.kind != "delta":
+        if not (moves and grew and keep):
             raise
-        packs = await measure_packs(engine, grown.base, indexes, pack, scratch, whole=True)
-        manifest = replace(manifest, packs=packs.packs)
-        return manifest, packs, await _fits(engine, manifest, packs, state, survey, set())
+        if len(packs.packs) > 1:
+            packs = await measure_packs(engine, grown.base, indexes, pack, scratch, whole=True)
+            manifest = replace(manifest, packs=packs.packs)
+        return manifest, packs, await _fits(engine, manifest, packs, state, survey, set(), moves=moves)
 
 
 async def _fits(
-    engine: Engine, manifest: Manifest, packs: Measured, state: HeadState, survey: Survey, keep: set[str]
+    engine: Engine,
+    manifest: Manifest,
+    packs: Measured,
+    state: HeadState,
+    survey: Survey,
+    keep: set[str],
+    *,
+    moves: bool,
 ) -> Fits:
     store = engine.repository.store
     growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
@@ -201,7 +217,8 @@ async def _fits(
     coming = Snapshot(
         id=manifest.snapshot,
         time=snapshot_time(manifest.snapshot),
-        is_head=not keep,
+        is_head=moves and not keep,
+        beside=not moves,
         bytes=store.room(len(manifest.encode())),
         packs={**{pack.id: sum(pack.in_store) for pack in packs.packs[:-1]}, packs.packs[-1].id: packs.room(store)},
     )

@@ -82,10 +82,11 @@ async def _export(run: Run) -> ExportReceipt:
             if head is not None and head.tree == manifest.tree:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
             if head is not None and request.projects is None:
-                run.warnings += moved(manifest, head)
+                run.warnings += moved(manifest, head, engine.layouts)
             reason = None
             if not request.force:
-                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow)
+                trimmed = {row.path.split("/")[0] for row in answer.dropped}
+                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow, trimmed)
             if reason is not None:
                 manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
             moves = reason is None and await run.continues(answer)
@@ -114,7 +115,10 @@ async def _commit(
     happens; unless it was folded."""
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
-    manifest, packs, room = await placed(run.engine, manifest, grown, run.state, run.survey, scratch, moves=moves)
+    grew = not (run.request.force or run.request.adopt)
+    manifest, packs, room = await placed(
+        run.engine, manifest, grown, run.state, run.survey, scratch, moves=moves, grew=grew
+    )
     run.unclaimed.discard(key)
     try:
         manifest, added = await commit(run.engine, manifest, packs, grown)

@@ -34,18 +34,26 @@ def judge(
     layouts: Layouts,
     guards: Guards,
     allow: Collection[str] = (),
+    trimmed: Collection[str] = (),
 ) -> Reason | None:
     """Why this snapshot should not become the head, or ``None``. ``head`` is what it would replace.
 
-    Each reason can be allowed by itself. What a size limit left out on purpose does not count as lost.
+    Each reason can be allowed by itself. What a size limit left out on purpose does not count as lost; ``trimmed`` are the
+    roots that it took something from.
     """
     allowed = {*allow, *guards.allow}
-    found = _objections(new, entries, head, head_entries, layouts, guards)
+    found = _objections(new, entries, head, head_entries, layouts, guards, trimmed)
     return next((reason for reason in found if reason.code not in allowed), None)
 
 
 def _objections(
-    new: Manifest, entries: Entries, head: Manifest | None, head_entries: Entries, layouts: Layouts, guards: Guards
+    new: Manifest,
+    entries: Entries,
+    head: Manifest | None,
+    head_entries: Entries,
+    layouts: Layouts,
+    guards: Guards,
+    trimmed: Collection[str],
 ) -> Iterator[Reason]:
     if new.files == 0:
         yield Reason(code=EMPTY, message="The sandbox holds no memory: nothing of any layout was found in it.")
@@ -57,7 +65,7 @@ def _objections(
         return
     if missing := _missing(entries, head, head_entries, layouts):
         yield Reason(code=MISSING, message=f"{missing} is gone; the head has it.")
-    yield from _gone(new, entries, head, head_entries)
+    yield from _gone(entries, head, head_entries, trimmed)
     yield from _downgrades(new, head, layouts)
     now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), (head.files, head.bytes)
     yield from _shrunk("It", now, then, guards)
@@ -78,14 +86,10 @@ def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: L
     return ""
 
 
-def _gone(new: Manifest, entries: Entries, head: Manifest, head_entries: Entries) -> Iterator[Reason]:
-    """Roots of which the head has files, and the new snapshot none: as if a whole sandbox had come up empty.
-
-    One that is still there was perhaps left out on purpose, by a limit.
-    """
-    there = {root.name for root in new.roots} if new.dropped else set()
+def _gone(entries: Entries, head: Manifest, head_entries: Entries, trimmed: Collection[str]) -> Iterator[Reason]:
+    """Roots of which the head has files, and the new snapshot none: as if a whole sandbox had come up empty."""
     for root in head.roots:
-        if root.name in there or any(_files(root.name, entries)):
+        if root.name in trimmed or any(_files(root.name, entries)):
             continue
         if lost := sum(_files(root.name, head_entries)):
             message = (
@@ -98,9 +102,10 @@ def _files(root: str, entries: Entries) -> Iterator[bool]:
     return (entry.type == FILE and path.startswith(f"{root}/") for path, entry in entries.items())
 
 
-def moved(new: Manifest, head: Manifest) -> list[str]:
-    """What to say of roots that are in another place than the head has them from: perhaps they are another project's."""
-    places = {root.name: root.hint for root in head.roots}
+def moved(new: Manifest, head: Manifest, layouts: Layouts) -> list[str]:
+    """What to say of projects that are in another place than the head has them from: perhaps they are others."""
+    projects = {name for name, layout in layouts.items() if any(root.project for root in layout.roots)}
+    places = {root.name: root.hint for root in head.roots if root.layout in projects}
     return [
         f"{root.name} is {root.hint} now and was {places[root.name]} in the head; if these are two projects, name both."
         for root in new.roots

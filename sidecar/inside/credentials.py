@@ -14,6 +14,10 @@ VERSION = 2
 LONGEST_KEY = 128 * 1024
 HOLD = LONGEST_KEY + 32 * 1024
 """No credential is longer: so many bytes are held back until it is known what follows them."""
+PIECE = 128 * 1024
+KEY_SHARE = 0.8
+"""Of what is between the first and the last line of a key, as much as this is part of long words of base64; in other texts with
+both lines in it, much less."""
 
 
 class Kind(NamedTuple):
@@ -44,10 +48,11 @@ _NO_KEY = rb"[][{}\0]"
 _WORD = rb"(?:[A-Za-z0-9+/=]|\\{1,8}/){16,16384}(?![A-Za-z0-9+/=])"
 _LINE_END = rb"(?:\r?\n|\r|(?:\\{1,8}r)?\\{1,8}n)"
 _NEXT = rb"[ \t\"',;+]{0,8}(?:" + _LINE_END + rb"[ \t>|#*;\"',]{0,80}){1,4}"
+_TOLD = rb"(?:" + _NEXT + rb"[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
+_AROUND = rb"\\{1,8}[nrt\"'/]|[\s>|#*;\"',+`]+"
 _ALONE = rb"(?=[ \t]{0,8}(?:" + _LINE_END + rb"|\\{0,8}[\"']|[`<]|-----|\Z|[A-Za-z0-9+/=]{32}))"
 _KEY_LINES = (
-    rb"(?:" + _NEXT + rb"[A-Za-z-]{2,20}: [^\r\n\\]{0,200}){0,4}"
-    rb"(?:(?:" + _NEXT + rb"|[ \t]{0,8})" + _WORD + _ALONE + rb")+"
+    _TOLD + rb"(?:(?:" + _NEXT + rb"|[ \t]{0,8})" + _WORD + _ALONE + rb")+"
     rb"(?:" + _NEXT + rb"(?:[A-Za-z0-9+/]{0,15}={1,2}|=[A-Za-z0-9+/]{4})(?![A-Za-z0-9+/=])){0,2}"
 )
 _AWS_SECRET = (
@@ -167,10 +172,18 @@ def _key_end(data: bytes, at: int) -> int:
     """
     dashes = data.find(b"-----", at, at + LONGEST_KEY)
     last = _pattern(_LAST_LINE).match(data, dashes) if dashes >= 0 else None
-    if last is not None and not _pattern(_NO_KEY).search(data, at, dashes) and _pattern(_WORD).search(data, at, dashes):
+    if last is not None and not _pattern(_NO_KEY).search(data, at, dashes) and _is_key(data[at:dashes]):
         return last.end()
     lines = _pattern(_KEY_LINES).match(data, at, at + LONGEST_KEY)
     return lines.end() if lines is not None else 0
+
+
+def _is_key(between: bytes) -> bool:
+    """Whether what is between a first and a last line is a key, but for what it is indented, quoted and commented with."""
+    told = _pattern(_TOLD).match(between)
+    lines = between[told.end() :] if told is not None else between
+    key = sum(len(word) for word in _pattern(_WORD).findall(lines))
+    return key > 0 and key >= KEY_SHARE * len(_pattern(_AROUND).sub(b"", lines))
 
 
 Found = Callable[[int, str], None]
@@ -189,6 +202,11 @@ class Credentials:
         self._line = 1
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
+        # In small pieces: where there are many of them, each costs as much as is looked at together.
+        pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)] or [b""]
+        return b"".join([self._feed(piece, False) for piece in pieces[:-1]] + [self._feed(pieces[-1], last)])
+
+    def _feed(self, data: bytes, last: bool) -> bytes:
         buffer, at = self._buffer + data, self._context
         out: List[bytes] = []
         limit = len(buffer) if last else len(buffer) - HOLD

@@ -13,13 +13,14 @@ from typing import Iterator, List, NamedTuple, Set, Tuple
 
 from .pages import varint
 
-TABLES = ("_data", "_idx", "_docsize", "_config", "_segments", "_segdir", "_stat")
+TABLES = {"fts3": ("_segments", "_segdir"), "fts4": ("_segments", "_segdir"), "fts5": ("_data", "_idx")}
+"""Where an index keeps its words."""
 WORDS = (b"0private", b"0privat", b"0pri")
 """As FTS5 has it: whole, without its ending, and the first three letters; the 0 says that it is no prefix."""
 SEGMENT, LAST = 1 << 37, 1 << 53
 LEAVES = 1 << 31
 _TOKEN = re.compile(
-    r"--[^\n]*|/\*.*?(?:\*/|$)|\s+|(\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|\w+|.)", re.DOTALL
+    r"--[^\n]*|/\*.*?(?:\*/|$)|\s+|(\"(?:[^\"]|\"\")*\"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[\w$]+|.)", re.DOTALL
 )
 
 

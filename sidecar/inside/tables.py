@@ -140,7 +140,7 @@ class _Cleaning:
 
     def _tables(self) -> List[str]:
         """Those with values of their own: a full-text index is built anew from what it is about."""
-        indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES}
+        indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES[index.module]}
         return [
             name
             for kind, name, sql in self._schema

@@ -137,18 +137,28 @@ async def find_room(
 ) -> Room:
     """Plan which of the oldest snapshots of a memory may go, so that with the one that is ``coming`` it needs no more than
     ``most`` bytes; but for what is pinned or labelled to stay, those to ``keep`` and the head, unless that is ``coming``.
+    One that comes beside the head takes no ordinary one's place.
     """
     read = await _read(repository, memory, Policy())
     if read.problem:
         return Room(memory, read.bytes + read.beside + needed_by([coming]))
     rows = [
-        replace(row, pinned=row.pinned or row.id in keep, is_head=row.is_head and not coming.is_head)
+        replace(
+            row,
+            pinned=row.pinned or row.id in keep or (coming.beside and not row.beside),
+            is_head=row.is_head and not coming.is_head,
+        )
         for row in (decision.snapshot for decision in read.plan.decisions)
     ]
-    limit = Policy((), labelled, max(1, most - read.beside))
-    decided = plan([replace(coming, pinned=True), *rows], limit, datetime.now(UTC))
-    going = tuple(row.id for row in decided.forgotten)
-    return Room(memory, needed_by(decided.kept) + read.beside, going, read.manifests)
+    most = max(1, most - read.beside)
+    decided = plan([replace(coming, pinned=True), *rows], Policy((), labelled, most), datetime.now(UTC))
+    kept, going = decided.kept, []
+    for row in decided.forgotten:  # newest first: what went before the packs did that made room may stay after all
+        if needed_by([*kept, row]) <= most:
+            kept.append(row)
+        else:
+            going.append(row.id)
+    return Room(memory, needed_by(kept) + read.beside, tuple(going), read.manifests)
 
 
 async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:

@@ -15,9 +15,11 @@ from sidecar.sealing.passphrase import check_identities
 from sidecar.sealing.signed import MARK, SignedStore
 from sidecar.sealing.store import NOT_OURS, SealedStore, strangers
 from sidecar.snapshots.folders import memories_in
-from sidecar.snapshots.witnesses import CLEARED, KEPT
+from sidecar.snapshots.witnesses import KEPT
 
 OUTBOX = "outbox/"
+LATE = 8
+"""A writer that is so many heads late may still leave a copy."""
 
 
 async def check_memory(repository: Repository, memory: str) -> list[str]:
@@ -69,7 +71,7 @@ async def _copies(repository: Repository, memory: str) -> list[str]:
     if repository.witnesses is None or (head := (await repository.head(memory)).head) is None:
         return []
     keys, there = Keys.of(memory), await repository.witnesses.generations(memory)
-    stale = [generation for generation in there if generation <= head.generation - KEPT - CLEARED]
+    stale = [generation for generation in there if generation <= head.generation - KEPT - LATE]
     there = there[: len(there) - len(stale)]
     last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there else ()
     gone = [keys.witness(generation) for generation in last if generation not in there]
@@ -78,7 +80,7 @@ async def _copies(repository: Repository, memory: str) -> list[str]:
     return [
         *(f"{key}, a copy of the head, is missing. Exports to come write others." for key in gone),
         *(
-            f"{keys.witness(one)} is a copy of a head long past, which was removed: somebody put it back."
+            f"{keys.witness(one)} is a copy of a head long past: somebody put it back, or wrote it late. Exports remove it."
             for one in stale
         ),
     ]

@@ -82,7 +82,9 @@ def place_of(root: Root, project: str | None, projects: Sequence[str] | None = N
 def _project(path: str | None) -> str:
     if path is None:
         return '"$PWD"'
-    return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~") else shlex.quote(path)
+    if path.startswith("/"):
+        return shlex.quote(path)
+    return '"$HOME"' + shlex.quote(path[1:] if path.startswith("~") else f"/{path}")
 
 
 NOTHING = "-name ''"

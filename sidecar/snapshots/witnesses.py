@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sidecar.errors import ObjectRefused, SnapshotDamaged
 from sidecar.ids import Keys
@@ -22,14 +22,14 @@ from sidecar.snapshots.manifest import Head, Manifest
 LOG = logging.getLogger("sidecar")
 KEPT = 3
 """Copies that stay."""
-CLEARED = 8
-"""So many before those are deleted each time: a writer that died may have left one."""
+UNDER_WAY = 600.0
+"""Seconds after which an export that has not moved the head yet is worth a word."""
 PARALLEL_READS = 8
 BY_COPY = "by the signed copy of it"
 BY_SNAPSHOTS = "by the signed snapshots that were made later"
 FOLLOWS = (
-    "Snapshot {snapshot} was made to follow on the head, {head}, and is not the head: its export is under way or was cut short,"
-    " or the head was put back. `rollback` makes it the head."
+    "Snapshot {snapshot} was made to follow on the head, {head}, and is not the head: its export was cut short, or the head was"
+    " put back. `rollback` makes it the head."
 )
 
 
@@ -74,7 +74,8 @@ class Witnesses:
     async def add(self, head: Head) -> None:
         """Write down a head that was just written."""
         keys = Keys.of(head.memory)
-        old = range(max(1, head.generation - KEPT - CLEARED + 1), head.generation - KEPT + 1)
+        # Also what a writer left that was held up for long.
+        old = [one for one in await self.generations(head.memory) if one <= head.generation - KEPT]
         await asyncio.gather(
             self.store.put(keys.witness(head.generation), head.encode()),
             self.store.delete([keys.witness(generation) for generation in old]),
@@ -116,7 +117,7 @@ class Witnesses:
         if last is not None and beyond and beyond[0].generation > last.generation + 1:
             # It was made over a head that was later than this one.
             later.head, later.by = _grown(last, beyond), BY_SNAPSHOTS
-        elif last is not None and beyond:
+        elif last is not None and beyond and (datetime.now(UTC) - beyond[0].time).total_seconds() > UNDER_WAY:
             later.said.append(FOLLOWS.format(snapshot=beyond[0].snapshot, head=last.snapshot))
         last, seen = later.head or head, self.seen.get(memory)
         if head is not None and last and seen and seen.generation > last.generation and seen.was(head.snapshot):

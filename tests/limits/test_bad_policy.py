@@ -105,6 +105,15 @@ def test_what_can_be_said_of_all_of_some_and_of_one_layout(tmp_path: Path) -> No
     assert config.layouts["three-tier"].required == ("MEMORY.md",)
 
 
+def test_a_limit_that_some_memories_can_reach_is_right(tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.toml"
+    file.write_text(
+        '[limits]\nbytes = "1 GiB"\n[limits.layouts.claude-mem]\nfile_bytes = "2 GiB"\n'
+        '[limits.memories."big/*"]\nbytes = "8 GiB"\n'
+    )
+    assert load_config(str(file), store=f"file:{tmp_path}/store").limits.of("big/one").bytes == 8 << 30
+
+
 def test_a_limit_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[limits]\nbytes = 5\n")

@@ -145,6 +145,20 @@ class WorkingIn(WatchedSandbox):
         return await super().run(f"cd {self.folder}\n{command}", timeout=timeout, output_limit=output_limit)
 
 
+async def test_a_root_that_a_limit_left_out_is_not_missing(engine: Engine, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "small")
+    write(home / "MEMORY.md", b"hot")
+    write(home / ".codymaster/kanban.json", b"k" * 3000)
+    assert (await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
+    write(home / "MEMORY.md", b"hotter")
+    trimming = replace(engine, limits=Limits(bytes=1000, over="trim"))
+    receipt = await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))
+    assert (receipt.outcome, [row.path for row in receipt.dropped]) == ("committed", ["codymaster/kanban.json"])
+    shutil.rmtree(home / ".codymaster")
+    write(home / "MEMORY.md", b"hottest")
+    assert (await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
+
+
 async def test_another_project_in_the_place_of_the_first_is_said(engine: Engine, home: Path) -> None:
     for project in ("app", "other"):
         write(home / project / "MEMORY.md", project.encode())

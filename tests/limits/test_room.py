@@ -85,6 +85,28 @@ async def test_what_may_not_be_forgotten_makes_no_room(home: Path, tmp_path: Pat
     assert first.snapshot in await engine.repository.snapshot_ids(MEMORY)
 
 
+async def test_what_is_kept_beside_the_head_takes_no_ordinary_snapshots_place(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / ".codex/sessions/one.jsonl", b"{}")
+    engine = engine_with(tmp_path, memory_bytes=60_000, over="trim")
+    kept = []
+    for seed in range(4):
+        write(home / "memory/today.md", random.Random(seed).randbytes(10_000))
+        kept.append((await exported(engine, home)).snapshot)
+    (home / ".codex").rename(tmp_path / "codex")
+    for seed in range(4, 8):
+        write(home / "memory/today.md", random.Random(seed).randbytes(10_000))
+        receipt = await exported(engine, home)
+        assert receipt.outcome == "rejected"
+    assert set(kept) <= set(await engine.repository.snapshot_ids(MEMORY))
+    # And what was rejected does not stand in the way of what comes after it.
+    (tmp_path / "codex").rename(home / ".codex")
+    for seed in range(8, 12):
+        write(home / "memory/today.md", random.Random(seed).randbytes(10_000))
+        receipt = await exported(engine, home)
+        assert receipt.outcome == "committed", receipt.reason
+
+
 def part(home: Path, seed: int) -> None:
     """Change half of a memory."""
     write(home / "memory/today.md", random.Random(seed).randbytes(9000))

@@ -142,6 +142,19 @@ def test_a_key_goes_whole_however_its_lines_are_set(prefix: str, lines: list[str
         )
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        '","certificateAuthority":"acme","pem_footer":"',
+        '"\n\ndef load(path):\n    return open("/etc/ssl/private/keys")\n\nTAIL = "',
+        " Ours is in /etc/ssl/private/server.\n## Notes: we meet on Monday.\nIt ends with ",
+    ],
+)
+def test_a_text_about_keys_stays(between: str) -> None:
+    text = f"x -----BEGIN PRIVATE KEY-----{between}-----END PRIVATE KEY----- y".encode()
+    assert found(text, redact=True)[0] == text
+
+
 @pytest.mark.parametrize("after", ["\nprose and the\nnext one\n\nAnother paragraph.", '", "b": "c"}', "\n", ""])
 def test_what_follows_the_beginning_of_a_key_stays(after: str) -> None:
     text = f"-----BEGIN RSA PRIVATE KEY-----\n{base64_lines(1, 36)[0]}{after}"

@@ -403,6 +403,36 @@ def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int
     assert not scrub(str(place), "x.db", STRICT, None, True, Report())
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "CREATE VIRTUAL TABLE docs USING fts5(x); CREATE TABLE docs_segments(id INTEGER PRIMARY KEY, a TEXT)",
+        "CREATE VIRTUAL TABLE docs USING fts4(x); CREATE TABLE docs_data(id INTEGER PRIMARY KEY, a TEXT)",
+    ],
+)
+def test_a_table_that_is_only_called_like_a_part_of_an_index_is_cleared(schema: str, tmp_path: Path) -> None:
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.executescript(schema)
+    table = "docs_segments" if "fts5" in schema else "docs_data"
+    connection.execute(f"INSERT INTO {table} VALUES (1, ?)", (TEXT,))
+    connection.commit()
+    connection.close()
+    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not holds(place)
+
+
+def test_an_index_with_an_odd_name_is_built_anew(tmp_path: Path) -> None:
+    place = tmp_path / "x.db"
+    connection = sqlite3.connect(place)
+    connection.execute("CREATE VIRTUAL TABLE a$b USING fts5(x)")
+    connection.execute("INSERT INTO a$b VALUES (?)", (TEXT,))
+    connection.commit()
+    connection.close()
+    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not holds(place) and not holds(place, "qjx")
+
+
 def test_an_ordinary_row_about_something_private_may_go_without_building_an_index_anew(tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", INDEX % MODULES[0], [(n, f"a private method {n}") for n in range(50)])
     connection = sqlite3.connect(place)
