@@ -91,10 +91,21 @@ os._exit(code)
 """
 
 
+# What a command may be has an end: 128 KiB on Linux, and quotes in it may have to be quoted twice.
+_DOCSTRING = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^ *#.*$", re.MULTILINE)
+
+
+def bare(text: str) -> str:
+    """A module without what only its readers need; every line keeps its number."""
+    text = _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text)
+    return _COMMENT.sub("", text)
+
+
 @functools.cache
 def _packed(modules: tuple[str, ...]) -> str:
     folder = resources.files("sidecar.inside")
-    texts = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in modules]
+    texts = [(name, bare(folder.joinpath(f"{name}.py").read_text("utf-8"))) for name in modules]
     return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 5)).decode()
 
 

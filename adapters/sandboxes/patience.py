@@ -93,8 +93,10 @@ class Patient:
 
     def _request(self, text: str, **variables: str) -> str:
         given = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-        # The sandbox's own shell may be zsh, which is not a POSIX one; and shells like to talk of the jobs they had.
-        return f"exec /bin/sh -c {shlex.quote(f'exec 2>/dev/null{chr(10)}d={self._folder}{chr(10)}{given}{text}')}"
+        # The sandbox's own shell may be zsh, which is not a POSIX one; and shells like to talk of the jobs they had. Not as an
+        # argument: those have an end, and quotes in quotes take much of it.
+        end = f"end-{secrets.token_hex(8)}"
+        return f"exec /bin/sh <<'{end}'\nexec 2>/dev/null\nd={self._folder}\n{given}{text}\n{end}\n"
 
 
 def ending(output: str) -> tuple[str, int] | None:

@@ -26,13 +26,15 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
     ]
     lines = [*_common(request)]
     numbers: dict[str, int] = {}
+    firsts: dict[str, int] = {}
     for number, (layout, root, place) in enumerate(roots, 1):
+        first = firsts.setdefault(layout.name, number)
         numbers[root.name] = numbers.get(root.name, 0) + 1
         name = root.name if numbers[root.name] == 1 else f"{root.name}-{numbers[root.name]}"
         lines += [f"name_{number}={name}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
         lines += [
             f"databases_{number}={shlex.quote(' '.join(_databases(layout)))}",
-            _select(number, layout, exporting=True),
+            _select(number, layout, exporting=True) if first == number else _as(number, first),
         ]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([tidy_script(request["snapshot"], ()), *lines, _text("export.sh")])
@@ -147,6 +149,11 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
         f'{name}_{number}() {{ for start in {starts}; do {there}; find "$start" {find} || return 1; done; }}'
         for name, find in finds.items()
     )
+
+
+def _as(number: int, other: int) -> str:
+    """The same functions for another root of the same layout: a command has only so much room."""
+    return "\n".join(f'{name}_{number}() {{ {name}_{other} "$@"; }}' for name in ("select", "never", "secret"))
 
 
 def _any(patterns: Iterable[str]) -> str:

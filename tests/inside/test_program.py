@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from adapters.sandboxes.patience import Patient
+from sidecar import inside
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.layouts import built_in
 from sidecar.ports import Finished
+from sidecar.program import bare, call
+from sidecar.shell import export_script
 from tests.parts.commands import python_38
 from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
+
+INSIDE = Path(inside.__file__).parent
+LONGEST_ARGUMENT = 128 << 10
+"""That Linux takes."""
+
+
+def without_docstrings(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            node.value.value = ""
+    return ast.dump(tree)
+
+
+@pytest.mark.parametrize("module", sorted(INSIDE.glob("*.py")), ids=lambda module: module.stem)
+def test_a_module_is_sent_without_what_only_its_readers_need(module: Path) -> None:
+    text = module.read_text()
+    assert without_docstrings(bare(text)) == without_docstrings(text)
+    assert bare(text).count("\n") == text.count("\n")
+
+
+def test_every_command_has_room_to_spare(tmp_path: Path) -> None:
+    """Also where it is quoted twice, with every layout, and with projects and layouts of one's own."""
+    projects = [f"~/work/project-{number}" for number in range(8)]
+    layouts = [*built_in().values(), *(replace(built_in()["pai"], name=f"own-{number}") for number in range(3))]
+    request = {
+        "do": "export",
+        "memory": "m",
+        "key": "m",
+        "snapshot": "20261116T142916734Z-6122b165",
+        "known": ["20261116T142916734Z-6122b165"] * 100,
+        "layouts": [layout.for_sandbox() for layout in layouts],
+        "projects": projects,
+    }
+    command = call(request, fallback=export_script(request, layouts)).command
+    assert len(Patient(command, output_limit=1, longest=1).start(1)) < LONGEST_ARGUMENT
 
 
 class OldSandbox(WatchedSandbox):
