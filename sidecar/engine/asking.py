@@ -111,6 +111,11 @@ class ExportAnswer(Answer):
     taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
     taken_more: tuple[Count, Count] = (0, 0)
 
+    @property
+    def trimmed(self) -> set[str]:
+        """The roots that a size limit took something from."""
+        return {row.path.split("/")[0] for row in self.dropped}
+
 
 A = TypeVar("A", bound=Answer)
 

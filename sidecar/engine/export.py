@@ -85,8 +85,7 @@ async def _export(run: Run) -> ExportReceipt:
                 run.warnings += moved(manifest, head, engine.layouts)
             reason = None
             if not request.force:
-                trimmed = {row.path.split("/")[0] for row in answer.dropped}
-                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow, trimmed)
+                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow, answer.trimmed)
             if reason is not None:
                 manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
             moves = reason is None and await run.continues(answer)
@@ -268,7 +267,7 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     run.warnings += near(run.engine.limits, base, {}, 0, {"memory_bytes": sum(run.survey.sizes.values())})
     if base.snapshot == state.snapshot:
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    reason = await _objection(run, base, scratch)
+    reason = await _objection(run, base, answer, scratch)
     if run.request.force or (reason is None and await run.continues(answer)):
         await hold(run.engine.repository.store, base)
         outcome, state = await advance(run.engine, base, state, moves=True)
@@ -283,7 +282,7 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
 
 
-async def _objection(run: Run, kept: Manifest, scratch: Spool) -> Reason | None:
+async def _objection(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> Reason | None:
     """Why a snapshot was kept from becoming the head; when that is allowed by now, whether there is more against it."""
     code, _, message = kept.rejected.partition(": ")
     if code not in {*run.request.allow, *run.engine.guards.allow}:
@@ -291,7 +290,7 @@ async def _objection(run: Run, kept: Manifest, scratch: Spool) -> Reason | None:
     nothing = Grown(None, {})
     head = await head_of(run.engine, run.state, run.survey, nothing)
     entries, _, _ = await fetch_entries(run.engine.repository.store, kept, scratch)
-    return await judged(run.engine, kept, entries, nothing, head, scratch, run.request.allow)
+    return await judged(run.engine, kept, entries, nothing, head, scratch, run.request.allow, answer.trimmed)
 
 
 def _diverged(state: HeadState) -> Reason:

@@ -154,6 +154,27 @@ async def test_a_root_that_a_limit_left_out_is_not_missing(engine: Engine, tmp_p
     trimming = replace(engine, limits=Limits(bytes=1000, over="trim"))
     receipt = await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))
     assert (receipt.outcome, [row.path for row in receipt.dropped]) == ("committed", ["codymaster/kanban.json"])
+
+
+async def test_nor_is_it_once_another_objection_was_allowed(engine: Engine, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "small")
+    write(home / "MEMORY.md", b"hot" * 30_000)
+    write(home / ".codymaster/kanban.json", b"k" * 3000)
+    assert (await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
+    write(home / "MEMORY.md", b"hot")
+    trimming = replace(engine, limits=Limits(bytes=1000, over="trim"))
+    receipt = await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))
+    assert receipt.reason is not None and receipt.reason.code == "shrunk"
+    allowed = ExportRequest(memory=MEMORY, allow=("shrunk",))
+    assert (await export(trimming, WatchedSandbox(home), allowed)).outcome == "committed"
+
+
+async def test_what_was_left_out_may_go(engine: Engine, tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "small")
+    write(home / "MEMORY.md", b"hot")
+    write(home / ".codymaster/kanban.json", b"k" * 3000)
+    trimming = replace(engine, limits=Limits(bytes=1000, over="trim"))
+    assert (await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
     shutil.rmtree(home / ".codymaster")
     write(home / "MEMORY.md", b"hottest")
     assert (await export(trimming, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
