@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign faults image lint format bench clean
+.PHONY: help run demo test campaign faults outage image lint format bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
@@ -10,6 +10,7 @@ help:
 	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
+	@echo "make outage     an hour of exports while Postgres is away, and what is found afterwards"
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
@@ -36,6 +37,9 @@ campaign: .venv/ready
 
 faults: .venv/ready
 	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
+
+outage: .venv/ready
+	$(BIN)/python -m pytest tests/sink/test_outage.py --outage 60
 
 image: .venv/ready
 	$(BIN)/python deploy/build_image.py $(IMAGE_FLAGS)

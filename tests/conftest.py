@@ -30,6 +30,7 @@ Open = Callable[[Name], memories.Provider]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-table", action="store_true", help="print what came of each injected fault")
+    parser.addoption("--outage", type=float, default=0, metavar="MINUTES", help="how long Postgres stays away")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -115,6 +116,12 @@ def database(postgres_server: Server, forget_postgres: None, monkeypatch: pytest
     made = postgres_server.database()
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", made.url)
     return made
+
+
+@pytest.fixture
+def outage(request: pytest.FixtureRequest) -> float:
+    """For how many seconds Postgres is to stay away."""
+    return 60 * float(request.config.getoption("--outage"))
 
 
 @pytest.fixture(scope="session")
