@@ -85,16 +85,17 @@ class Export:
 
     def _found(self) -> list[Found]:
         """What there is, but for what is as before, which is taken at once, and what there is no room for."""
-        if self.base is not None and self.base.rules == self.rules and self.fit.plain:
+        if self.base is not None and self.base.rules == self.rules and not self.fit.rounds:
             steady = Steady(self.base, self.fit.largest)
             found = self._walk(steady)
-            if self.fit.holds(found, steady):
-                self.taking.entries, self.taking.total = steady.rows, steady.bytes
+            if self.fit.holds(found, steady.tallies):
+                self.taking.entries = steady.rows
+                self.taking.total = sum(tally.bytes for tally in steady.tallies.values())
                 return found
             self.taking.skipped = Skipped()
         self.taking.refreshed = self.base is not None and self.base.rules != self.rules
         found = self._walk(None)
-        if not self.fit.plain or not self.fit.holds(found, None):
+        if not self.fit.holds(found, {}):
             self.dropped = self.fit.dropped(found)
         return found
 

@@ -7,13 +7,12 @@ Where they make it too much, the export begins anew and knows them.
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple
 
 from .refusal import Refusal
 from .walk import Found
 
 if TYPE_CHECKING:
-    from .steady import Steady
     from .trimming import Dropped
 
 ROUNDS = 8
@@ -25,6 +24,17 @@ lower, the last but one at nothing but what is hot, so that the last can say whe
 
 class Over(Exception):
     """It was more than it had looked like: begin again with what is known now."""
+
+
+class Tally(NamedTuple):
+    """How much some paths are."""
+
+    bytes: int = 0
+    paths: int = 0
+    deepest: int = 0
+
+    def plus(self, size: int, depth: int, paths: int = 1) -> Tally:
+        return Tally(self.bytes + size, self.paths + paths, max(self.deepest, depth))
 
 
 class Fit:
@@ -48,26 +58,23 @@ class Fit:
     def of(self, layout: str) -> dict[str, Any]:
         return self.layouts.get(layout, self.whole)
 
-    @property
-    def plain(self) -> bool:
-        """Whether there is nothing to plan unless there is more than the limits allow."""
-        return not self.rounds and not self.layouts
-
-    def holds(self, found: list[Found], steady: Steady | None) -> bool:
-        """Whether all of this is within the limits by names and sizes."""
-        whole = self.whole
-        sizes = [one.status.st_size for one in found if stat.S_ISREG(one.status.st_mode)]
-        depths = [one.path.count("/") for one in found]
-        count, total = len(found), sum(sizes)
-        if steady is not None:
-            count, total = count + len(steady.rows), total + steady.bytes
-            depths.append(steady.deepest)
-        return bool(
-            total <= whole["bytes"]
-            and max(sizes, default=0) <= whole["file_bytes"]
-            and count <= whole["files"]
-            and max(depths, default=0) <= whole["depth"]
-        )
+    def holds(self, found: list[Found], steady: Dict[str, Tally]) -> bool:
+        """Whether all of this, and what is steady, is within the limits by names and sizes, as far as is known by now."""
+        if self.rounds:
+            return False
+        tallies = dict(steady)
+        for one in found:
+            layout, status = one.root.layout["name"], one.status
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if size > self.largest and size > self.of(layout)["file_bytes"]:
+                return False
+            tallies[layout] = tallies.get(layout, Tally()).plus(size, one.path.count("/"))
+        for layout, tally in tallies.items():
+            limits = self.of(layout)
+            if tally.bytes > limits["bytes"] or tally.paths > limits["files"] or tally.deepest > limits["depth"]:
+                return False
+        total, count = sum(tally.bytes for tally in tallies.values()), sum(tally.paths for tally in tallies.values())
+        return bool(total <= self.whole["bytes"] and count <= self.whole["files"])
 
     def dropped(self, found: list[Found]) -> dict[str, Dropped]:
         """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""

@@ -10,6 +10,7 @@ import os
 from typing import Dict
 
 from .cache import COARSE_TICK_NS, TICK_NS, Base, Row
+from .fitting import Tally
 from .index import SIZE
 
 SECOND_NS = 1_000_000_000
@@ -20,13 +21,13 @@ class Steady:
 
     def __init__(self, base: Base, largest: int) -> None:
         self.rows: Dict[str, Row] = {}
-        self.bytes = 0
-        self.deepest = 0
+        self.tallies: Dict[str, Tally] = {}
+        """By layout."""
         self._base = base
         self._largest = largest
 
-    def others(self, prefix: str, names: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-        """Take what is as it was in one folder; return the rest, for the walk to look at."""
+    def others(self, layout: str, prefix: str, names: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+        """Take what is as it was in one folder of a layout; return the rest, for the walk to look at."""
         known, before = self._base.entries, self._base.taken
         fine, coarse = before - TICK_NS, before - COARSE_TICK_NS
         rows, rest, total, largest = self.rows, [], 0, self._largest
@@ -51,7 +52,7 @@ class Steady:
                 total += size
             else:
                 rest.append(entry)
-        self.bytes += total
         if len(rest) < len(names):
-            self.deepest = max(self.deepest, prefix.count("/"))
+            tally = self.tallies.get(layout, Tally())
+            self.tallies[layout] = tally.plus(total, prefix.count("/"), len(names) - len(rest))
         return rest

@@ -85,7 +85,7 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
     siblings = {entry.name for entry in names}
     called = None if root.keys.name_folders_in(folder) else root.path(prefix)
     if steady is not None and called is not None:
-        names = steady.others(called, names)
+        names = steady.others(root.layout["name"], called, names)
     names.sort(key=lambda entry: entry.name)
     keep = _always if folder and rules.all_below(folder) else rules.keep
     found: list[Found] = []

@@ -6,6 +6,7 @@ import os
 import random
 import sqlite3
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,19 @@ async def test_a_limit_of_one_layout_is_of_its_files_alone(home: Path, tmp_path:
     assert refused.reason is not None
     assert (refused.outcome, refused.reason.code) == ("rejected", "limit-files")
     assert "limits.layouts.three-tier.files allows 4" in refused.reason.message
+
+
+@pytest.mark.parametrize(("limit", "most"), [("files", 6), ("bytes", 100_150)])
+async def test_what_a_layout_has_from_before_counts_with_what_is_new(
+    limit: str, most: int, home: Path, tmp_path: Path
+) -> None:
+    engine = engine_with(tmp_path, layouts={"three-tier": {limit: most}})
+    assert (await exported(engine, home)).outcome == "committed"
+    time.sleep(0.1)  # what is younger than a tick of the clock is not taken for unchanged
+    write(home / "memory/more.md", b"warm\n" * 10)
+    refused = await exported(engine, home)
+    assert refused.reason is not None
+    assert (refused.outcome, refused.reason.code) == ("rejected", f"limit-{limit}")
 
 
 async def test_a_layout_may_have_larger_files_than_the_rest(home: Path, tmp_path: Path) -> None:
