@@ -8,6 +8,7 @@ so whatever is cut short leaves the rows as they were.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, LiteralString
@@ -28,6 +29,7 @@ LOCK_SECONDS = 60.0
 WRITE_SECONDS = 900.0
 IDLE_SECONDS = 300.0
 """How long Postgres waits for a caller that has stopped in the middle, before it lets others have their turn."""
+CANCEL_SECONDS = 1.0
 MOST_SEARCHES = 8
 """At once, each on a connection of its own: others need some of Postgres's connections too."""
 DEAD_AFTER: dict[str, Any] = {
@@ -71,6 +73,9 @@ UPDATE {schema}.memories SET snapshot = %(snapshot)s, reader = %(reader)s, probl
     records = (SELECT count(*) FROM {schema}.records WHERE memory_id = %(id)s)
 WHERE id = %(id)s RETURNING records
 """
+
+# What the driver says when it is cut short is said by us, in a receipt or an error.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 def open_postgres(url: str, settings: Postgres) -> PostgresSink:
@@ -136,7 +141,7 @@ class PostgresSink:
     async def search(self, query: Query) -> Found:
         seconds = self._settings.timeout
         with told_plainly(self._redacted):
-            async with asyncio.timeout(2 * seconds + 1), self._searches, self._transaction(seconds) as cursor:
+            async with asyncio.timeout(_patience(seconds)), self._searches, self._transaction(seconds) as cursor:
                 return await postgres_search.search(cursor, self._settings.schema, self._settings.text_search, query)
 
     async def _turn(self, cursor: AsyncCursor[Any], place: Place) -> None:
@@ -180,10 +185,13 @@ class PostgresSink:
 
     @asynccontextmanager
     async def _transaction(self, seconds: float) -> AsyncIterator[AsyncCursor[Any]]:
-        """A transaction on a connection of its own, with the tables there. Raise a ``SinkError``."""
+        """A transaction on a connection of its own, with the tables there. Raise a ``SinkError``.
+
+        Postgres ends what takes longer than ``seconds``. One that is there and says nothing is not waited for either.
+        """
         try:
             with told_plainly(self._redacted):
-                async with await self._connect() as connection:
+                async with asyncio.timeout(_patience(seconds)), await self._connect() as connection:
                     if not self._prepared:
                         async with connection.transaction(), connection.cursor() as cursor:
                             await _limit(cursor, WRITE_SECONDS)
@@ -198,7 +206,7 @@ class PostgresSink:
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         async with asyncio.timeout(self._settings.timeout):
-            return await psycopg.AsyncConnection.connect(
+            return await _Connection.connect(
                 self._url,
                 autocommit=True,
                 prepare_threshold=None,
@@ -206,6 +214,21 @@ class PostgresSink:
                 application_name="memory-sidecar",
                 **DEAD_AFTER,
             )
+
+
+class _Connection(psycopg.AsyncConnection[Any]):
+    """One that is closed when it is cut short. The driver would wait for Postgres to say that it has stopped."""
+
+    async def cancel_safe(self, *, timeout: float = CANCEL_SECONDS) -> None:
+        try:
+            await super().cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
+        finally:
+            self.pgconn.finish()
+
+
+def _patience(seconds: float) -> float:
+    """How long to wait for Postgres to keep to ``seconds`` by itself, connecting included."""
+    return 2 * seconds + 1
 
 
 async def _limit(cursor: AsyncCursor[Any], seconds: float) -> None:

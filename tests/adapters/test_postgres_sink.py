@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
@@ -145,6 +148,56 @@ async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
 
     assert await first.replace(PLACE, "s1", OTTER, meanwhile)
     assert await first.standing("store") == {"conductor": "s1", "other": "s2"}
+
+
+@pytest.fixture
+def freeze(database: Database) -> Iterator[Callable[[], None]]:
+    """Stop whoever serves the sidecar in the middle of it: connected, and silent."""
+    frozen: list[int] = []
+
+    def now() -> None:
+        serving = "SELECT pid FROM pg_stat_activity WHERE application_name = 'memory-sidecar' AND datname = %s"
+        for (pid,) in database.execute(serving, database.name):
+            frozen.append(pid)
+            os.kill(pid, signal.SIGSTOP)
+
+    yield now
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_one_that_stops_answering_is_not_waited_for_forever(
+    database: Database, freeze: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(database)
+    await sink.standing("store")
+    monkeypatch.setattr("adapters.sinks.postgres.WRITE_SECONDS", 0.5)
+
+    async def frozen() -> bool:
+        freeze()
+        return True
+
+    for write in (sink.replace(PLACE, "s1", OTTER, frozen), sink.remove(Place("store", "other"), frozen)):
+        async with asyncio.timeout(8):
+            with pytest.raises(SinkUnreachable, match="in time"):
+                await write
+
+
+async def test_who_gives_up_on_one_that_stopped_answering_is_free_at_once(
+    database: Database, freeze: Callable[[], None]
+) -> None:
+    sink = sink_of(database)
+    await sink.standing("store")
+
+    async def frozen() -> bool:
+        freeze()
+        return True
+
+    began = time.monotonic()
+    with pytest.raises((TimeoutError, SinkUnreachable)):
+        async with asyncio.timeout(1):
+            await sink.replace(PLACE, "s1", OTTER, frozen)
+    assert time.monotonic() - began < 4
 
 
 async def test_many_searches_at_once_wait_for_each_other(database: Database) -> None:
