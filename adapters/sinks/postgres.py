@@ -212,6 +212,7 @@ class PostgresSink:
                 prepare_threshold=None,
                 connect_timeout=max(2, round(self._settings.timeout)),
                 application_name="memory-sidecar",
+                client_encoding="utf8",  # whatever PGCLIENTENCODING says
                 **DEAD_AFTER,
             )
 

@@ -46,8 +46,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
 
 
 async def prepare(cursor: AsyncCursor[Any], schema: str) -> None:
-    """Make the tables, or bring them up to date. Inside a transaction. Raise ``SinkUnfit`` when they are newer than we know."""
+    """Make the tables, or bring them up to date. Inside a transaction.
+
+    Raise ``SinkUnfit`` when they are newer than we know, or the database cannot hold every character.
+    """
     name = Identifier(schema)
+    await cursor.execute("SELECT current_setting('server_encoding')")
+    if (await cursor.fetchone()) != ("UTF8",):
+        raise SinkUnfit("The database does not hold text as UTF-8.", hint="CREATE DATABASE … ENCODING 'UTF8'.")
     await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('memory-sidecar ' || %s, 0))", (schema,))
     # A role may own the schema without the right to make one, so it is only made when it is not there.
     await cursor.execute("SELECT to_regnamespace(%s) IS NULL", (schema,))

@@ -123,6 +123,24 @@ async def test_tables_that_a_newer_version_made_are_left_alone(database: Databas
     assert database.execute("SELECT number FROM memory_sidecar.version") == [(99,)]
 
 
+async def test_every_character_is_written_whatever_the_client_is_set_to(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    await sink_of(database).replace(PLACE, "s1", Some(Record(kind="section", key="a", title="記憶 €")), yes)
+    monkeypatch.delenv("PGCLIENTENCODING")
+    assert [row[3] for row in database.rows()] == ["記憶 €"]
+
+
+async def test_a_database_that_cannot_hold_every_character_is_refused(database: Database) -> None:
+    name = f"{database.name}_latin"
+    database.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+    latin = Database(database.server, name)
+    with pytest.raises(SinkUnfit, match="UTF-8"):
+        await sink_of(latin).replace(PLACE, "s1", OTTER, yes)
+    assert latin.heads() == {}
+
+
 async def test_tables_that_somebody_dropped_are_made_again(database: Database) -> None:
     sink = sink_of(database)
     await sink.replace(PLACE, "s1", OTTER, yes)
