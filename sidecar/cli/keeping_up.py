@@ -29,6 +29,8 @@ async def keep_up(engine: Engine, args: argparse.Namespace, result: Result, seco
         return _warned(result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}")
     except SidecarError as problem:
         return _warned(result, f"Search does not know of this yet: {problem.message} {LATER}")
+    except Exception as problem:  # a mistake of ours, which takes nobody's receipt away
+        return _warned(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
     except asyncio.CancelledError:  # told to end: the receipt is still to be printed
         return _warned(result, f"Search does not know of this yet: it was interrupted. {LATER}")
     return result

@@ -18,7 +18,7 @@ from sidecar.sink.tables import Unreadable, tables
 from sidecar.snapshots.fetch import fetch
 from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
-from sidecar.spool import Spool
+from sidecar.spool import Spool, SpoolFull
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 << 20
@@ -31,13 +31,15 @@ Source = Callable[[], Iterator[Record]]
 
 
 async def snapshot_records(store: Store, manifest: Manifest, scratch: Spool) -> SnapshotRecords:
-    """The records of a snapshot, for as long as ``scratch`` lives. Raise ``SnapshotDamaged``."""
+    """The records of a snapshot, for as long as ``scratch`` lives. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
     fetched = await fetch(store, manifest, scratch)
     wanted = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE and _holds_records(path)}
     try:
         staged = await asyncio.to_thread(materialise, fetched.pack_files(), wanted, scratch.new())
     except Refusal as refused:
         raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be read: {refused.message}") from None
+    except OSError as problem:
+        raise SpoolFull(f"Snapshot {manifest.snapshot} could not be unpacked in {scratch.folder}: {problem}.") from None
     hints = {root.name: root.hint for root in manifest.roots}
     sources: list[tuple[str, Source]] = []
     # Databases first: where a JSON file says the same as a row, the row counts.

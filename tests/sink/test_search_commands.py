@@ -220,6 +220,19 @@ def test_postgres_away_or_silent_changes_no_outcome(
             assert PASSWORD not in json.dumps(ran.document) + ran.stderr
 
 
+@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), RuntimeError("a mistake")])
+def test_no_trouble_with_search_takes_a_receipt_away(
+    tmp_path: Path, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("sidecar.sink.snapshot.materialise", fail)
+    ran = export(agent, tmp_path / "store")
+    assert (ran.code, ran.document["outcome"]) == (0, "committed")
+    assert str(problem) in ran.document["warnings"][0]
+
+
 def test_a_real_process_shows_no_password_and_no_traceback(tmp_path: Path, agent: Agent) -> None:
     env = {"MEMORY_SIDECAR_POSTGRES": NOWHERE}
     ran = run_cli("export", "m", f"--sandbox=local:{agent.home}", store=tmp_path / "store", env=env)
