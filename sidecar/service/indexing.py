@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import structlog
@@ -36,6 +36,8 @@ class Indexing:
         self._failures = 0
         self._rest = asyncio.Event()
         """Set while there is nothing to do, or nothing that can be done."""
+        self._missed: dict[str, bool] = {}
+        """Memories that failed when they were last looked at, and whether they may go well in a moment."""
         self._told: dict[str, str] = {}
         self._log = structlog.get_logger("sidecar")
         self._task: asyncio.Task[None] | None = None
@@ -85,21 +87,35 @@ class Indexing:
             else:
                 self._well()
                 due = time.monotonic() + self._every if all_of_them else due
+                if any(self._missed.values()):
+                    due = min(due, time.monotonic() + LONGEST_PAUSE)
                 if not self._changed:
                     self._rest.set()
 
     async def _catch_up(self, memories: Sequence[str] | None) -> None:
         if memories is None:
             memories = list(dict.fromkeys([*self._changed, *await self._index.behind()]))
+            self._missed = {}
         left = dict.fromkeys(memories)
         for memory in memories:
-            self._metrics.behind(len({*left, *self._changed}))
+            self._metrics.behind(len({*left, *self._changed, *self._missed}))
             # Before it is looked at: what changes while it is read is heard of again.
             self._changed.pop(memory, None)
-            async for done in self._index.catch_up([memory]):
+            async for done in self._bring_up(memory):
                 self._tell(done)
             left.pop(memory)
-        self._metrics.behind(len(self._changed))
+        self._metrics.behind(len({*self._changed, *self._missed}))
+
+    async def _bring_up(self, memory: str) -> AsyncIterator[Indexed]:
+        """Raise a ``SinkError`` when it is not this memory's fault."""
+        try:
+            async for done in self._index.catch_up([memory]):
+                yield done
+        except SidecarError:
+            raise
+        except Exception as problem:  # a mistake of ours; the other memories have their turn all the same
+            self._log.exception("a mistake of ours in indexing", memory=memory)
+            yield Indexed(memory=memory, state="failed", problem=f"{type(problem).__name__}: {problem}")
 
     def _tell(self, done: Indexed) -> None:
         about: dict[str, Any] = {
@@ -113,7 +129,9 @@ class Indexing:
             self._log.warning("not all of a memory can be searched", memory=done.memory, problem=said)
             self._events.publish("index.incomplete", memory=done.memory, snapshot=done.snapshot, problem=said)
         self._told = {**self._told, done.memory: said} if said else _without(self._told, done.memory)
+        self._missed.pop(done.memory, None)
         if done.state == "failed":
+            self._missed[done.memory] = done.retryable
             self._metrics.failed()
         elif done.state != "current":
             self._metrics.written(done.written, done.removed)
@@ -134,7 +152,8 @@ class Indexing:
         return 0.0
 
     def _well(self) -> None:
-        self._metrics.succeeded()
+        if not self._missed:
+            self._metrics.succeeded()
         if self._failures:
             self._failures = 0
             self._log.info("search is up to date again")

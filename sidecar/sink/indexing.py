@@ -13,7 +13,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sidecar.errors import HeadMoved, SidecarError, SinkError, SnapshotDamaged, SnapshotError
+from sidecar.errors import (
+    HeadMoved,
+    SidecarError,
+    SinkDenied,
+    SinkUnfit,
+    SinkUnreachable,
+    SnapshotDamaged,
+    SnapshotError,
+)
 from sidecar.ids import STORE_ID
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, HeadState, Repository
@@ -47,6 +55,8 @@ class Indexed:
     """What of the snapshot could not be read."""
     problem: str = ""
     """Why it failed."""
+    retryable: bool = False
+    """Whether it may go well in a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +97,16 @@ class MemoryIndex:
     async def catch_up(self, memories: Sequence[str] | None = None) -> AsyncIterator[Indexed]:
         """Bring everything up to date: all memories, or those named, and whatever has rows but is not in the store.
 
-        One that cannot be read does not keep the others from it. Raise a ``SinkError`` when the sink itself fails.
+        One that cannot be read or written does not keep the others from it. Raise a ``SinkError`` when the sink can do
+        nothing at all.
         """
         for memory in await self.behind() if memories is None else memories:
             try:
                 yield await self.bring_up(memory)
-            except SinkError:
+            except (SinkUnreachable, SinkDenied, SinkUnfit):
                 raise
             except SidecarError as problem:
-                yield Indexed(memory=memory, state="failed", problem=problem.message)
+                yield Indexed(memory=memory, state="failed", problem=problem.message, retryable=problem.retryable)
 
     async def behind(self) -> list[str]:
         """The memories whose rows are not what the store holds. One whose head cannot be read is among them."""

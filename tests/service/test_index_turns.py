@@ -24,6 +24,8 @@ class Scripted:
         self.behind_now: list[str] = []
         self.down = False
         self.problem = ""
+        self.retryable = False
+        self.broken: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -39,7 +41,10 @@ class Scripted:
                 raise SinkUnreachable("away")
             self.asked.append(memory)
             await self.gate.wait()
-            yield Indexed(memory=memory, state="failed" if self.problem else "written", problem=self.problem)
+            if memory in self.broken:
+                raise RuntimeError("a mistake")
+            state = "failed" if self.problem else "written"
+            yield Indexed(memory=memory, state=state, problem=self.problem, retryable=self.retryable)
 
 
 class Watch:
@@ -107,6 +112,40 @@ async def test_a_memory_that_cannot_be_read_is_told_of_once() -> None:
     watch.index.behind_now = ["a"]
     await until(lambda: watch.index.looks == 2)
     assert watch.types.count("index.incomplete") == 1 and "index.down" not in watch.types
+    await watch.indexing.close(1)
+
+
+async def test_a_memory_that_failed_is_behind_until_it_goes_well() -> None:
+    watch = Watch(every=0.2)
+    watch.index.problem = "damaged"
+    watch.index.behind_now = ["a"]
+    await until(lambda: watch.index.looks >= 2 and watch.index.asked)
+    watch.indexing.soon("b")
+    await until(lambda: "b" in watch.index.asked)
+    await until(lambda: watch.figure("behind") >= 1)
+    assert watch.figure("last_success_timestamp_seconds") == 0
+    watch.index.problem, watch.index.behind_now = "", []
+    await until(lambda: watch.figure("behind") == 0 and watch.figure("last_success_timestamp_seconds"))
+    await watch.indexing.close(1)
+
+
+async def test_what_may_go_well_in_a_moment_is_tried_again_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.service.indexing.LONGEST_PAUSE", 0.02)
+    watch = Watch()
+    watch.index.problem, watch.index.retryable = "busy", True
+    watch.index.behind_now = ["a"]
+    await until(lambda: watch.index.looks >= 3)
+    assert "index.down" not in watch.types
+    await watch.indexing.close(1)
+
+
+async def test_a_mistake_with_one_memory_keeps_no_other_from_its_turn() -> None:
+    watch = Watch()
+    watch.index.broken = {"a"}
+    watch.index.behind_now = ["a", "b"]
+    await until(lambda: watch.index.asked == ["a", "b"])
+    await until(lambda: watch.figure("behind") == 1)
+    assert watch.types == ["index.incomplete", "index.updated"]
     await watch.indexing.close(1)
 
 

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
@@ -234,6 +235,25 @@ async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
     assert sorted(database.rows()) == agent.expected("whole")
     with pytest.raises(SnapshotDamaged):
         await index.bring_up("broken")
+
+
+async def test_a_memory_whose_rows_somebody_holds_does_not_keep_others_from_being_written(
+    engine: Engine, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapters.sinks.postgres.LOCK_SECONDS", 0.2)
+    index = index_of(engine)
+    for memory in ("held", "other"):
+        await exported(engine, agent, memory)
+        await index.bring_up(memory)
+    agent.converse()
+    for memory in ("held", "other"):
+        await exported(engine, agent, memory)
+    with psycopg.connect(database.url) as connection:
+        connection.execute("SELECT FROM memory_sidecar.memories WHERE memory = 'held' FOR UPDATE")
+        done = {one.memory: one async for one in index.catch_up()}
+    assert (done["held"].state, done["held"].retryable, done["other"].state) == ("failed", True, "written")
+    assert [(one.memory, one.state) async for one in index.catch_up()] == [("held", "written")]
+    assert sorted(database.rows()) == sorted(agent.expected("held") + agent.expected("other"))
 
 
 async def test_another_text_search_configuration_writes_all_rows_anew(
