@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from sidecar.errors import BadConfig
 
 URL_VARIABLE = "MEMORY_SIDECAR_POSTGRES"
-HOW = "Write postgresql://user:password@host:5432/database."
+HOW = "Write postgresql://user:password@host:5432/database; in a password, @ is %40, / is %2F, # is %23, % is %25."
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 
 
@@ -68,5 +68,7 @@ def _is_url(url: str) -> bool:
         if "," not in parts.netloc:  # several hosts may be named, each with its port
             _ = parts.port
     except ValueError:
+        return False
+    if parts.netloc.count("@") > 1 or "@" in parts.path:  # of a password; the rest of it would be taken for the host
         return False
     return parts.scheme in ("postgres", "postgresql") and bool(parts.netloc or parts.path.strip("/") or parts.query)

@@ -135,8 +135,10 @@ def test_without_the_driver_it_is_said_what_to_install(tmp_path: Path, monkeypat
         f"postgresql://a:{PASSWORD}@host/db?nonsense=1",
         f"postgresql://a:%zz{PASSWORD}@host/db",
         "postgres:/",
+        f"postgresql://a:half@{PASSWORD}@host/db",
+        f"postgresql://a:12/{PASSWORD}@host/db",
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_a_wrong_url_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
