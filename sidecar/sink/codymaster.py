@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sidecar.sink.claude_mem import paragraphs
-from sidecar.sink.records import Record, moment, record
+from sidecar.sink.records import Record, moment, record, unused
 from sidecar.sink.tables import Tables, Unreadable
 
 NAME = "context.db"
@@ -40,10 +41,11 @@ def read_table(tables: Tables, table: str, path: str, project: str) -> Iterator[
 def read_file(place: str, path: str, project: str) -> Iterator[Record]:
     """The records of ``learnings.json`` or ``decisions.json``. Raise ``Unreadable``."""
     folder, _, name = path.rpartition("/")
+    used: Counter[str] = Counter()
     for number, item in enumerate(_items(place)):
         fields = FIELDS[FILES[name]]
         row = {field: _first(item, keys) for field, keys in fields.items()}
-        row["id"] = row["id"] or f"#{number}"
+        row["id"] = unused(row["id"] or f"#{number}", used)
         yield _record(FILES[name], row, path, _folder(folder), project)
 
 

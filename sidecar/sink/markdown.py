@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sidecar.sink.records import Record, record, shown_path
+from sidecar.sink.records import Record, record, shown_path, unused
 
 LARGEST_FILE = 8 << 20
 """The rest of a larger one is not read."""
@@ -16,20 +16,21 @@ BETWEEN = " › "
 
 _HEADING = re.compile(r" {0,3}(#{1,6})(?=[ \t]|\Z)")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_SETTING = re.compile(r"[^\s#:][^:]*:(\s|\Z)")
 _LINE_END = re.compile("\r\n|\n|\r")
 
 
 def read(place: str, path: str, project: str, mtime: int) -> Iterator[Record]:
     """The sections of a file; ``mtime`` in nanoseconds is when they were written."""
     with Path(place).open("rb") as file:
-        text = file.read(LARGEST_FILE).decode("utf-8", "replace")
+        text = file.read(LARGEST_FILE).decode("utf-8-sig", "replace")
     name, at = path.rpartition("/")[2], _moment(mtime)
     used: Counter[str] = Counter()
     for headings, body in sections(text):
         title = BETWEEN.join(filter(None, headings)) or name
         if not body.strip() and not any(headings):
             continue
-        key = _unused(f"{shown_path(path)}#{BETWEEN.join(headings)}", used)
+        key = unused(f"{shown_path(path)}#{BETWEEN.join(headings)}", used)
         yield record("section", key, title=title, text=body, project=project, at=at, path=path)
 
 
@@ -57,16 +58,6 @@ def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
     yield tuple(title for _, title in path), "\n".join(body)
 
 
-def _unused(key: str, used: Counter[str]) -> str:
-    """The key, with a number when an earlier section has it."""
-    used[key] += 1
-    found = key
-    while used[key] > 1 and used[found := f"{key}#{used[key]}"]:
-        used[key] += 1
-    used[found] += found != key
-    return found
-
-
 def _fence(line: str) -> re.Match[str] | None:
     mark = _FENCE.match(line)
     return None if mark is None or (mark[1][0] == "`" and "`" in line[mark.end() :]) else mark
@@ -80,7 +71,8 @@ def _title(rest: str) -> str:
 
 
 def _without_front_matter(lines: list[str]) -> list[str]:
-    if not lines or lines[0].rstrip() != "---":
+    """Front matter begins with a setting; between two rules there may be anything, and it is not left out."""
+    if lines[0].rstrip() != "---" or not _SETTING.match("".join(lines[1:2])):
         return lines
     ends = (number for number, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "..."))
     end = next(ends, None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-READER = 2
+READER = 3
 """Grows when the same snapshot is read into other records: rows of an earlier reader are written again."""
 TEXT_BYTES = 200_000
 """What is kept of a text. Postgres can index no more of one than a megabyte of words and their places, which is up to five
@@ -94,6 +95,16 @@ def bounded_key(key: str) -> str:
     if len(key) <= KEY_LENGTH:
         return key
     return f"{key[: KEY_LENGTH - 33]}~{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def unused(key: str, used: Counter[str]) -> str:
+    """The key, with a number when an earlier one of its file has it."""
+    used[key] += 1
+    found = key
+    while used[key] > 1 and used[found := f"{key}#{used[key]}"]:
+        used[key] += 1
+    used[found] += found != key
+    return found
 
 
 def shown_path(path: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.sink.claude_mem import items
-from sidecar.sink.markdown import sections
+from sidecar.sink.codymaster import read_file
+from sidecar.sink.markdown import read, sections
 from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bounded_key, clean, cut, moment, record
 
 
@@ -23,6 +26,8 @@ from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bounded_key, clean, cut
         ("# A #\n## B ## \n# C#\n#D", [((), ""), (("A",), ""), (("A", "B"), ""), (("C#",), "#D")]),
         ("---\ntitle: x\n# no\n---\nbody\n# A", [((), "body"), (("A",), "")]),
         ("---\nnever closed\n# A", [((), "---\nnever closed"), (("A",), "")]),
+        ("---\n## Monday\nx\n---\n## Tuesday", [((), "---"), (("Monday",), "x\n---"), (("Tuesday",), "")]),
+        ("---\n\nwords\n---\n# A", [((), "---\n\nwords\n---"), (("A",), "")]),
         ("```sh\n# no\n```\n# yes", [((), "```sh\n# no\n```"), (("yes",), "")]),
         ("~~~~\n# no\n~~~\n# no\n~~~~\n# yes", [((), "~~~~\n# no\n~~~\n# no\n~~~~"), (("yes",), "")]),
         ("``` not code ```\n# yes", [((), "``` not code ```"), (("yes",), "")]),
@@ -35,10 +40,22 @@ def test_sections_of_markdown(text: str, found: list[tuple[tuple[str, ...], str]
     assert list(sections(text)) == found
 
 
+def test_a_byte_order_mark_hides_no_heading_and_no_front_matter(tmp_path: Path) -> None:
+    for text, titles in (("# A\nx", ["A"]), ("---\ntitle: x\n---\n# A", ["A"]), ("words", ["a.md"])):
+        (tmp_path / "a.md").write_text(text, encoding="utf-8-sig")
+        found = list(read(str(tmp_path / "a.md"), "project/memory/a.md", "", 0))
+        assert [one.title for one in found] == titles and "\ufeff" not in found[0].text
+
+
+def test_two_learnings_with_one_id_are_two(tmp_path: Path) -> None:
+    file = tmp_path / "learnings.json"
+    file.write_text(json.dumps([{"id": "L1", "whatFailed": "a"}, {"id": "L1", "whatFailed": "b"}, {"id": "L2"}]))
+    found = list(read_file(str(file), "cm/memory/learnings.json", ""))
+    assert [(one.key, one.title) for one in found] == [("cm/L1", "a"), ("cm/L1#2", "b"), ("cm/L2", "")]
+
+
 @given(st.text(alphabet="# \t\n-`~ab›", max_size=80))
 def test_no_word_of_a_markdown_text_is_lost(text: str) -> None:
-    if text.startswith("---"):
-        return
     said = "".join(body + "".join(headings[-1:]) for headings, body in sections(text))
     assert sorted(said.replace("#", "").split()) or not text.replace("#", "").split()
     assert said.count("a") + said.count("b") == text.count("a") + text.count("b")
