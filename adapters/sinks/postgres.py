@@ -58,8 +58,8 @@ DELETE FROM {schema}.records r USING pg_temp.gone g WHERE r.memory_id = %s AND r
 INSERT = """
 INSERT INTO {schema}.records (memory_id, kind, key, title, body, project, session, at, path, digest, words)
 SELECT DISTINCT ON (kind, key) %(id)s::bigint, kind, key, title, body, project, session, at, path, digest,
-    setweight(to_tsvector(%(text_search)s::regconfig, title), 'A')
-        || setweight(to_tsvector(%(text_search)s::regconfig, body), 'B')
+    setweight(to_tsvector(%(text_search)s::regconfig, translate(title, %(joined)s, %(blanks)s)), 'A')
+        || setweight(to_tsvector(%(text_search)s::regconfig, translate(body, %(joined)s, %(blanks)s)), 'B')
 FROM pg_temp.incoming ORDER BY kind, key, n
 ON CONFLICT (memory_id, kind, key) DO NOTHING
 """
@@ -119,7 +119,8 @@ class PostgresSink:
                 removed = cursor.rowcount
             gone = await self._bring_missing(cursor, id, records)
             removed += await self._remove(cursor, id, gone)
-            await cursor.execute(self._sql(INSERT), {"id": id, "text_search": self._settings.text_search})
+            parted = {"joined": postgres_search.JOINED, "blanks": postgres_search.BLANKS}
+            await cursor.execute(self._sql(INSERT), {"id": id, "text_search": self._settings.text_search, **parted})
             written = cursor.rowcount
             about = {"id": id, "snapshot": snapshot, "reader": self._reader, "problems": records.problems}
             await cursor.execute(self._sql(SETTLE), about)

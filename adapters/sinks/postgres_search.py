@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,11 @@ HALF_LIFE_DAYS = 180
 HEADLINE_CHARACTERS = 50_000
 """How far into a text a snippet is looked for."""
 HEADLINE = "StartSel=**, StopSel=**, MaxWords=30, MinWords=12, MaxFragments=2, FragmentDelimiter=' … '"
+JOINED = "/\\.:@?&=#%~<>"
+"""Postgres takes paths, addresses, versions and tags for one word each, or for none. With blanks instead, their parts are
+words."""
+BLANKS = " " * len(JOINED)
+_JOINED_WORD = re.compile(rf"(-?)(\S*[{re.escape(JOINED)}]\S*)")
 
 SEARCH = """
 WITH wanted AS (SELECT websearch_to_tsquery(%(text_search)s::regconfig, %(words)s) AS words),
@@ -31,9 +37,12 @@ found AS (
     LIMIT %(limit)s OFFSET %(offset)s
 )
 SELECT memory, kind, key, title,
-    ts_headline(%(text_search)s::regconfig, left(body, %(characters)s), wanted.words, %(headline)s),
+    CASE WHEN strpos(snippet, '**') > 0 THEN snippet ELSE
+        ts_headline(%(text_search)s::regconfig, translate(start, %(joined)s, %(blanks)s), wanted.words, %(headline)s)
+    END,
     project, session, at, path, snapshot, indexed, score
-FROM found, wanted
+FROM found, wanted, LATERAL left(body, %(characters)s) AS start,
+    LATERAL ts_headline(%(text_search)s::regconfig, start, wanted.words, %(headline)s) AS snippet
 ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
 """
 
@@ -42,7 +51,7 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
     await cursor.execute(
         SQL(SEARCH).format(schema=Identifier(schema)),
         {
-            "words": clean(query.words),
+            "words": _parted(clean(query.words)),
             "store": query.store,
             "memories": list(map(clean, query.memories)) or None,
             "kinds": list(query.kinds) or None,
@@ -52,10 +61,19 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
             "half_life": HALF_LIFE_DAYS,
             "characters": HEADLINE_CHARACTERS,
             "headline": HEADLINE,
+            "joined": JOINED,
+            "blanks": BLANKS,
         },
     )
     hits = [_hit(row) for row in await cursor.fetchall()]
     return Found(hits=hits[: query.limit], more=len(hits) > query.limit)
+
+
+def _parted(words: str) -> str:
+    """The words with their parts apart, as they are in the rows; what was one word is looked for ``"in this order"``."""
+    parts = words.split('"')
+    parts[::2] = [_JOINED_WORD.sub(r'\1"\2"', part) for part in parts[::2]]
+    return '"'.join(parts).translate(str.maketrans(JOINED, BLANKS))
 
 
 def _hit(row: tuple[Any, ...]) -> Hit:

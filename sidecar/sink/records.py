@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-READER = 3
-"""Grows when the same snapshot is read into other records: rows of an earlier reader are written again."""
+READER = 4
+"""Grows when the same snapshot is read into other records, or into other words: rows of an earlier
+reader are written again."""
 TEXT_BYTES = 200_000
 """What is kept of a text. Postgres can index no more of one than a megabyte of words and their places, which is up to five
 times what a text has."""

@@ -248,6 +248,26 @@ async def test_better_fits_and_newer_records_come_first(database: Database) -> N
     assert [hit.key for hit in found.hits] == ["title", "new", "old", "timeless"]
 
 
+CODE = "see src/app/main.py in https://git.example.com:8080/a?b=c, ask ann@example.com, v1.2.3, Vec<Otter> and C:\\temp"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        *((words, True) for words in ("main.py", "app", "src/app/main.py", "app/main.py", '"app/main.py in"', "main")),
+        *((words, True) for words in ("example.com", "git.example.com", "ann@example.com", "ann", "v1.2.3", "temp")),
+        *((words, True) for words in ("Vec<Otter>", "otter", "see -other.py", "other.py or main.py", "main.py v1.2")),
+        *((words, False) for words in ("other.py", "py/main", "see -main.py", "main.py -v1.2", '"main.py src"', "./")),
+    ],
+)
+async def test_parts_of_paths_addresses_and_types_are_words(database: Database, words: str, found: bool) -> None:
+    sink = sink_of(database)
+    await sink.replace(PLACE, "s1", Some(Record(kind="section", key="a", title="x", text=CODE)), yes)
+    hits = (await sink.search(Query(words=words, store="store"))).hits
+    assert len(hits) == found
+    assert all("**" in hit.snippet for hit in hits)
+
+
 async def test_no_part_of_the_url_is_ever_said() -> None:
     url = f"postgresql://somebody:p%40ss{DATABASE_PASSWORD}@127.0.0.1:9/db"
     sink = open_postgres(url, Postgres())
