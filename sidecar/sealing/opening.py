@@ -113,18 +113,22 @@ class Opening:
         await self._records(self._keys, state.keyring).write(record, state.version)
         await self.to_write(fresh=True)
 
-    async def adopt_readable(self) -> dict[str, list[str]]:
-        """Find again what somebody wrote unencrypted after the record was made. Return all names that are readable."""
+    async def adopt_readable(self) -> tuple[dict[str, list[str]], list[str]]:
+        """Find again what somebody wrote unencrypted after the record was made. Return all names that are readable; and those
+        that are not adopted, because there is a hidden one of the same name, which would not be found any more."""
         assert self._keys is not None
         state = await self.to_write(fresh=True)
         assert state is not None
-        there, _ = await self._names_there()
-        plain = {root: sorted({*there.get(root, ()), *state.record.plain.get(root, ())}) for root in ROOTS}
+        there, hidden = await self._names_there()
+        named = {f"{root}/{name}" for root, names in there.items() for name in names}
+        twins = {key for key in named if state.names.hidden(key) in hidden}
+        free = {root: [name for name in names if f"{root}/{name}" not in twins] for root, names in there.items()}
+        plain = {root: sorted({*free.get(root, ()), *state.record.plain.get(root, ())}) for root in ROOTS}
         plain = {root: names for root, names in plain.items() if names}
         if plain != state.record.plain:
             await self._records(self._keys, state.keyring).write(replace(state.record, plain=plain), state.version)
             await self.to_write(fresh=True)
-        return {root: sorted(set(names) & set(there.get(root, ()))) for root, names in plain.items()}
+        return free, sorted(twins)
 
     async def check(self) -> list[str]:
         """What is wrong with the store's record of its keys, or with the copy of it."""
@@ -223,13 +227,13 @@ class Opening:
                 hint=f"Put the object `{IDENTITY}` back from a copy of the store. Nothing was changed.",
             )
 
-    async def _names_there(self) -> tuple[dict[str, list[str]], bool]:
-        """The readable names in the store, by the first part of their keys, and whether there are hidden ones."""
+    async def _names_there(self) -> tuple[dict[str, list[str]], set[str]]:
+        """The readable names in the store, by the first part of their keys, and the keys that hidden ones begin with."""
         names: dict[str, list[str]] = {}
-        hidden = False
+        hidden: set[str] = set()
         for root in ROOTS:
             found = {info.key.split("/")[1] async for info in self._store.list(f"{root}/")}
-            hidden = hidden or any(map(is_opaque, found))
+            hidden |= {f"{root}/{name}" for name in found if is_opaque(name)}
             readable = sorted(name for name in found if not is_opaque(name))
             names |= {root: readable} if readable else {}
         return names, hidden

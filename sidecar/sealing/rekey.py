@@ -34,6 +34,11 @@ OUTBOX = "outbox/"
 MOST_PASSES = 5
 """Exports that run meanwhile may build on old packs again: so often it is looked whether one did."""
 
+TWIN = (
+    "{name} was written without keys, and this store has another of that name, which is hidden and stays the one that counts."
+    " If it is yours, bring it out with docs/read_snapshot.py; then remove it."
+)
+
 
 @dataclass(slots=True, kw_only=True)
 class Rekeyed:
@@ -73,7 +78,9 @@ async def rekey(repository: Repository, memory: str, progress: Progress) -> Repo
         await identity.begin()
     await repository.store.prepare()
     if sealed is not None:
-        report.readable_names = (await sealed.opening.adopt_readable()).get("memories", [])
+        readable, twins = await sealed.opening.adopt_readable()
+        report.readable_names = readable.get("memories", [])
+        report.problems += [TWIN.format(name=name) for name in twins]
     memories = [memory] if memory else await repository.memories()
     for one in memories:
         report.memories.append(await _memory(repository, one, progress))

@@ -146,6 +146,22 @@ async def test_a_plain_store_becomes_an_encrypted_one(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"age-encryption.org/v1\n") for path in plain)
 
 
+async def test_a_readable_folder_does_not_take_the_place_of_a_hidden_memory(tmp_path: Path) -> None:
+    """Be it planted, or of a sidecar without keys that was slow to notice."""
+    store, home = tmp_path / "store", empty_home(tmp_path / "new")
+    made = await memories(store, BOTH, tmp_path / "home")
+    await memories(tmp_path / "other", Given(), tmp_path / "theirs")
+    shutil.copytree(tmp_path / "other" / "memories", store / "memories", dirs_exist_ok=True)
+    report = await rekeyed(store, BOTH)
+    assert (report.finished, report.readable_names) == (False, [])
+    assert f"memories/{MEMORY} was written without keys" in report.problems[0]
+    await whole(engine_with(store, BOTH).repository, made)
+    back = await restore(engine_with(store, BOTH), open_local(str(home)), RestoreRequest(memory=MEMORY))
+    assert (back.outcome, back.snapshot) == (RestoreOutcome.COMPLETE, made[-1])
+    shutil.rmtree(store / KEYS.prefix)
+    assert (await rekeyed(store, BOTH)).finished
+
+
 async def test_memories_that_are_not_believed_are_not_overlooked(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
     for memory in ("plain-id", "acme/agent-7"):
