@@ -265,10 +265,10 @@ class Repository:
                     await self.witnesses.add(head)
                 return
 
-    async def any_good(self, memory: str, ids: Iterable[str]) -> bool:
-        """Whether any of these snapshots could be the memory's head."""
+    async def any_eligible(self, memory: str, ids: Iterable[str]) -> bool:
+        """Whether any of these snapshots could be the memory's head; one that cannot be read may have been."""
         manifests = await self.manifests(memory, ids)
-        return any(isinstance(manifest, Manifest) and not manifest.rejected for manifest in manifests.values())
+        return any(not isinstance(manifest, Manifest) or not manifest.rejected for manifest in manifests.values())
 
     async def candidates(self, memory: str) -> AsyncIterator[str]:
         """What to restore, best first: the head, what was head before it, then the rest, newest first."""

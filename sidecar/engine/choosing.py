@@ -35,7 +35,7 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
         return Choice(await fetch(repository.store, manifest, scratch), [])
     state = await repository.head(memory)
-    if state.version is None and not await repository.any_good(memory, await repository.snapshot_ids(memory)):
+    if state.version is None and not await repository.any_eligible(memory, await repository.snapshot_ids(memory)):
         return None
     first = await repository.resolve(memory, wanted) if wanted != LATEST else state.snapshot
     candidates = [snapshot async for snapshot in repository.candidates(memory)]
@@ -55,9 +55,9 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         noticed = [state.notice] if state.notice else []
         if not problems:
             return Choice(fetched, noticed)
-        told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(problems)}"
+        told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(dict.fromkeys(problems))}"
         return Choice(fetched, [*noticed, told], first or "head")
-    raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(problems)}")
+    raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 
 async def _remember(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:

@@ -72,7 +72,9 @@ class Run:
             return True
         origin, head = self.parent(answer), self.state.snapshot
         if self.state.head is None and not self.state.problem:
-            return bool(origin) or not await self.engine.repository.any_good(self.request.memory, self.survey.snapshots)
+            return bool(origin) or not await self.engine.repository.any_eligible(
+                self.request.memory, self.survey.snapshots
+            )
         if self.state.head is None:
             return False
         if origin == head or (head in answer.lineage and not self.state.head.was(origin)):

@@ -99,7 +99,7 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
     if state.notice:  # an export that was under way may have ended
         state = replace(state, notice=(await repository.head(memory)).notice)
     head_problem = state.problem or state.notice
-    if state.head is None and state.version is None and await repository.any_good(memory, ids):
+    if state.head is None and state.version is None and await repository.any_eligible(memory, ids):
         head_problem = "The head is missing; a restore takes the newest snapshot. Set it with `rollback`."
     if state.snapshot and state.snapshot not in ids:
         head_problem = f"The head names snapshot {state.snapshot}, which has no manifest."

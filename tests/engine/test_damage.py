@@ -222,15 +222,29 @@ def test_the_restore_command_says_loudly_that_an_older_snapshot_came_back(made: 
     assert made.places["pack-3"].name in ran.document["warnings"][0]
 
 
-def test_when_every_snapshot_is_damaged_the_error_says_so(made: Made, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["middle byte", "gone"])
+def test_when_every_snapshot_is_damaged_the_error_says_so(head: str, made: Made, tmp_path: Path) -> None:
     flip = DAMAGES["middle byte"]
-    case = _damaged(made, tmp_path, {"manifest-1": flip, "pack-2": flip, "index-3": flip, "head": flip})
+    case = _damaged(made, tmp_path, {"manifest-1": flip, "pack-2": flip, "index-3": flip, "head": DAMAGES[head]})
     before = without_cache(tree(case.home))
     ran = run_cli("restore", MEMORY, "--sandbox", f"local:{case.home}", store=case.store)
     assert (ran.code, ran.error) == (1, "snapshot-damaged")
     assert "No snapshot of m can be read" in ran.document["error"]["message"]
     assert len(ran.stderr.strip().splitlines()) == 1
     assert without_cache(tree(case.home)) == before
+
+
+def test_a_memory_without_a_head_or_a_readable_manifest_is_not_taken_for_an_empty_one(
+    made: Made, tmp_path: Path
+) -> None:
+    damages = {f"manifest-{number}": DAMAGES["middle byte"] for number in (1, 2, 3)}
+    case = _damaged(made, tmp_path, {**damages, "head": DAMAGES["gone"]})
+    ran = run_cli("restore", MEMORY, "--sandbox", f"local:{case.home}", store=case.store)
+    assert (ran.code, ran.error) == (1, "snapshot-damaged")
+    assert all(snapshot in ran.document["error"]["message"] for snapshot in made.snapshots)
+    other = WatchedSandbox(claude_mem_home(empty_home(tmp_path / "other"), rows=1))
+    receipt = asyncio.run(export(engine_at(case.store), other, ExportRequest(memory=MEMORY)))
+    assert receipt.outcome == "diverged"
 
 
 def test_two_damages_in_a_row_fall_back_twice(made: Made, tmp_path: Path) -> None:
