@@ -38,23 +38,25 @@ async def choose_drills(
     engine: Engine, memory: str, count: int, chance: random.Random, *, most_bytes: int | None = None
 ) -> list[tuple[str, str]]:
     """Random snapshots, of one memory or (``""``) of all, as pairs of memory and id; the head of a single one is always among
-    them. Larger ones than ``most_bytes`` are left alone."""
+    them. Larger ones than ``most_bytes`` are left alone. A head counts also when its manifest is not there any more."""
     repository = engine.repository
     memories = [memory] if memory else await repository.memories()
+    heads = {name: (await repository.head(name)).snapshot for name in memories}
     found: list[tuple[str, str]] = []
-    for name in memories:
-        found += [(name, snapshot) for snapshot in await repository.snapshot_ids(name)]
+    for name, head in heads.items():
+        ids = await repository.snapshot_ids(name)
+        found += [(name, snapshot) for snapshot in {*ids, head} - {""}]
     chance.shuffle(found)
     if memory:
-        head = (await repository.head(memory)).snapshot
-        found.sort(key=lambda pair: pair[1] != head)
+        found.sort(key=lambda pair: pair[1] != heads[memory])
     chosen: list[tuple[str, str]] = []
     for name, snapshot in found:
         if len(chosen) == count:
             break
         manifest = (await repository.manifests(name, [snapshot])).get(snapshot)
         small = most_bytes is None or not isinstance(manifest, Manifest) or manifest.bytes <= most_bytes
-        if manifest is not None and small:
+        # One that was listed may be forgotten by now; what is the head still may not.
+        if small and (manifest is not None or snapshot == (await repository.head(name)).snapshot):
             chosen.append((name, snapshot))
     return chosen
 

@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.drilling import choose_drills, drill
+from sidecar.ids import Keys
 from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import SAMPLES
 from tests.parts.services import path, serving, until
@@ -63,6 +64,18 @@ def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) 
     ran = run_cli("verify", "--drill", store=tmp_path / "store")
     assert ran.code == 1 and not ran.document["ok"]
     assert [row["snapshot"] for row in ran.document["drills"]] == [snapshot]
+
+
+def test_a_head_whose_manifest_is_gone_does_not_come_back(tmp_path: Path, home: Path) -> None:
+    engine = engine_at(tmp_path / "store")
+    asyncio.run(_exported(engine, home))
+    observe(home, 5, "later")
+    head = asyncio.run(_exported(engine, home))
+    (tmp_path / "store" / Keys.of(MEMORY).snapshot(head)).unlink()
+    for words in (["--count", "9"], [MEMORY, "--count", "1"]):
+        ran = run_cli("verify", "--drill", *words, store=tmp_path / "store")
+        assert (ran.code, ran.document["ok"]) == (1, False)
+        assert [row["snapshot"] for row in ran.document["drills"] if not row["ok"]] == [head]
 
 
 def test_a_service_drills_on_a_schedule_and_counts_it(tmp_path: Path, home: Path) -> None:
