@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from sidecar.errors import SnapshotError
+from sidecar.errors import ObjectRefused, SnapshotError
 from sidecar.ids import ATTACHMENTS, attachment_key
 from sidecar.ports import Store
 from sidecar.snapshots.sealed import seal, unseal
@@ -19,7 +19,7 @@ class NotAttached(SnapshotError):
     default_hint = "PUT /v1/memories/{memory}/attachment attaches a sandbox."
 
 
-class AttachmentDamaged(SnapshotError):
+class AttachmentDamaged(ObjectRefused):
     code = "attachment-damaged"
     default_hint = "Attach the sandbox anew."
 
@@ -92,9 +92,12 @@ class Attachments:
         if stored is None:
             return None
         try:
-            return Held(msgspec.convert(unseal(stored.data), Attachment), stored.version)
+            held = Held(msgspec.convert(unseal(stored.data), Attachment), stored.version)
         except (ValueError, msgspec.ValidationError) as problem:
-            raise AttachmentDamaged(f"{key} is damaged: {problem}.") from None
+            raise AttachmentDamaged(f"{key} is damaged: {problem}.", version=stored.version) from None
+        if attachment_key(held.attachment.memory) != key:
+            raise AttachmentDamaged(f"{key} is damaged: it belongs to another memory.", version=stored.version)
+        return held
 
     async def write(self, attachment: Attachment, version: str | None) -> Held:
         """Raise ``HeadMoved`` when somebody else wrote it since."""

@@ -76,9 +76,12 @@ class Repeated:
         if stored is None:
             return None
         try:
-            return msgspec.convert(unseal(stored.data), Call)
+            call = msgspec.convert(unseal(stored.data), Call)
         except (ValueError, msgspec.ValidationError):
             raise KeyReused("What is remembered under this Idempotency-Key is damaged.") from None
+        if (call.key, call.memory) != (key, memory):
+            raise KeyReused("What is remembered under this Idempotency-Key is of another call.")
+        return call
 
     def answered(self, call: Call) -> ExportReceipt | RestoreReceipt | None:
         """The receipt, if the call was answered before."""

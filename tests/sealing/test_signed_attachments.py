@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from sidecar.errors import NotSigned
+from sidecar.errors import NotSigned, ObjectRefused
 from sidecar.ids import attachment_key
+from sidecar.sealing.given import Given
 from sidecar.service.attachments import Attachment
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.settings import Service
 from sidecar.service.sidecar import Sidecar
-from tests.parts.keys import SIGNED, engine_with
+from tests.parts.keys import ENCRYPTED, SIGNED, engine_with
 
 MEMORY = "conductor"
 
@@ -65,6 +66,27 @@ async def test_an_altered_attachment_is_not_obeyed_not_dropped_and_can_be_made_a
     assert told(log, "refused")
     assert [one.sandbox for one in keeper.attachments] == ["local:/ours"]
     with pytest.raises(NotSigned, match="attachments/conductor"):
+        await keeper.find(MEMORY)
+    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/again"))
+    assert (await keeper.find(MEMORY)).sandbox == "local:/again"
+
+
+@pytest.mark.parametrize("given", [Given(), ENCRYPTED])
+@pytest.mark.parametrize("how", ["another's", "cut short"])
+async def test_without_signatures_too_a_wrong_attachment_is_told_and_can_be_made_anew(
+    tmp_path: Path, given: Given, how: str
+) -> None:
+    keeper = Keeper(Sidecar(engine_with(tmp_path / "store", given), Service()), Jobs())
+    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/ours"))
+    (ours,) = (tmp_path / "store/attachments").glob("[a-z]*")
+    await keeper.attach(Attachment(memory="theirs", sandbox="local:/theirs"))
+    (theirs,) = set((tmp_path / "store/attachments").glob("[a-z]*")) - {ours}
+    ours.write_bytes(theirs.read_bytes() if how == "another's" else ours.read_bytes()[:-3])
+    with structlog.testing.capture_logs() as log:
+        await keeper.tick()
+    assert told(log, "refused")
+    assert sorted(one.sandbox for one in keeper.attachments) == ["local:/ours", "local:/theirs"]
+    with pytest.raises(ObjectRefused, match=r"attachments/conductor\.json is damaged"):
         await keeper.find(MEMORY)
     await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/again"))
     assert (await keeper.find(MEMORY)).sandbox == "local:/again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sidecar.ids import Keys
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, observe, three_tier_home
 from tests.parts.services import Service, path, serving
 
@@ -198,6 +200,16 @@ def test_a_repeated_call_is_done_once_also_across_a_restart(service: Service, ho
     other = service.export("me", f"local:{home}", key="one", label="another")
     assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
     assert service.export("me", f"local:{home}", key="two").json()["outcome"] == "committed"
+
+
+def test_the_answer_to_one_call_put_in_the_place_of_another_is_refused(
+    service: Service, home: Path, tmp_path: Path
+) -> None:
+    for key in ("one", "two"):
+        service.export("me", f"local:{home}", key=key)
+    shutil.copyfile(tmp_path / "store" / Keys.of("me").call("one"), tmp_path / "store" / Keys.of("me").call("two"))
+    answer = service.export("me", f"local:{home}", key="two")
+    assert (answer.status_code, answer.json()["code"]) == (422, "idempotency-key-reused")
 
 
 def test_a_call_repeated_while_it_runs_is_the_same_call(service: Service, home: Path) -> None:
