@@ -54,11 +54,13 @@ class SealedStore:
 
     async def get(self, key: str) -> Stored | None:
         state = await self.opening.to_read()
-        stored = await self._inner.get(_hidden(state, key))
+        stored = await self._inner.get(hidden := _hidden(state, key))
         if stored is None:
             await self.opening.check_nothing_hidden(key)
             return None
         if not is_sealed(stored.data):
+            if hidden != key:  # whoever could name it could have sealed it
+                raise ObjectRefused(f"{key} is damaged: it is not sealed.", version=stored.version)
             return stored
         if state is None:
             raise KeyNeeded(ENCRYPTED)

@@ -197,6 +197,21 @@ async def test_an_altered_object_is_damage_to_whoever_has_all_keys(at: int) -> N
     assert refused.value.version == rest[1]
 
 
+async def test_an_object_under_a_hidden_name_is_sealed_or_refused() -> None:
+    inner = MemoryStore()
+    await inner.put("memories/before/head.json", b"from before")
+    store = sealed(inner, ONE)
+    await store.put(HEAD, b"1")
+    hidden = next(name for name in inner.objects if name.endswith("/head.json") and "before" not in name)
+    for planted in (b"", b"{}"):
+        await inner.put(hidden, planted)
+        with pytest.raises(ObjectRefused, match=r"conductor/head\.json is damaged: it is not sealed") as refused:
+            await store.get(HEAD)
+        await store.swap(HEAD, b"2", expected=refused.value.version)
+        assert (await store.get(HEAD)).data == b"2"  # type: ignore[union-attr]
+    assert (await store.get("memories/before/head.json")).data == b"from before"  # type: ignore[union-attr]
+
+
 async def test_what_is_for_an_older_key_is_not_taken_for_damage() -> None:
     inner = MemoryStore()
     await sealed(inner, ONE).put(HEAD, b"1")

@@ -420,7 +420,7 @@ async def test_an_old_head_and_a_copy_that_cannot_tell(line: Line, how: str, mon
     assert state.snapshot == line.snapshots[2]
     assert line.snapshots[3] in state.notice
     assert "rollback" in state.notice
-    assert (f"heads/{newest.name} is not signed" in state.notice) == (how == "altered")
+    assert (f"heads/{newest.name} is damaged: it is not sealed" in state.notice) == (how == "altered")
     report = await verify(line.repository(), MEMORY, Unwatched())
     assert not report.ok
     await rollback(line.repository(), MEMORY, line.snapshots[3])
