@@ -240,7 +240,7 @@ class Repository:
             if there.snapshot != manifest.snapshot:
                 raise
         if self.witnesses is not None:
-            await self.witnesses.add(head)
+            await self.witnesses.add(head, state.head)
         await self.keep(manifest)
         return head
 
@@ -262,7 +262,7 @@ class Repository:
             with contextlib.suppress(HeadMoved):
                 await self.store.swap(Keys.of(memory).head, head.encode(), expected=state.version)
                 if self.witnesses is not None:
-                    await self.witnesses.add(head)
+                    await self.witnesses.add(head, state.head)
                 return
 
     async def any_eligible(self, memory: str, ids: Iterable[str]) -> bool:

@@ -77,8 +77,9 @@ async def _copies(repository: Repository, memory: str) -> list[str]:
     gone = [keys.witness(generation) for generation in last if generation not in there]
     # The head may have moved a moment ago.
     gone = [key for key in gone if await repository.store.get(key) is None]
+    mended = {keys.witness(head.generation): "The next export that moves the head writes it too."}
     return [
-        *(f"{key}, a copy of the head, is missing. Exports to come write others." for key in gone),
+        *(f"{key}, a copy of the head, is missing. {mended.get(key, 'Exports to come write others.')}" for key in gone),
         *(
             f"{keys.witness(one)} is a copy of a head long past: somebody put it back, or wrote it late. Exports remove it."
             for one in stale

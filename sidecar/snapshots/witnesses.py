@@ -71,13 +71,14 @@ class Witnesses:
                 LOG.warning(notice)
         return " ".join(notices)
 
-    async def add(self, head: Head) -> None:
-        """Write down a head that was just written."""
-        keys = Keys.of(head.memory)
+    async def add(self, head: Head, before: Head | None) -> None:
+        """Write down a head that was just written; and the one before, if whoever wrote that died before it could."""
+        keys, there = Keys.of(head.memory), await self.generations(head.memory)
         # Also what a writer left that was held up for long.
-        old = [one for one in await self.generations(head.memory) if one <= head.generation - KEPT]
+        old = [one for one in there if one <= head.generation - KEPT]
+        new = [head, *([before] if before and before.generation not in there else [])]
         await asyncio.gather(
-            self.store.put(keys.witness(head.generation), head.encode()),
+            *(self.store.put(keys.witness(one.generation), one.encode()) for one in new),
             self.store.delete([keys.witness(generation) for generation in old]),
         )
         self.seen[head.memory] = head
