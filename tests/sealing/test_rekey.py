@@ -15,7 +15,7 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded, NotSigned, StoreUnreachable, UsageError
-from sidecar.ids import STORE_ID, Keys, attachment_key, outbox_prefix
+from sidecar.ids import STORE_ID, Keys, attachment_key, instance_key, outbox_prefix
 from sidecar.ports import Store
 from sidecar.progress import Unwatched
 from sidecar.receipts import ExportOutcome, RestoreOutcome
@@ -24,6 +24,7 @@ from sidecar.retention.forgetting import forget
 from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
 from sidecar.sealing import passphrase
+from sidecar.sealing.checking import check_store
 from sidecar.sealing.given import Given
 from sidecar.sealing.passphrase import IDENTITY
 from sidecar.sealing.rekey import Report, rekey
@@ -102,6 +103,7 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
     before = engine_with(store, BOTH)
     await before.repository.head(MEMORY)
     others = {STORE_ID: b"name", attachment_key(MEMORY): b"{}", f"{outbox_prefix('http://hook')}1.json": b"{}"}
+    others[instance_key("host-that-died")] = b"{}"
     for key, data in others.items():
         await before.repository.store.put(key, data)
     report = await rekeyed(store, ROTATING)
@@ -113,6 +115,7 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
     for key, data in others.items():
         stored = await engine_with(store, NEW).repository.store.get(key)
         assert (stored.data if stored else None) == data
+    assert await check_store(engine_with(store, NEW).repository) == []
     # Who had the old key and goes on is told so, and takes nothing for damaged.
     for attempt in (
         restore(before, open_local(str(home)), RestoreRequest(memory=MEMORY)),
