@@ -208,7 +208,8 @@ class Opening:
             if keys.passphrase and not found:
                 await self._check_no_identity_lost(keys)
                 if not making:
-                    return None
+                    # What was sealed before there was a passphrase is read until somebody writes.
+                    return Keyring((), keys.identities) if keys.identities else None
                 ours = await made_identity(self._store, keys.passphrase)
         recipients = [*keys.recipients, *(_public(text) for text in ours)]
         self._keyring = Keyring(recipients, [*ours, *others, *keys.identities])

@@ -334,6 +334,12 @@ async def test_a_passphrase_is_changed(tmp_path: Path, monkeypatch: pytest.Monke
     assert (await rekeyed(store, key)).finished
     await whole(engine_with(store, ENCRYPTED).repository, made)
     assert not (store / IDENTITY).exists()
+    # And back: also before anybody has written.
+    back = Given(passphrase="last words", identities=(ONE,))
+    await whole(engine_with(store, back).repository, made)
+    assert not (store / IDENTITY).exists()
+    assert (await rekeyed(store, back)).finished
+    await whole(engine_with(store, Given(passphrase="last words")).repository, made)
 
 
 def test_the_command_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
