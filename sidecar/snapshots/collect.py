@@ -22,7 +22,7 @@ GRACE_SECONDS = 24 * 3600.0
 CALL_SECONDS = 7 * 24 * 3600.0
 CLAIM_SECONDS = 3600.0
 """A collector that has claimed a pack deletes it sooner than this, or not at all."""
-UNREADABLE = "A manifest cannot be read, and may refer to any pack: none was collected."
+UNREADABLE = "A manifest cannot be read, or that of the head is gone, and may refer to any pack: none was collected."
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -66,7 +66,7 @@ async def collect(
 ) -> Collected:
     """Remove a memory's leftovers that have been leftovers for ``grace`` seconds, and answers older than ``calls`` seconds.
 
-    While a manifest cannot be read no pack is collected: it may refer to any.
+    While a manifest cannot be read, or that of the head is gone, no pack is collected: it may refer to any.
     """
     keys = Keys.of(memory)
     if not dry_run:
@@ -144,8 +144,11 @@ async def _old_notes(repository: Repository, memory: str, stock: _Stock, grace: 
 
 async def _needed(repository: Repository, memory: str) -> set[str] | None:
     """The packs that any snapshot refers to; ``None`` when that cannot be known."""
+    head = (await repository.head(memory)).snapshot
     manifests = await repository.manifests(memory, await repository.snapshot_ids(memory))
-    if any(isinstance(manifest, SnapshotDamaged) for manifest in manifests.values()):
+    if any(isinstance(manifest, SnapshotDamaged) for manifest in manifests.values()) or (
+        head and head not in manifests
+    ):
         return None
     return {
         pack.id

@@ -16,6 +16,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.heads import rollback
 from sidecar.errors import BaseCollected, StoreUnreachable
 from sidecar.ids import Keys
+from sidecar.progress import Unwatched
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.retention.forgetting import forget
@@ -298,6 +299,19 @@ async def test_while_a_manifest_cannot_be_read_it_stays_and_no_pack_goes(tmp_pat
     await engine.repository.store.put(KEYS.head, b"{")
     done = await forget(engine.repository, MEMORY, ONE)
     assert done.forgotten == 0 and "head cannot be read" in done.problem
+
+
+async def test_packs_stay_while_the_manifest_of_the_head_is_gone(url: str, tmp_path: Path) -> None:
+    """It may be put back from a copy of the store."""
+    await overtaken(url, tmp_path)
+    repository = engine_on(url).repository
+    head = (await repository.head(MEMORY)).snapshot
+    manifest = await repository.manifest(MEMORY, head)
+    await repository.store.delete([KEYS.snapshot(head)])
+    done = await collect(repository, MEMORY, grace=0)
+    assert (done.objects, "that of the head is gone" in done.problem) == (0, True)
+    await repository.store.put(KEYS.snapshot(head), manifest.encode())
+    assert (await verify(repository, MEMORY, Unwatched())).ok
 
 
 async def test_old_calls_and_notes_about_what_is_gone_are_collected(url: str, tmp_path: Path) -> None:
