@@ -17,7 +17,7 @@ from sidecar.snapshots.verify import MemoryReport, verify
 
 async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
     """Read everything and compare; with ``--drill``, bring some snapshots back instead."""
-    if args.memory:
+    if args.memory and (await engine.repository.head(args.memory)).version is None:
         await existing_snapshots(engine.repository, args.memory)
     if args.drill:
         return await _drilled(engine, args)

@@ -14,6 +14,8 @@ from sidecar.progress import Progress
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest, tree_digest
 
+LOST_PIN = "It is pinned, and its manifest is gone."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReport:
@@ -76,6 +78,7 @@ class _Objects:
 async def verify(repository: Repository, memory: str, progress: Progress) -> MemoryReport:
     """Check every snapshot of a memory. Damage is reported, never raised."""
     state = await repository.head(memory)
+    pinned = await repository.pinned(memory)
     ids = await repository.snapshot_ids(memory)
     manifests = await repository.manifests(memory, ids)
     objects = _Objects(repository, progress)
@@ -96,6 +99,7 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
             found[snapshot] = damage
     await _remember(repository, memory, reports, found)
+    reports += [SnapshotReport(snapshot=one, ok=False, problem=LOST_PIN) for one in sorted(pinned - {*ids})]
     if state.notice:  # an export that was under way may have ended
         state = replace(state, notice=(await repository.head(memory)).notice)
     head_problem = state.problem or state.notice

@@ -196,6 +196,18 @@ def test_the_verify_command_fails_and_names_the_damage(name: str, made: Made, tm
         assert report["head_problem"] if name == "head" else not all(row["ok"] for row in report["snapshots"])
 
 
+def test_the_verify_command_misses_manifests_that_must_be_there(made: Made, tmp_path: Path) -> None:
+    case = _damaged(made, tmp_path, {})
+    assert run_cli("pin", MEMORY, made.snapshots[0], store=case.store).code == 0
+    for number in (1, 2, 3):
+        (case.store / "memories" / MEMORY / made.places[f"manifest-{number}"]).unlink()
+    ran = run_cli("verify", MEMORY, store=case.store)
+    (report,) = ran.document["memories"]
+    assert (ran.code, report["ok"]) == (1, False)
+    assert [row["snapshot"] for row in report["snapshots"] if "pinned" in row["problem"]] == [made.snapshots[0]]
+    assert made.snapshots[2] in report["head_problem"]
+
+
 def test_the_verify_command_is_content_with_a_whole_store(made: Made, tmp_path: Path) -> None:
     ran = run_cli("verify", MEMORY, store=_damaged(made, tmp_path, {}).store)
     assert (ran.code, ran.document["ok"]) == (0, True)
