@@ -78,9 +78,9 @@ async def test_without_signatures_too_a_wrong_attachment_is_told_and_can_be_made
 ) -> None:
     keeper = Keeper(Sidecar(engine_with(tmp_path / "store", given), Service()), Jobs())
     await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/ours"))
-    (ours,) = (tmp_path / "store/attachments").glob("[a-z]*")
+    (ours,) = (tmp_path / "store/attachments").glob("[!.]*")
     await keeper.attach(Attachment(memory="theirs", sandbox="local:/theirs"))
-    (theirs,) = set((tmp_path / "store/attachments").glob("[a-z]*")) - {ours}
+    (theirs,) = set((tmp_path / "store/attachments").glob("[!.]*")) - {ours}
     ours.write_bytes(theirs.read_bytes() if how == "another's" else ours.read_bytes()[:-3])
     with structlog.testing.capture_logs() as log:
         await keeper.tick()
