@@ -63,23 +63,31 @@ def copy_database(source: str, target: str, wait: float, emptied: list[str] | No
         shutil.copyfile(source, target)
         return Copied(target, 0, str(problem))
     _keep_counters(source, target)
-    if emptied:
-        _empty(target, emptied)
-    return Copied(target, page_size(target), quick_check(target))
+    left = _empty(target, emptied) if emptied else ""
+    return Copied(target, page_size(target), left or quick_check(target))
 
 
-def _empty(place: str, tables: list[str]) -> None:
-    """Remove all rows of these tables, as far as they are there, and overwrite them with zeros. Raise sqlite3.Error."""
-    connection = sqlite3.connect(place, isolation_level=None)
+def _empty(place: str, tables: list[str]) -> str:
+    """Remove all rows of these tables, as far as they are there, and overwrite them with zeros; so too what is not in use,
+    for rows that were removed or replaced earlier may be left there. Return what went wrong, if anything did."""
+    from . import pages
+
     try:
-        connection.execute("PRAGMA secure_delete=ON")
-        there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        for table in tables:
-            quoted = '"%s"' % table.replace('"', '""')
-            if table in there and connection.execute("SELECT 1 FROM %s LIMIT 1" % quoted).fetchone():
-                connection.execute("DELETE FROM " + quoted)
-    finally:
-        connection.close()
+        connection = sqlite3.connect(place, isolation_level=None)
+        try:
+            connection.execute("PRAGMA secure_delete=ON")
+            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for table in tables:
+                quoted = '"%s"' % table.replace('"', '""')
+                if table in there and connection.execute("SELECT 1 FROM %s LIMIT 1" % quoted).fetchone():
+                    connection.execute("DELETE FROM " + quoted)
+        finally:
+            connection.close()
+        if os.path.getsize(place):
+            pages.clear(place)
+    except (sqlite3.Error, pages.Strange) as problem:
+        return str(problem) or "its pages are not what they should be"
+    return ""
 
 
 def page_size(place: str) -> int:

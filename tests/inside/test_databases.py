@@ -117,6 +117,35 @@ def test_a_damaged_database_is_copied_and_reported(tmp_path: Path) -> None:
     assert (tmp_path / "copy-b").read_bytes() == (tmp_path / "b.db").read_bytes()
 
 
+@pytest.mark.parametrize("size", [40, 9000])
+@pytest.mark.parametrize("then", ["DELETE FROM logins WHERE id % 2", "DELETE FROM logins", "DROP TABLE logins"])
+def test_nothing_is_left_of_the_rows_of_an_emptied_table(then: str, size: int, tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "WAL")
+    database = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    database.execute("PRAGMA secure_delete=OFF")
+    database.execute("CREATE TABLE logins (id INTEGER PRIMARY KEY, token TEXT UNIQUE)")
+    database.executemany("INSERT INTO logins (token) VALUES (?)", [(f"hunter2-{i}" + "x" * size,) for i in range(20)])
+    database.execute(then)
+    database.close()
+    assert b"hunter2" in (tmp_path / "a.db").read_bytes()
+    copied = copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5, ["logins"])
+    assert copied.check == "ok" and count(tmp_path / "copy") == 2000
+    assert b"hunter2" not in (tmp_path / "copy").read_bytes()
+
+
+def test_a_table_that_cannot_be_emptied_is_reported(tmp_path: Path) -> None:
+    make(tmp_path / "a.db", "DELETE")
+    raw = bytearray((tmp_path / "a.db").read_bytes())
+    raw[4096 : 2 * 4096] = bytes(4096)  # where the table begins
+    (tmp_path / "a.db").write_bytes(raw)
+    assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5, ["rows"]).check != "ok"
+
+
+def test_a_database_without_anything_has_nothing_to_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.db").touch()
+    assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5, ["rows"]).check == "ok"
+
+
 def test_quick_check_writes_nothing(tmp_path: Path) -> None:
     make(tmp_path / "a.db", "WAL")
     before = listing(tmp_path)
