@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Callable, Dict, List, NamedTuple, Pattern, Tuple
 
-VERSION = 2
+VERSION = 3
 LONGEST_KEY = 128 * 1024
 HOLD = LONGEST_KEY + 32 * 1024
 """No credential is longer: so many bytes are held back until it is known what follows them."""
@@ -30,17 +30,21 @@ class Kind(NamedTuple):
     literal: bytes
     rest: bytes
     edge: bool = True
-    """It does not begin in the middle of a word; a line break that JSON has escaped is no part of a word."""
+    """It does not begin in the middle of a word; what JSON or a URL has escaped, or colours a terminal, is no part of one."""
     long: bool = False
     """A private key: these are its first line alone, which is suspicious wherever it is; ``_key_end`` says what follows."""
 
     @property
     def text(self) -> bytes:
         literal = re.escape(self.literal)
-        word = rb"(?:(?<![A-Za-z0-9_]" + literal + rb")|(?<=\\[nrt]" + literal + rb"))" if self.edge else b""
-        return literal + word + self.rest
+        words = rb"|".join([rb"(?<![A-Za-z0-9_]%s)" % literal] + [rb"(?<=%s%s)" % (no, literal) for no in _NO_WORD])
+        return literal + (rb"(?:" + words + rb")" if self.edge else b"") + self.rest
 
 
+_NO_WORD = (
+    rb"\\[bfnrt]", rb"\\u[0-9A-Fa-f]{4}", rb"\\x[0-9A-Fa-f]{2}", rb"%[0-9A-Fa-f]{2}",
+    rb"\[m", *(rb"[\[;][0-9]{%d}m" % digits for digits in (1, 2, 3)),
+)  # fmt: skip
 _END = rb"(?![A-Za-z0-9])"
 _KEY = rb"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 _LAST_LINE = rb"-----END " + _KEY
@@ -55,10 +59,12 @@ _KEY_LINES = (
     _TOLD + rb"(?:(?:" + _NEXT + rb"|[ \t]{0,8})" + _WORD + _ALONE + rb")+"
     rb"(?:" + _NEXT + rb"(?:[A-Za-z0-9+/]{0,15}={1,2}|=[A-Za-z0-9+/]{4})(?![A-Za-z0-9+/=])){0,2}"
 )
+_QUOTE = rb"(?:[\"']|\\{1,8}[\"'])?"
 _AWS_SECRET = (
-    rb"(?:[\"']|\\{1,8}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}(?:[\"']|\\{1,8}[\"'])?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"
+    _QUOTE + rb"[ \t]{0,8}(?:[:=]>?|\\{1,8}u003[dD])[ \t]{0,8}" + _QUOTE + rb"([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])"
 )
 _SLASH = rb"\\{0,8}/"
+_DISCORD = rb"[0-9]{17,20}" + _SLASH + rb"([A-Za-z0-9_-]{60,80})"
 _HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
 _PLACEHOLDER = rb"(?:\$\(?[A-Za-z_][A-Za-z0-9_]{0,63}\)?|%\([A-Za-z0-9_]{1,64}\)s|\*+|\.+)@"
@@ -75,24 +81,27 @@ KINDS: Tuple[Kind, ...] = (
     Kind("aws-secret-key", b"secret_access_key", _AWS_SECRET, edge=False),
     *(Kind("github-token", b"gh" + kind + b"_", rb"[A-Za-z0-9]{36,255}") for kind in (b"p", b"o", b"u", b"s", b"r")),
     Kind("github-fine-grained-token", b"github_pat_", rb"[A-Za-z0-9]{22}_[A-Za-z0-9]{40,100}"),
-    Kind("gitlab-token", b"glpat-", _WORDS + rb"{20,64}"),
+    *(Kind("gitlab-token", b"gl" + kind + b"-", _WORDS + rb"{20,64}") for kind in (b"pat", b"ptt", b"rt", b"dt")),
     Kind("anthropic-key", b"sk-ant-", rb"[a-z]{2,12}[0-9]{2}-" + _WORDS + rb"{32,160}"),
     Kind("openai-key", b"sk-proj-", _WORDS + rb"{40,200}"),
     Kind("openai-key", b"sk-svcacct-", _WORDS + rb"{40,200}"),
     Kind("openai-key", b"sk-admin-", _WORDS + rb"{40,200}"),
-    Kind("openai-key", b"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),
+    Kind("openai-key", b"sk-", rb"[A-Za-z0-9]{32,64}" + _END),
     Kind("openrouter-key", b"sk-or-", rb"v1-[0-9a-f]{64}"),
     Kind("google-api-key", b"AIza", _WORDS + rb"{35}(?!" + _WORDS + rb")"),
     Kind("google-oauth-secret", b"GOCSPX-", _WORDS + rb"{28}"),
     Kind("google-access-token", b"ya29.", _WORDS + rb"{40,400}"),
     *(
         Kind("slack-token", b"xox" + kind + b"-", rb"[A-Za-z0-9-]{24,200}")
-        for kind in (b"a", b"b", b"e", b"p", b"r", b"s")
+        for kind in (b"a", b"b", b"c", b"e", b"p", b"r", b"s")
     ),
+    Kind("slack-token", b"xoxd-", rb"[A-Za-z0-9%/+=-]{24,400}"),
     Kind("slack-token", b"xapp-", rb"[A-Za-z0-9-]{24,200}"),
     Kind("slack-webhook", b"hooks.slack.com", _SLASH + rb"services" + _SLASH + _HOOK, edge=False),
-    Kind("stripe-key", b"sk_live_", rb"[A-Za-z0-9]{20,128}"),
-    Kind("stripe-key", b"rk_live_", rb"[A-Za-z0-9]{20,128}"),
+    *(
+        Kind("stripe-key", kind + b"_", rb"[A-Za-z0-9]{20,128}")
+        for kind in (b"sk_live", b"rk_live", b"sk_test", b"rk_test")
+    ),
     Kind("stripe-webhook-secret", b"whsec_", rb"[A-Za-z0-9+/]{32,64}"),
     Kind("npm-token", b"npm_", rb"[A-Za-z0-9]{36}" + _END),
     Kind("pypi-token", b"pypi-", rb"AgE" + _WORDS + rb"{50,400}"),
@@ -106,6 +115,25 @@ KINDS: Tuple[Kind, ...] = (
     Kind("daytona-key", b"dtn_", rb"[0-9a-f]{64}" + _END),
     Kind("databricks-token", b"dapi", rb"[0-9a-f]{32}(?:-[0-9])?" + _END),
     *(Kind("digitalocean-token", kind + b"_v1_", rb"[0-9a-f]{64}" + _END) for kind in (b"dop", b"doo", b"dor")),
+    Kind("groq-key", b"gsk_", rb"[A-Za-z0-9]{40,64}" + _END),
+    Kind("xai-key", b"xai-", rb"[A-Za-z0-9]{64,100}" + _END),
+    Kind("replicate-token", b"r8_", rb"[A-Za-z0-9]{37}" + _END),
+    Kind("perplexity-key", b"pplx-", rb"[A-Za-z0-9]{40,64}" + _END),
+    Kind("nvidia-key", b"nvapi-", _WORDS + rb"{60,80}"),
+    Kind("tavily-key", b"tvly-", _WORDS + rb"{32,64}"),
+    Kind("langsmith-key", b"lsv2_", rb"(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}" + _END),
+    Kind("supabase-token", b"sbp_", rb"[0-9a-f]{40}" + _END),
+    Kind("supabase-key", b"sb_secret_", _WORDS + rb"{20,64}"),
+    Kind("docker-token", b"dckr_pat_", _WORDS + rb"{24,64}"),
+    Kind("linear-key", b"lin_api_", rb"[A-Za-z0-9]{40}" + _END),
+    Kind("notion-token", b"ntn_", rb"[A-Za-z0-9]{40,60}" + _END),
+    Kind("figma-token", b"figd_", _WORDS + rb"{40,64}"),
+    Kind("grafana-token", b"glsa_", rb"[A-Za-z0-9]{32}_[0-9a-fA-F]{8}" + _END),
+    Kind("atlassian-token", b"ATATT3", rb"[A-Za-z0-9_=-]{100,300}"),
+    Kind("shopify-token", b"shpat_", rb"[0-9a-fA-F]{32}" + _END),
+    Kind("vault-token", b"hvs.", _WORDS + rb"{24,200}"),
+    Kind("doppler-token", b"dp.pt.", rb"[A-Za-z0-9]{40,44}" + _END),
+    Kind("discord-webhook", b"webhooks", _SLASH + _DISCORD, edge=False),
     Kind("azure-key", b"AccountKey=", rb"([A-Za-z0-9+/]{86}==)", edge=False),
     Kind("azure-key", b"AccessKey=", rb"([A-Za-z0-9+/]{43}=)", edge=False),
     Kind("url-password", b"://", _URL, edge=False),

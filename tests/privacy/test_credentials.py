@@ -18,8 +18,33 @@ OTHERS = {
     "stripe-webhook-secret": ("{}", "whsec_" + "a1B2" * 8),
     "telegram-token": ("123456789{}", ":AA" + "a1B" * 11),
     "azure-key": ("AccountName=x;AccountKey={};", "a1B2" * 21 + "ab=="),
+    "groq-key": ("{}", "gsk_" + "a1B2" * 13),
+    "xai-key": ("{}", "xai-" + "a1B2" * 20),
+    "replicate-token": ("{}", "r8_" + "a1B2" * 9 + "c"),
+    "perplexity-key": ("{}", "pplx-" + "a1B2" * 12),
+    "nvidia-key": ("{}", "nvapi-" + "a1B2" * 16),
+    "tavily-key": ("{}", "tvly-dev-" + "a1B2" * 8),
+    "langsmith-key": ("{}", f"lsv2_pt_{'0a' * 16}_{'0a' * 5}"),
+    "supabase-token": ("{}", "sbp_" + "0a" * 20),
+    "supabase-key": ("{}", "sb_secret_" + "a1B2" * 7),
+    "docker-token": ("{}", "dckr_pat_" + "a1B2" * 6 + "cde"),
+    "linear-key": ("{}", "lin_api_" + "a1B2" * 10),
+    "notion-token": ("{}", "ntn_" + "a1B2" * 11),
+    "figma-token": ("{}", "figd_" + "a1B2" * 10),
+    "grafana-token": ("{}", f"glsa_{'a1B2' * 8}_{'0a' * 4}"),
+    "atlassian-token": ("{}", "ATATT3" + "a1B2" * 40),
+    "shopify-token": ("{}", "shpat_" + "0a" * 16),
+    "vault-token": ("{}", "hvs." + "a1B2" * 23),
+    "doppler-token": ("{}", "dp.pt." + "a1B2" * 10 + "cde"),
+    "discord-webhook": ("https://discord.com/api/webhooks/123456789012345678/{}", "a1B2" * 17),
     "url-password": ("postgres://app:{}@db.example.com/x", "correct-horse"),
 }
+BETWEEN = (
+    *((" ", "\n"), ('"', '"'), ("\\n", "\\n"), ("=", ","), ("", "")),
+    *(("<b>\\u003e", "\\u003c"), ("\\\\u0022", "\\\\u0022"), ("?a%3D", "%26"), ("\\x3d", "\\x26"), ("\\f", "\\f")),
+    *(("\x1b[32m", "\x1b[0m"), ("\\u001b[1;38;5;123m", "\\u001b[m"), ("\x1b[m", "\x1b[m")),
+)
+"""What is before a credential, and after it, and no part of either."""
 HARMLESS = (
     b"task-list risk-free disk-usage ask-me",
     b"sk-hunter2 tok-hunter2 key-hunter2",
@@ -53,7 +78,7 @@ def test_each_kind_is_found_and_blotted_out(name: str) -> None:
     chance = random.Random(name)
     around, secret = OTHERS.get(name, ("{}", ""))
     secret = secret or CREDENTIALS[name](chance)
-    for before, after in ((" ", "\n"), ('"', '"'), ("\\n", "\\n"), ("=", ","), ("", "")):
+    for before, after in BETWEEN:
         text = f"{before}{around.format(secret)}{after}".encode()
         assert may_hold(text)
         assert found(text, redact=False) == (text, [name])
@@ -99,7 +124,22 @@ def test_a_password_is_found_in_any_url(before: str, secret: str, after: str) ->
     assert found(left, redact=True) == (left, [])
 
 
-@pytest.mark.parametrize("token", ["xapp-1-A0123456789-0123456789012-" + "0a" * 32, "sk-admin-" + "a1B2" * 30])
+@pytest.mark.parametrize(
+    "token",
+    [
+        "xapp-1-A0123456789-0123456789012-" + "0a" * 32,
+        "xoxc-" + "1234567890-" * 3 + "0a" * 32,
+        "xoxd-" + "a1B2%2F" * 9,
+        "sk-admin-" + "a1B2" * 30,
+        "sk-" + "a1B2" * 12,
+        "sk-" + "0a" * 16,
+        "sk_test_" + "a1B2" * 6,
+        "rk_test_" + "a1B2" * 6,
+        "glrt-" + "a1B2" * 5,
+        "aws_secret_access_key => '" + "a1B2" * 10,
+        "aws_secret_access_key\\u003d" + "a1B2" * 10,
+    ],
+)
 def test_every_prefix_of_a_vendor_is_known(token: str) -> None:
     assert len(found(token.encode(), redact=True)[1]) == 1
 
