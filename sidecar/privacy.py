@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.inside.credentials import VERSION
+from sidecar.layouts import Layout
 from sidecar.limits import Tables
 from sidecar.patterns import fitting
 
@@ -53,13 +54,15 @@ class Privacy:
         own: dict[str, Any] = softer({key: getattr(self, key) for key in MODES})
         return replace(self, **own, layouts={name: softer(table) for name, table in self.layouts.items()})
 
-    def for_sandbox(self, layouts: Collection[str]) -> dict[str, Any]:
-        """What the in-sandbox program is told; ``policy`` names it all, so that it shows when any of it changes."""
+    def for_sandbox(self, asked: Collection[str], layouts: Mapping[str, Layout]) -> dict[str, Any]:
+        """What the in-sandbox program is told of the layouts that are ``asked`` for. ``policy`` names all there is to it, what
+        the ``layouts`` keep out of files and databases included, so that it shows when any of it changes."""
 
         def told(table: Privacy) -> dict[str, str]:
             return {key: getattr(table, key) for key in MODES}
 
         parts = {name: told(self.of_layout(name)) for name in self.layouts}
-        text = json.dumps([VERSION, told(self), parts], sort_keys=True).encode()
-        asked = {name: table for name, table in parts.items() if name in layouts}
-        return {**told(self), "layouts": asked, "policy": hashlib.sha256(text).hexdigest()[:16]}
+        kept_out = {name: [layout.filters, layout.emptied] for name, layout in layouts.items()}
+        text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
+        tables = {name: table for name, table in parts.items() if name in asked}
+        return {**told(self), "layouts": tables, "policy": hashlib.sha256(text).hexdigest()[:16]}

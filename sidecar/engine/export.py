@@ -74,7 +74,7 @@ async def _export(run: Run) -> ExportReceipt:
                 return await _unchanged(run, answer, grown.unchanged, scratch)
             entries = grown.brought.entries
             head = await head_of(engine, run.state, run.survey, grown)
-            parent, policy = run.parent(answer), privacy_of(run).for_sandbox([])["policy"]
+            parent, policy = run.parent(answer), privacy_of(run).for_sandbox([], engine.layouts)["policy"]
             earlier = head if head is not None and head.snapshot == parent else None
             manifest = manifest_of(
                 engine, grown, answer, run.snapshot, run.sandbox.ref, parent, request, policy, earlier
@@ -208,7 +208,7 @@ def _question(run: Run) -> dict[str, Any]:
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
         "limits": for_sandbox(run.engine.limits, [layout.name for layout in layouts], room),
-        "privacy": privacy_of(run).for_sandbox([layout.name for layout in layouts]),
+        "privacy": privacy_of(run).for_sandbox([layout.name for layout in layouts], run.engine.layouts),
         "inline_bytes": run.engine.inline_bytes,
         "database_wait": run.engine.timing.database_wait,
         "worker_wait": run.engine.timing.worker_wait,

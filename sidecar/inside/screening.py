@@ -103,6 +103,10 @@ class Screen:
         self._note(found, text)
         return clean
 
+    def without_secrets(self, contents: reading.Contents, known: Known | None) -> None:
+        """Take note of what a layout itself keeps secrets out of: where it is not as it was, that may be why."""
+        self.took = self.took or (known is not None and known.entry.digest != contents.digest)
+
     def _note(self, found: Found, text: Text) -> None:
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]

@@ -115,6 +115,7 @@ class Taking:
         text = self.screen.text(found, text)
         self._count(found, len(text))
         contents = reading.read_bytes(text)
+        self.screen.without_secrets(contents, known)
         self._take_contents(found, known, contents, cache.signature(found.status), _mtime(found, known, contents))
 
     def _take_database(self, found: Found, known: cache.Known | None) -> None:
@@ -140,6 +141,8 @@ class Taking:
         if scrubbed:
             contents, first = self._read_copy(target, known, copied.page)
             first += SCRUBBED
+        if emptied:
+            self.screen.without_secrets(contents, known)
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":

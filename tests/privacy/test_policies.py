@@ -178,9 +178,9 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     await exported(stricter, home)
     looks.clear()
     assert (await exported(stricter, home)).outcome == "unchanged" and not looks
-    before = stricter.privacy.for_sandbox([])["policy"]
+    before = stricter.privacy.for_sandbox([], {})["policy"]
     monkeypatch.setattr("sidecar.privacy.VERSION", credentials.VERSION + 1)
-    assert stricter.privacy.for_sandbox([])["policy"] != before
+    assert stricter.privacy.for_sandbox([], {})["policy"] != before
 
 
 async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tmp_path: Path) -> None:
@@ -199,6 +199,31 @@ async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tm
         loose = receipt
     write(home / "app/memory/more.md", b"more")
     assert (await exported(engine, home)).kind == "delta"
+
+
+@pytest.mark.parametrize("change", [{"filters": {"settings.json": ("X_*",)}}, {"emptied": {"claude-mem.db": ("t",)}}])
+async def test_what_a_layout_now_keeps_out_leaves_files_that_did_not_change(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / ".claude-mem/settings.json", f'{{"X_1": "{SECRET}", "Y": 1}}'.encode())
+    observed(home, "plain")
+    connection = sqlite3.connect(home / ".claude-mem/claude-mem.db")
+    connection.executescript(f"CREATE TABLE t (a); INSERT INTO t VALUES ('{SECRET}')")
+    connection.close()
+    engine = engine_with(tmp_path)
+    await exported(engine, home)
+    _age(home)
+    assert (await exported(engine, home)).outcome == "unchanged"
+    layouts = {**engine.layouts, "claude-mem": replace(engine.layouts["claude-mem"], **change)}
+    receipt = await exported(replace(engine, layouts=layouts), home)
+    assert (receipt.outcome, receipt.kind) == ("committed", "full")
+    (tmp_path / "other").mkdir()
+    await restore(engine, InProcess(tmp_path / "other"), RestoreRequest(memory="m"))
+    left = {name: (tmp_path / "other/.claude-mem" / name).read_bytes() for name in ("settings.json", "claude-mem.db")}
+    assert [name for name, data in left.items() if SECRET.encode() in data] == (
+        ["claude-mem.db"] if "filters" in change else ["settings.json"]
+    )
 
 
 async def test_layouts_that_are_not_asked_for_stay_when_the_policy_changes(tmp_path: Path) -> None:
