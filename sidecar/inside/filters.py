@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Pattern
+from typing import Any, Callable, Pattern
 
 from .rules import compiled
 
 
-def _without(value: Any, drop: Pattern[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(inner, drop) for key, inner in value.items() if not drop.match(key)}
-    if isinstance(value, list):
-        return [_without(inner, drop) for inner in value]
-    return value
-
-
-def _parsed(data: bytes) -> dict[str, Any] | None:
+def _parsed(data: bytes, made: Callable[[list[tuple[str, Any]]], Any] = dict) -> dict[str, Any] | None:
+    """A JSON object, with each in it ``made`` of its keys and values; ``None`` when it is none."""
     try:
-        value = json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=made)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -37,11 +30,18 @@ def filtered(data: bytes, drop: list[str]) -> bytes | None:
 
     A file that has none of them stays as it is, to the byte.
     """
-    value = _parsed(data)
+    keys, as_it_is = _keys(drop), True
+
+    def without(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal as_it_is
+        clean = {key: value for key, value in pairs if not keys.match(key)}
+        as_it_is = as_it_is and len(clean) == len(pairs)  # what is there twice is hidden by the second
+        return clean
+
+    value = _parsed(data, without)
     if value is None:
         return None
-    clean = _without(value, _keys(drop))
-    return data if clean == value else _text(clean)
+    return data if as_it_is else _text(value)
 
 
 def merged(restored: bytes, present: bytes, drop: list[str]) -> bytes:

@@ -1,0 +1,40 @@
+"""Settings leave without the keys that are secret or bound to a machine, however they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.inside.filters import filtered
+from sidecar.layouts import built_in
+
+DROP = list(built_in()["claude-mem"].filters["settings.json"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"X_API_KEY": "hunter2", "x": 1}',
+        '{"a": [{"b": {"x_token": "hunter2", "x": 1}}]}',
+        '{"apiKey": "hunter2", "token": "hunter2", "authToken": "hunter2", "Password": "hunter2", "key": "hunter2"}',
+        '{"\\u0041PI_KEY": {"deep": ["hunter2"]}}',
+        '{"env": {"X_API_KEY": "hunter2"}, "env": {"a": 1}}',
+        '{"a": "hunter2", "a": 1}',
+        '\ufeff{"X_SECRET": "hunter2"}',
+    ],
+)
+def test_secret_keys_stay_behind(text: str) -> None:
+    left = filtered(text.encode(), DROP)
+    assert left is not None and b"hunter2" not in left
+    assert filtered(left, DROP) == left
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":  1, "MAX_TOKENS": 5, "SHOW_READ_TOKENS": true, "hotkey": "x", "n": NaN}', "{}", '{"x": [1.0]}\r\n']
+)
+def test_settings_without_secrets_stay_as_they_are(text: str) -> None:
+    assert filtered(text.encode(), DROP) == text.encode()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"X_KEY": "hunter2"} // mine', "{" * 100_000, '"hunter2"'])
+def test_what_is_no_object_cannot_be_cleared(text: str) -> None:
+    assert filtered(text.encode(), DROP) is None
