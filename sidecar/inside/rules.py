@@ -13,10 +13,11 @@ from typing import Any, Callable, Iterable, Pattern
 
 # Known by their names alone, wherever they are and whatever a layout says.
 SECRET_NAMES = frozenset(
-    (".env .netrc _netrc .pgpass .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
+    (".envrc .netrc _netrc .pgpass .my.cnf .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
+     " .vault-token .s3cfg .boto"
      " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
 )  # fmt: skip
-SECRET_ENDS = (".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
+SECRET_ENDS = (".env", ".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
 
 
 def is_secret(path: str) -> bool:

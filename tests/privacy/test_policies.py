@@ -260,16 +260,15 @@ async def test_what_was_restored_under_the_same_policy_is_not_read_again(
 
 async def test_known_secret_files_and_settings_stay_behind(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", "plain")
-    for name in (".env.local", ".netrc", "id_ed25519", "store.p12", ".npmrc"):
+    secret = {".env", ".env.local", ".envrc", "prod.env", ".netrc", "id_ed25519", "store.p12", ".npmrc", ".vault-token"}
+    for name in secret:
         write(home / "app/memory/deep" / name, SECRET.encode())
     write(
         home / ".claude-mem/settings.json",
         f'{{"X_API_KEY": "{SECRET}", "NOTE": "<private>{SECRET}</private> x"}}'.encode(),
     )
     receipt = await exported(engine_with(tmp_path), home)
-    assert {row.path.rpartition("/")[2] for row in receipt.skipped if row.reason == "secret"} == {
-        *(".env.local", ".netrc", "id_ed25519", "store.p12", ".npmrc")
-    }
+    assert {row.path.rpartition("/")[2] for row in receipt.skipped if row.reason == "secret"} == secret
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", "[private] x")
 
 
