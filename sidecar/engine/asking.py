@@ -10,6 +10,7 @@ import msgspec
 from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.inside.credentials import blotted
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
 from sidecar.receipts import DatabaseReport, Drop, Finding, Skip
@@ -61,7 +62,7 @@ class FoundDatabase:
     schema: int = 0
 
     def report(self) -> DatabaseReport:
-        return DatabaseReport(path=self.path, method=self.method, check=self.check)
+        return DatabaseReport(path=blotted(self.path)[0], method=self.method, check=self.check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

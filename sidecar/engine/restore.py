@@ -13,6 +13,7 @@ from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
+from sidecar.engine.privacy import shown
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
 from sidecar.ids import check_memory_id
 from sidecar.ports import Sandbox
@@ -76,8 +77,12 @@ class _Run:
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
             databases=[row.report() for row in answer.databases] if answer else [],
-            skipped=list(answer.skipped) if answer else [],
-            warnings=[*self.warnings, *(answer.warnings if answer else []), *filter(None, [trimmed, scrubbed.words])],
+            skipped=[replace(row, path=shown(row.path)) for row in answer.skipped] if answer else [],
+            warnings=[
+                *self.warnings,
+                *(map(shown, answer.warnings) if answer else []),
+                *filter(None, [trimmed, scrubbed.words]),
+            ],
             reason=reason,
             scrubbed=scrubbed,
         )

@@ -339,6 +339,24 @@ async def test_names_and_targets_of_links_are_looked_at_too(mode: str, tmp_path:
     assert [row.path for row in again.findings] == ([row.path for row in receipt.findings] if mode == "refuse" else [])
 
 
+async def test_no_receipt_says_a_name_with_a_credential(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / f"app/memory/{TOKEN}/a.md", b"plain")
+    connection = sqlite3.connect(home / f"app/memory/{TOKEN}/a.db")
+    connection.executescript("CREATE TABLE t (a)")
+    connection.close()
+    engine = engine_with(tmp_path)
+    receipt = await exported(engine, home)
+    seed = RestoreRequest(memory="m", projects=(str(home / "app"),), mode="seed")
+    again = await restore(engine, InProcess(home), seed)
+    (tmp_path / "other/app").mkdir(parents=True)
+    request = RestoreRequest(memory="m", projects=(str(tmp_path / "other/app"),))
+    back = await restore(engine, InProcess(tmp_path / "other"), request)
+    place = "project/memory/[redacted:github-token]/a.db"
+    assert [row.path for row in receipt.databases] == [row.path for row in back.databases] == [place]
+    assert again.skipped and TOKEN not in f"{receipt} {again} {back}"
+
+
 async def test_a_name_that_was_looked_at_is_not_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
