@@ -147,7 +147,11 @@ def quick_check(place: str) -> str:
     try:
         connection = reader(place)
         try:
-            return str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if not found.startswith("NULL value in "):
+                return found
+            # Of tables WITHOUT ROWID some versions say that of keys that are not in the columns' order.
+            return str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         finally:
             connection.close()
     except sqlite3.Error as problem:

@@ -146,6 +146,15 @@ def test_a_database_without_anything_has_nothing_to_empty(tmp_path: Path) -> Non
     assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5, ["rows"]).check == "ok"
 
 
+def test_a_key_in_another_order_than_the_columns_is_no_damage(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "a.db")
+    database.executescript(
+        "CREATE TABLE t (a, b TEXT, PRIMARY KEY (b, a)) WITHOUT ROWID; INSERT INTO t VALUES (1, 'x')"
+    )
+    database.close()
+    assert quick_check(str(tmp_path / "a.db")) == "ok"
+
+
 def test_quick_check_writes_nothing(tmp_path: Path) -> None:
     make(tmp_path / "a.db", "WAL")
     before = listing(tmp_path)
