@@ -145,7 +145,7 @@ async def ask(
         words = finished.complaint.strip().splitlines()[-1:] or ["it said nothing"]
         # Both verbs can be done again: an export changes nothing there, and a restore that was cut short is undone first.
         failure = ProgramFailed(
-            f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {words[0][:300]}",
+            f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {blotted(words[0])[0][:300]}",
             hint="The head did not move. Look at the sandbox's python3 and its free memory and disk.",
         )
         failure.retryable = True
@@ -169,8 +169,9 @@ def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
 
 
 def problem_from(trouble: Trouble) -> SidecarError:
+    message = blotted(trouble.message)[0]
     if trouble.code.startswith("limit-"):
-        return LimitExceeded(trouble.message, code=trouble.code)
-    failure = ProgramFailed(trouble.message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+        return LimitExceeded(message, code=trouble.code)
+    failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
     failure.retryable = trouble.retryable
     return failure

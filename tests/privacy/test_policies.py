@@ -16,9 +16,11 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.config import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt
+from sidecar.engine.asking import Trouble, problem_from
 from sidecar.engine.looking import list_snapshots, show_snapshot
 from sidecar.errors import BadConfig
 from sidecar.inside import credentials, scrubbing
+from sidecar.limits import Limits
 from sidecar.privacy import Privacy
 from sidecar.receipts import ExportReceipt, Scrubbed
 from tests.parts.homes import engine_at, run_cli, write
@@ -355,6 +357,17 @@ async def test_no_receipt_says_a_name_with_a_credential(tmp_path: Path) -> None:
     place = "project/memory/[redacted:github-token]/a.db"
     assert [row.path for row in receipt.databases] == [row.path for row in back.databases] == [place]
     assert again.skipped and TOKEN not in f"{receipt} {again} {back}"
+
+
+async def test_nor_does_an_error(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    write(home / f"app/memory/{TOKEN}.md", bytes(100_000))
+    engine = engine_with(tmp_path)
+    receipt = await exported(replace(engine, limits=Limits(file_bytes=50_000)), home)
+    assert receipt.reason is not None and "project/memory/[redacted:github-token].md" in receipt.reason.message
+    assert TOKEN not in str(receipt)
+    unreadable = Trouble(code="unreadable", message=f"project/memory/{TOKEN}.md may not be read by this user.")
+    assert TOKEN not in str(problem_from(unreadable))
 
 
 async def test_a_name_that_was_looked_at_is_not_looked_at_again(
