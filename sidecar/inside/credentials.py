@@ -67,6 +67,7 @@ _SLASH = rb"\\{0,8}/"
 _DISCORD = rb"[0-9]{17,20}" + _SLASH + rb"([A-Za-z0-9_-]{60,80})"
 _HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
+_BEARER = rb"[ ]{1,4}((?=[A-Za-z._~+/-]{0,64}[0-9])[A-Za-z0-9._~+/-]{24,2000}(?<![.])={0,2})"
 _PLACEHOLDER = rb"(?:\$\(?[A-Za-z_][A-Za-z0-9_]{0,63}\)?|%\([A-Za-z0-9_]{1,64}\)s|\*+|\.+)@"
 _URL = (
     rb"[^\s/?#:@\"'\\<>\[\]]{0,64}:(?!" + _PLACEHOLDER + rb")([^\s/?#@\"'\\<>\[\]{}]{3,512})"
@@ -136,6 +137,7 @@ KINDS: Tuple[Kind, ...] = (
     Kind("discord-webhook", b"webhooks", _SLASH + _DISCORD, edge=False),
     Kind("azure-key", b"AccountKey=", rb"([A-Za-z0-9+/]{86}==)", edge=False),
     Kind("azure-key", b"AccessKey=", rb"([A-Za-z0-9+/]{43}=)", edge=False),
+    Kind("bearer-token", b"earer", _BEARER, edge=False),
     Kind("url-password", b"://", _URL, edge=False),
     Kind("url-password", b":\\/\\/", _URL, edge=False),
 )

@@ -37,6 +37,7 @@ OTHERS = {
     "vault-token": ("{}", "hvs." + "a1B2" * 23),
     "doppler-token": ("{}", "dp.pt." + "a1B2" * 10 + "cde"),
     "discord-webhook": ("https://discord.com/api/webhooks/123456789012345678/{}", "a1B2" * 17),
+    "bearer-token": ("Authorization: Bearer {}", "a1B2" * 10),
     "url-password": ("postgres://app:{}@db.example.com/x", "correct-horse"),
 }
 BETWEEN = (
@@ -57,6 +58,7 @@ HARMLESS = (
     b"it starts with -----BEGIN RSA PRIVATE KEY----- and so on",
     b"eyJhbGciOiJIUzI1NiJ9 alone is no token",
     b"0123456789abcdef" * 8,
+    b"the bearer of https://example.com/a/b/c, Bearer YOUR_ACCESS_TOKEN_GOES_RIGHT_HERE, Bearer $TOKEN, Bearer {token}",
 )
 
 
@@ -134,6 +136,8 @@ def test_a_password_is_found_in_any_url(before: str, secret: str, after: str) ->
         "sk-" + "a1B2" * 12,
         "sk-" + "0a" * 16,
         "sk_test_" + "a1B2" * 6,
+        "Bearer ghp_" + "a1B2" * 9 + ".",
+        f"authorization: bearer eyJ{'a1B2' * 8}.eyJ{'a1B2' * 20}.{'a1B2' * 10}.",
         "rk_test_" + "a1B2" * 6,
         "glrt-" + "a1B2" * 5,
         "aws_secret_access_key => '" + "a1B2" * 10,
