@@ -13,6 +13,8 @@ from .walk import Found, Skipped
 
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
 NAMED = "a credential is in its name, and no name can be redacted"
+PRIVATE_NAME = "there is something private in its name, and no name can be cleared"
+PRIVATE_LINK = "there is something private in what it links to, and no link can be cleared"
 LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
@@ -42,6 +44,8 @@ class Screen:
     def name(self, found: Found) -> bool:
         """Whether something of this name may leave. A folder is told of once, whatever is in it."""
         path, mode = found.path, self._table(found)["credentials"]
+        if self._private(found, path, PRIVATE_NAME):
+            return False
         if mode == OFF or not credentials.blotted(path)[1]:
             return True
         before = 0
@@ -55,10 +59,24 @@ class Screen:
 
     def link(self, found: Found, target: str) -> bool:
         """Whether a link that leads there may leave."""
+        if self._private(found, target, PRIVATE_LINK):
+            return False
         mode = self._table(found)["credentials"]
         kinds = credentials.blotted(target)[1] if mode != OFF else []
         self._tell(found.path, kinds, mode, "(link target)", LINKED)
         return not kinds or mode != REDACT
+
+    def _private(self, found: Found, name: str, reason: str) -> bool:
+        """Whether there is a private passage in a name."""
+        policy, data = Policy(self._table(found)["private"] == "remove", OFF), os.fsencode(name)
+        if not policy.may_concern(data):
+            return False
+        shown = os.fsdecode(scrubbed(os.fsencode(found.path), policy)[0])
+        if shown not in self._told:
+            self._told.add(shown)
+            self._skipped.add(shown, reason)
+        self.took = True
+        return True
 
     def _tell(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
         if kinds and mode == REDACT:

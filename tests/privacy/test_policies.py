@@ -341,6 +341,18 @@ async def test_names_and_targets_of_links_are_looked_at_too(mode: str, tmp_path:
     assert [row.path for row in again.findings] == ([row.path for row in receipt.findings] if mode == "refuse" else [])
 
 
+async def test_what_has_something_private_in_its_name_stays_behind(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    for name in (f"a <private>{SECRET}.md", f"<PRIVATE>{SECRET}</private>/a.md", f"<PRIVATE>{SECRET}</private>/b.md"):
+        write(home / "app/memory" / name, b"plain")
+    (home / "app/memory/link.md").symlink_to(f"a <private>{SECRET}.md")
+    receipt = await exported(engine_with(tmp_path), home)
+    shown = ["[private]", "[private]/a.md", "[private]/b.md", "a [private]", "link.md"]
+    assert sorted(row.path for row in receipt.skipped) == [f"project/memory/{name}" for name in shown]
+    assert all(row.reason.startswith("there is something private in") for row in receipt.skipped)
+    assert receipt.outcome == "committed" and SECRET not in str(receipt) and not stored(tmp_path / "store", SECRET)
+
+
 async def test_no_receipt_says_a_name_with_a_credential(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", "plain")
     write(home / f"app/memory/{TOKEN}/a.md", b"plain")
