@@ -67,6 +67,8 @@ _SLASH = rb"\\{0,8}/"
 _DISCORD = rb"[0-9]{17,20}" + _SLASH + rb"([A-Za-z0-9_-]{60,80})"
 _HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
+_NO_NAME = rb"(?=[a-z_-]{0,32}[A-Z0-9])"
+"""A name in code may go on as long, but then it is of small letters."""
 _BEARER = rb"[ ]{1,4}((?=[A-Za-z._~+/-]{0,64}[0-9])[A-Za-z0-9._~+/-]{24,2000}(?<![.])={0,2})"
 _PLACEHOLDER = rb"(?:\$\(?[A-Za-z_][A-Za-z0-9_]{0,63}\)?|%\([A-Za-z0-9_]{1,64}\)s|\*+|\.+)@"
 _URL = (
@@ -124,15 +126,15 @@ KINDS: Tuple[Kind, ...] = (
     Kind("tavily-key", b"tvly-", _WORDS + rb"{32,64}"),
     Kind("langsmith-key", b"lsv2_", rb"(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}" + _END),
     Kind("supabase-token", b"sbp_", rb"[0-9a-f]{40}" + _END),
-    Kind("supabase-key", b"sb_secret_", _WORDS + rb"{20,64}"),
-    Kind("docker-token", b"dckr_pat_", _WORDS + rb"{24,64}"),
+    Kind("supabase-key", b"sb_secret_", _NO_NAME + _WORDS + rb"{22}_" + _WORDS + rb"{8}(?!" + _WORDS + rb")"),
+    Kind("docker-token", b"dckr_pat_", _NO_NAME + _WORDS + rb"{24,64}"),
     Kind("linear-key", b"lin_api_", rb"[A-Za-z0-9]{40}" + _END),
     Kind("notion-token", b"ntn_", rb"[A-Za-z0-9]{40,60}" + _END),
     Kind("figma-token", b"figd_", _WORDS + rb"{40,64}"),
     Kind("grafana-token", b"glsa_", rb"[A-Za-z0-9]{32}_[0-9a-fA-F]{8}" + _END),
     Kind("atlassian-token", b"ATATT3", rb"[A-Za-z0-9_=-]{100,300}"),
     Kind("shopify-token", b"shpat_", rb"[0-9a-fA-F]{32}" + _END),
-    Kind("vault-token", b"hvs.", _WORDS + rb"{24,200}"),
+    Kind("vault-token", b"hvs.", _NO_NAME + _WORDS + rb"{24,200}"),
     Kind("doppler-token", b"dp.pt.", rb"[A-Za-z0-9]{40,44}" + _END),
     Kind("discord-webhook", b"webhooks", _SLASH + _DISCORD, edge=False),
     Kind("azure-key", b"AccountKey=", rb"([A-Za-z0-9+/]{86}==)", edge=False),

@@ -26,7 +26,7 @@ OTHERS = {
     "tavily-key": ("{}", "tvly-dev-" + "a1B2" * 8),
     "langsmith-key": ("{}", f"lsv2_pt_{'0a' * 16}_{'0a' * 5}"),
     "supabase-token": ("{}", "sbp_" + "0a" * 20),
-    "supabase-key": ("{}", "sb_secret_" + "a1B2" * 7),
+    "supabase-key": ("{}", f"sb_secret_{'a1B2' * 5}cd_{'a1B2' * 2}"),
     "docker-token": ("{}", "dckr_pat_" + "a1B2" * 6 + "cde"),
     "linear-key": ("{}", "lin_api_" + "a1B2" * 10),
     "notion-token": ("{}", "ntn_" + "a1B2" * 11),
@@ -58,6 +58,7 @@ HARMLESS = (
     b"it starts with -----BEGIN RSA PRIVATE KEY----- and so on",
     b"eyJhbGciOiJIUzI1NiJ9 alone is no token",
     b"0123456789abcdef" * 8,
+    b"sb_secret_access_key_from_the_environment hvs.a_method_with_a_rather_long_name dckr_pat_of_the_one_who_builds_it",
     b"the bearer of https://example.com/a/b/c, Bearer YOUR_ACCESS_TOKEN_GOES_RIGHT_HERE, Bearer $TOKEN, Bearer {token}",
 )
 
