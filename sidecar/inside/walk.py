@@ -16,6 +16,7 @@ from .rules import is_secret
 if TYPE_CHECKING:
     from .steady import Steady
 
+MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
 SECRET = "secret"
@@ -50,9 +51,27 @@ class Skipped:
             self.more += 1
 
 
-def is_database_tail(name: str, siblings: set[str]) -> bool:
-    """Whether a name is the -wal, -shm or -journal of a file beside it: part of that database, never a file of its own."""
-    return name.endswith(SQLITE_TAILS) and name[: name.rindex("-")] in siblings
+def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
+    """Whether a path is the -wal, -shm or -journal of a database beside it: part of that, never a file of its own."""
+    if not relative.endswith(SQLITE_TAILS):
+        return False
+    stem = relative[: relative.rindex("-")]
+    if stem.rpartition("/")[2] not in siblings:
+        return False
+    if root.rules.database(stem):
+        return True
+    try:
+        with open(os.path.join(root.folder, stem), "rb", opener=_at_once) as file:
+            return file.read(len(MAGIC)) in (MAGIC, b"")
+    except IsADirectoryError:
+        return False
+    except OSError:
+        return True  # nobody can say
+
+
+def _at_once(place: str, flags: int) -> int:
+    """Open what may be a pipe without waiting for its writer."""
+    return os.open(place, flags | os.O_NONBLOCK)
 
 
 def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | None = None) -> Iterator[Found]:
@@ -101,7 +120,7 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
                     found.append(Found(path, entry.path, relative, entry.stat(follow_symlinks=False), root))
             else:
                 _say(root, skipped, relative, entry, "not part of the layout")
-        elif is_database_tail(entry.name, siblings):
+        elif is_database_tail(root, relative, siblings):
             continue
         elif keep(relative):
             try:

@@ -211,6 +211,17 @@ def test_a_real_log_of_the_old_database_does_not_spoil_the_new_one(engine: Engin
     assert _titles_with_log(other) == titles(home)
 
 
+def test_a_text_that_is_only_called_like_a_log_comes_back(engine: Engine, home: Path, tmp_path: Path) -> None:
+    texts = {"plan": b"a text", "plan-journal": b"day one", "deep-journal": b"beside a folder"}
+    for name, text in texts.items():
+        write(home / ".claude-mem/corpora" / name, text)
+    _export(engine, home)
+    other = empty_home(tmp_path / "other")
+    for _ in range(2):
+        _complete(engine, other)
+        assert {name: (other / ".claude-mem/corpora" / name).read_bytes() for name in texts} == texts
+
+
 def _crash_leaving_a_log(home: Path) -> None:
     """Commit a row that only the -wal holds, and leave as a killed worker does."""
     if (pid := os.fork()) == 0:
