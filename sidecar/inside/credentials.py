@@ -166,7 +166,9 @@ def _either(key: bytes, kinds: List[Kind]) -> bytes:
     texts = [re.escape(kind.literal) for kind in kinds]
     if key == b"A":
         return key + b"(?:" + b"|".join(text[1:] for text in texts) + b")"
-    return key + b"(?:" + b"|".join(b"(?<=" + text + b")" for text in texts) + b")"
+    # Many a name has such a byte in it, and in most the two before it are of no literal.
+    before = [b"".join(sorted({re.escape(kind.literal[at : at + 1]) for kind in kinds})) for at in (-3, -2)]
+    return b"%b(?<=[%b][%b]%b)(?:%b)" % (key, *before, key, b"|".join(b"(?<=" + text + b")" for text in texts))
 
 
 def _possible(data: bytes) -> List[Kind]:

@@ -15,9 +15,9 @@ import time
 from typing import NamedTuple
 from urllib.parse import quote
 
+from .reading import MAGIC
 from .refusal import Refusal
 
-MAGIC = b"SQLite format 3\0"
 HEADER = 100
 # Counters that a copy gets anew: change counter, schema cookie, version-valid-for and the library's version.
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
