@@ -612,7 +612,19 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "no-tar-in-gzip": (lambda: gzip.compress(b"just some text\n" * 100), 1, "not-an-archive"),
     "nothing": (lambda: b"", 1, "not-an-archive"),
     "no-memory": (lambda: _other_tar(), 1, "not-an-archive"),
+    "project-out": (lambda: _noted('["../../evil"]'), 1, "unsafe-path"),
+    "project-absolute": (lambda: _noted('["~//tmp/evil-of-a-test", "~x/tmp/evil-of-a-test"]'), 0, ""),
+    "project-no-text": (lambda: _noted('{"a": 1}'), 0, ""),
+    "project-nested": (lambda: _noted("[" * 6000), 0, ""),
 }
+
+
+def _noted(projects: str) -> bytes:
+    """A tarball of a small memory that says where its projects are."""
+    out, note = io.BytesIO(), {"comment": f"memory-sidecar projects: {projects}"}
+    with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers=note) as tar:
+        tar.addfile(tarfile.TarInfo(".claude-mem/modes/code.json"), io.BytesIO())
+    return out.getvalue()
 
 
 def _other_tar() -> bytes:
@@ -685,6 +697,67 @@ def test_download_gives_a_tarball_that_plain_tar_unpacks_and_import_takes_back(
     fresh = run_cli("import", "fresh", archive, store=store)
     shown, original = (run_cli("show", memory, store=store).document for memory in ("fresh", MEMORY))
     assert fresh.code == 0 and shown["tree"] == original["tree"]
+
+
+def test_a_download_of_several_projects_is_imported_whole_and_in_their_order(tmp_path: Path, store: Path) -> None:
+    home = tmp_path / "home"
+    write(home / ".claude-mem/modes/code.json", b"{}")
+    named = [tmp_path / "work", home / "work", tmp_path / "none", home]
+    for project in (tmp_path / "work", home / "work", home):
+        write(project / "MEMORY.md", f"of {project}".encode())
+    write(tmp_path / "work/memory/x.md", b"first")
+    write(home / "work/.cm/CONTINUITY.md", b"second")
+    (tmp_path / "none").mkdir()
+    archive = tmp_path / "out.tar.gz"
+    options = [f"--project={project}" for project in named]
+    assert _export(home, store, *options).code == 0
+    assert run_cli("download", MEMORY, "-o", archive, store=store).code == 0
+    tarred = subprocess.run(["tar", "-tf", archive], check=True, capture_output=True, text=True)
+    assert tarred.stderr == ""
+
+    ran = run_cli("import", "twin", archive, store=store)
+    assert (ran.code, ran.document["skipped"], ran.document["warnings"]) == (0, [], [])
+    shown, original = (run_cli("show", memory, store=store).document for memory in ("twin", MEMORY))
+    assert shown["tree"] == original["tree"]
+    assert run_cli("import", MEMORY, archive, store=store).document["outcome"] == "unchanged"
+    there = [empty_home(tmp_path / f"there-{number}") for number in range(4)]
+    options = [f"--project={project}" for project in there]
+    assert _restore(empty_home(tmp_path / "other"), store, *options, memory="twin").document["outcome"] == "complete"
+    assert (there[0] / "memory/x.md").read_bytes() == b"first"
+    assert (there[1] / ".cm/CONTINUITY.md").read_bytes() == b"second"
+    for number in (0, 1, 3):
+        assert (there[number] / "MEMORY.md").read_text() == f"of {named[number]}"
+    assert not any(there[2].iterdir())
+
+
+def test_an_imported_project_that_was_outside_the_home_is_restored_into_the_working_folder(
+    tmp_path: Path, store: Path
+) -> None:
+    """As it would have been from the memory that was downloaded."""
+    write(tmp_path / "work/MEMORY.md", b"x")
+    assert _export(empty_home(tmp_path / "home"), store, f"--project={tmp_path / 'work'}").code == 0
+    archive = tmp_path / "out.tar"
+    assert run_cli("download", MEMORY, "-o", archive, store=store).code == 0
+    assert run_cli("import", "twin", archive, store=store).code == 0
+    for memory in (MEMORY, "twin"):
+        other = empty_home(tmp_path / f"home-of-{memory}")
+        assert _restore(other, store, memory=memory).code == 0
+        assert (other / "MEMORY.md").read_bytes() == b"x"
+
+
+def test_a_download_of_a_working_folder_and_a_home_is_imported_whole(tmp_path: Path, store: Path) -> None:
+    """One project lies in the other."""
+    home = tmp_path / "home"
+    write(home / "work/MEMORY.md", b"of the working folder")
+    write(home / "MEMORY.md", b"of the home")
+    assert _export(home, store, "--project", "work", "--project", "~").code == 0
+    archive = tmp_path / "out.tar"
+    assert run_cli("download", MEMORY, "-o", archive, store=store).code == 0
+    assert run_cli("import", "twin", archive, store=store).code == 0
+    other = empty_home(tmp_path / "other")
+    assert _restore(other, store, memory="twin").code == 0
+    assert (other / "work/MEMORY.md").read_bytes() == b"of the working folder"
+    assert (other / "MEMORY.md").read_bytes() == b"of the home"
 
 
 def _settings(home: Path) -> dict[str, str]:

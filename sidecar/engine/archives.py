@@ -7,8 +7,8 @@ import contextlib
 import gzip
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,13 +16,13 @@ import zstandard
 
 from sidecar.engine.export import export
 from sidecar.engine.exporting import ExportRequest
+from sidecar.engine.homes import laid_out, note_of, noted, of_layouts, of_projects, placed
 from sidecar.engine.limiting import Bounds, bounds
 from sidecar.engine.parts import Engine
 from sidecar.engine.privacy import shown
 from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
-from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.snapshots.fetch import Fetched, fetch
@@ -49,7 +49,7 @@ def _write_tar(
     fetched: Fetched, layout: Callable[[str], Layout | None], folder: Path, target: BinaryIO, codec: str
 ) -> None:
     staged = materialise(fetched.pack_files(), fetched.entries, folder)
-    places = {root.name: _home_place(root.name, root.hint, layout(root.layout)) for root in fetched.manifest.roots}
+    places, projects = laid_out(fetched.manifest, layout)
     with (
         _compressed(target, codec) as plain,
         tarfile.open(
@@ -59,6 +59,7 @@ def _write_tar(
             format=tarfile.PAX_FORMAT,
             encoding="utf-8",
             errors="surrogateescape",
+            pax_headers=note_of(projects),
         ) as tar,
     ):
         for path in sorted(fetched.entries):
@@ -70,14 +71,6 @@ def _write_tar(
                     tar.addfile(member, contents)
             else:
                 tar.addfile(member)
-
-
-def _home_place(name: str, hint: str, layout: Layout | None) -> str:
-    """Where a root goes in a home: its layout's usual place, or where a project was."""
-    for root in layout.roots if layout else ():
-        if root.paths and root.name == name:
-            return posixpath.join(root.paths[0].removeprefix("~/"), root.below)
-    return hint.removeprefix("~").strip("/")
 
 
 @contextlib.contextmanager
@@ -92,14 +85,6 @@ def _compressed(target: BinaryIO, codec: str) -> Iterator[BinaryIO]:
         yield target
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """A folder of the tarball and where it belongs in a home."""
-
-    prefix: str
-    target: str
-
-
 async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> ExportReceipt:
     """Import a tarball: unpack it, checked, into a home of our own, and export that. It counts as grown from the head."""
     async with spool() as scratch:
@@ -107,53 +92,27 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         home.mkdir()
         engine.progress.step("unpacking")
         within = bounds(engine.limits.of(request.memory))
-        skipped = await asyncio.to_thread(_unpack, engine, archive, home, within)
+        skipped, projects = await asyncio.to_thread(_unpack, engine, archive, home, scratch.new(), within)
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
-        receipt = await export(engine, sandbox, replace(request, adopt=True, origin="import"))
+        receipt = await export(engine, sandbox, replace(request, projects=projects, adopt=True, origin="import"))
     return replace(receipt, skipped=[*(replace(row, path=shown(row.path)) for row in skipped), *receipt.skipped])
 
 
-def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> list[Skip]:
+def _unpack(
+    engine: Engine, archive: Path, home: Path, elsewhere: Path, within: Bounds
+) -> tuple[list[Skip], tuple[str, ...] | None]:
+    """Unpack what is memory; return what is not, and the folders of the projects, when the tarball says which there are."""
     with members(archive, within) as tar:
         names = [plain_name(member) for member in tar]
-    placements = _placements([name for name in names if name], engine.layouts.values())
+        projects = noted(tar.pax_headers)
+    named = None if projects is None else of_projects(projects, home, elsewhere)
+    placements = of_layouts([name for name in names if name], engine.layouts.values(), home, named)
     if not placements:
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
-    left = unpack(archive, home, lambda name: _placed(name, placements), within)
-    return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
-
-
-def _placements(names: list[str], layouts: Iterable[Layout]) -> list[_Placement]:
-    """Which folders of a tarball are memory: a layout's usual folder, wherever it is; else the folder of its database;
-    for project layouts the shallowest folder that holds any of their files, outside of those."""
-    roots = [(layout, root) for layout in layouts for root in layout.roots]
-    placements: list[_Placement] = []
-    for layout, root in roots:
-        usual = [path.removeprefix("~/").removeprefix("./") for path in root.paths]
-        ways = [posixpath.join(path, root.below).rstrip("/") for path in usual] or [root.below]
-        prefixes = {name[: at + len(way)] for way in ways if way for name in names if (at := _find(name, way)) >= 0}
-        if not prefixes and not root.project and len(layout.roots) == 1:
-            databases = compiled(layout.databases)
-            prefixes = {posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))}
-        placements += [_Placement(min(prefixes, key=len), ways[0])] if prefixes else []
-    others = [name for name in names if _placed(name, placements) is None]
-    for layout, root in roots:
-        if root.project and not root.below:
-            firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
-            found = [posixpath.dirname(name) for name in others if firsts.match(posixpath.basename(name))]
-            placements += [_Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []
-    return sorted(placements, key=lambda placement: -len(placement.prefix))
-
-
-def _find(name: str, folder: str) -> int:
-    """Where ``folder`` begins as whole parts of ``name``; -1 when it does not."""
-    return f"/{name}/".find(f"/{folder}/")
-
-
-def _placed(name: str, placements: list[_Placement]) -> str | None:
-    for placement in placements:
-        prefix = f"{placement.prefix}/" if placement.prefix else ""
-        if name.startswith(prefix) and name != placement.prefix:
-            return posixpath.join(placement.target, name[len(prefix) :])
-    return None
+    folders = None if named is None else tuple(placement.base / placement.target for placement in named)
+    for folder in folders or ():
+        folder.mkdir(parents=True, exist_ok=True)
+    left = unpack(archive, lambda name: placed(name, placements), within)
+    skipped = [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
+    return skipped, None if folders is None else tuple(map(str, folders))
