@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -151,18 +150,15 @@ async def post_archive(
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
     check_memory_id(memory)
-    handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with tempfile.TemporaryDirectory(prefix="memory-sidecar-archive-") as folder:
+        archive = Path(folder, "upload")  # what the receipt calls it
+        with await asyncio.to_thread(archive.open, "wb") as file:
             async for chunk in request.stream():
                 await asyncio.to_thread(file.write, chunk)
         wanted = ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
-        receipt = await adopt(sidecar_of(request).engine, Path(name), wanted)
-        sidecar_of(request).changed(memory)
-        return receipt
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        receipt = await adopt(sidecar_of(request).engine, archive, wanted)
+    sidecar_of(request).changed(memory)
+    return receipt
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)

@@ -78,6 +78,9 @@ def test_tarballs_go_out_and_in(service: Service, home: Path) -> None:
     adopted = service.http.post(path("twin", "archives"), content=archive.content)
     assert (adopted.status_code, adopted.json()["outcome"]) == (200, "committed")
     assert service.http.get(path("twin")).json()["files"] == service.http.get(path("me")).json()["files"]
+    refused = service.http.post(path("twin", "archives"), content=b"no tarball").json()
+    assert adopted.json()["sandbox"] == "import:upload"
+    assert refused["detail"].startswith("upload cannot be read as a tarball")
 
 
 def test_heads_fork_roll_back_and_go(service: Service, home: Path) -> None:
