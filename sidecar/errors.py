@@ -27,7 +27,8 @@
     ├── SinkError                  exit 1   the database that is searched; never in the way of an export
     │   ├── SinkUnreachable · SinkBusy   (a retry can help)
     │   └── SinkDenied · SinkUnfit
-    └── LimitExceeded              exit 3   more than the limits allow; the head did not move
+    ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
+    └── Interrupted                exit 130 told to end before it was done (a retry can help)
 
 Each class carries a stable ``code`` for programs, ``retryable`` for callers, and each instance a message (what happened)
 and a hint (what to do) for people.
@@ -326,3 +327,10 @@ class LimitExceeded(SidecarError):
     code = "limit-exceeded"
     exit_code = 3
     default_hint = "Raise the limit in the config's [limits], or make the memory smaller; nothing was lost."
+
+
+class Interrupted(SidecarError):
+    code = "interrupted"
+    retryable = True
+    exit_code = 130
+    default_hint = "Head and sandbox are each as they were or wholly new; the same command may be given again."

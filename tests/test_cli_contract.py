@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
 import os
+import signal
+import sqlite3
 import subprocess
+import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +24,7 @@ from tests.conftest import Mount
 from tests.parts.forgery import header, pax, zeros
 from tests.parts.homes import (
     KEPT_KEYS,
+    PROJECT,
     Ran,
     WatchedSandbox,
     claude_mem_home,
@@ -510,6 +516,31 @@ def test_doctor_says_what_is_ready(home: Path, store: Path) -> None:
     (wrong,) = [row for row in ill.document["checks"] if not row["ok"]]
     assert (wrong["name"], wrong["code"]) == ("sandbox", "sandbox-not-found")
     assert wrong["hint"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_says_so_in_one_document(number: int, tmp_path: Path, store: Path) -> None:
+    home = claude_mem_home(tmp_path / "home", rows=5)
+    with contextlib.closing(sqlite3.connect(home / ".claude-mem/claude-mem.db")) as writer:
+        writer.execute("PRAGMA journal_mode=DELETE")
+        writer.execute("BEGIN EXCLUSIVE")  # which the export waits for
+        words = ["export", MEMORY, "--sandbox", f"local:{home}", "--store", f"file:{store}", "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sidecar", *words],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not any(home.glob(".cache/memory-sidecar/*/turn")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        printed, said = process.communicate(timeout=20)
+    error = json.loads(printed)["error"]
+    assert (process.returncode, error["code"], error["retryable"]) == (130, "interrupted", True)
+    assert error["hint"] and said == f"memory-sidecar: {error['message']} {error['hint']}\n"
+    assert not store.exists()
 
 
 # Tarballs in and out

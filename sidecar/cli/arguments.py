@@ -9,7 +9,7 @@ from sidecar import __version__
 from sidecar.sink import KINDS
 
 EXIT_CODES = """exit codes:
-  0 done   1 failed   2 wrong usage   4 restore incomplete
+  0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted
   3 the head did not move (a guard, a limit, or diverged), nothing lost"""
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from sidecar.cli.arguments import parser
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, show, watched
-from sidecar.errors import BadConfig, BadReference, SidecarError
+from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 
 # Imported only when called for: a command should start as fast as it can.
 COMMANDS = {
@@ -77,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SidecarError as problem:
         return _fail(problem, wants_json)
     except KeyboardInterrupt:
-        print("Interrupted; the head did not move.", file=sys.stderr)
-        return 130
+        return _fail(Interrupted("Interrupted before it was done."), wants_json)
     return _print(result, wants_json)
 
 
