@@ -54,7 +54,7 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                 f"{row.files:,}",
                 size(row.bytes),
                 str(row.packs),
-                " ".join(filter(None, [row.label or row.problem or row.rejected, _taken_out(row)])),
+                " ".join(filter(None, [row.label or row.problem or _objection(row), _taken_out(row)])),
             )
             for row in rows
         ],
@@ -62,6 +62,11 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     words: list[str | Table] = [f"The head cannot be read: {state.problem}"] if state.problem else []
     document = {"memory": args.memory, "head": state.snapshot or None, "snapshots": [asdict(row) for row in rows]}
     return Result(document, [*words, table])
+
+
+def _objection(row: SnapshotRow) -> str:
+    """Why it is beside the head; nothing of one that was made the head all the same."""
+    return row.rejected if row.standing == "rejected" else ""
 
 
 def _taken_out(row: SnapshotRow) -> str:
@@ -81,7 +86,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
             for name, value in (("Label", manifest.label), ("Conversation", manifest.conversation))
             if value
         ),
-        *([f"Rejected: {manifest.rejected}"] if manifest.rejected else []),
+        *([f"Rejected: {objection}"] if (objection := _objection(contents.row)) else []),
         *([trimmed] if (trimmed := trimmed_words(manifest)) else []),
         *([scrubbed] if (scrubbed := scrubbed_of(manifest).words) else []),
         Table(

@@ -210,7 +210,14 @@ def test_the_command_line_says_how_to_allow_it(home: Path, tmp_path: Path, capsy
     wrong = run_cli(*words, "--allow", "shrunken", store=store)
     assert (wrong.code, wrong.error) == (2, "unknown-reason")
     assert run_cli(*words, "--allow", "empty", store=store).code == 3
+    for verb in ("log", "show"):
+        latest = [run_cli("log", MEMORY, store=store).document["snapshots"][0]["snapshot"]] if verb == "show" else []
+        assert main([verb, MEMORY, *latest, f"--store=file:{store}"]) == 0
+        assert "shrunk: " in capsys.readouterr().out
     assert run_cli(*words, "--allow", "shrunk", store=store).code == 0
+    for verb in ("log", "show"):
+        assert main([verb, MEMORY, f"--store=file:{store}"]) == 0
+        assert "shrunk: " not in capsys.readouterr().out, "it is the head, and nothing is against it any more"
 
 
 def test_the_service_takes_the_same_words(home: Path, tmp_path: Path) -> None:
