@@ -645,6 +645,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "no-memory": (lambda: _other_tar(), 1, "not-an-archive"),
     "project-out": (lambda: _noted('["../../evil"]'), 1, "unsafe-path"),
     "project-absolute": (lambda: _noted('["~//tmp/evil-of-a-test", "~x/tmp/evil-of-a-test"]'), 0, ""),
+    "project-key-out": (lambda: _noted('null, "keyed": {"claude-mem/../x": "~"}'), 1, "unsafe-path"),
+    "project-key-of-none": (lambda: _noted('null, "keyed": {"claude-mem/modes": "~"}'), 1, "bad-answer"),
     "project-no-text": (lambda: _noted('{"a": 1}'), 0, ""),
     "project-nested": (lambda: _noted("[" * 6000), 0, ""),
 }
@@ -652,7 +654,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
 
 def _noted(projects: str) -> bytes:
     """A tarball of a small memory that says where its projects are."""
-    out, note = io.BytesIO(), {"comment": f"memory-sidecar projects: {projects}"}
+    out, note = io.BytesIO(), {"comment": f'memory-sidecar: {{"projects": {projects}}}'}
     with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers=note) as tar:
         tar.addfile(tarfile.TarInfo(".claude-mem/modes/code.json"), io.BytesIO())
     return out.getvalue()
@@ -749,7 +751,8 @@ def test_a_download_of_several_projects_is_imported_whole_and_in_their_order(tmp
     ran = run_cli("import", "twin", archive, store=store)
     assert (ran.code, ran.document["skipped"], ran.document["warnings"]) == (0, [], [])
     shown, original = (run_cli("show", memory, store=store).document for memory in ("twin", MEMORY))
-    assert shown["tree"] == original["tree"]
+    for same in ("tree", "roots", "projects"):
+        assert shown[same] == original[same]
     assert run_cli("import", MEMORY, archive, store=store).document["outcome"] == "unchanged"
     there = [empty_home(tmp_path / f"there-{number}") for number in range(4)]
     options = [f"--project={project}" for project in there]

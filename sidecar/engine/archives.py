@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -16,21 +16,24 @@ import zstandard
 
 from sidecar.engine.export import export
 from sidecar.engine.exporting import ExportRequest
-from sidecar.engine.homes import laid_out, note_of, noted, of_layouts, of_projects, placed
+from sidecar.engine.homes import Layouts, laid_out, placed, placements_of, places_of
 from sidecar.engine.limiting import Bounds, bounds
+from sidecar.engine.notes import Noted, on_members, on_top, ours, read
 from sidecar.engine.parts import Engine
 from sidecar.engine.privacy import shown
 from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
+from sidecar.errors import PackBomb
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
-from sidecar.layouts import Layout
 from sidecar.receipts import ExportReceipt, Skip
+from sidecar.snapshots.claims import check_path
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import spool
 
 MOST_SKIPPED = 50
+MOST_COMMENTS = 5_000
 
 
 async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, codec: str) -> Manifest:
@@ -41,15 +44,14 @@ async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, c
         engine.progress.step("fetching", manifest.packed_bytes)
         fetched = await fetch(repository.store, manifest, scratch)
         engine.progress.step("writing")
-        await asyncio.to_thread(_write_tar, fetched, engine.layouts.get, scratch.new(), target, codec)
+        await asyncio.to_thread(_write_tar, fetched, engine.layouts, scratch.new(), target, codec)
     return manifest
 
 
-def _write_tar(
-    fetched: Fetched, layout: Callable[[str], Layout | None], folder: Path, target: BinaryIO, codec: str
-) -> None:
+def _write_tar(fetched: Fetched, layouts: Layouts, folder: Path, target: BinaryIO, codec: str) -> None:
     staged = materialise(fetched.pack_files(), fetched.entries, folder)
-    places, projects = laid_out(fetched.manifest, layout)
+    places, projects = laid_out(fetched.manifest, layouts)
+    notes = on_members(fetched.manifest, fetched.entries)
     with (
         _compressed(target, codec) as plain,
         tarfile.open(
@@ -59,13 +61,14 @@ def _write_tar(
             format=tarfile.PAX_FORMAT,
             encoding="utf-8",
             errors="surrogateescape",
-            pax_headers=note_of(projects),
+            pax_headers=on_top(fetched.manifest, projects),
         ) as tar,
     ):
         for path in sorted(fetched.entries):
             entry = fetched.entries[path]
             name, _, relative = path.partition("/")
             member = entry_member(entry, posixpath.join(places[name], relative))
+            member.pax_headers = notes.get(path, {})
             if entry.type == FILE:
                 with open(staged[path].place, "rb") as contents:
                     tar.addfile(member, contents)
@@ -92,27 +95,34 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         home.mkdir()
         engine.progress.step("unpacking")
         within = bounds(engine.limits.of(request.memory))
-        skipped, projects = await asyncio.to_thread(_unpack, engine, archive, home, scratch.new(), within)
+        skipped, noted = await asyncio.to_thread(_unpack, engine, archive, home, within)
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
-        receipt = await export(engine, sandbox, replace(request, projects=projects, adopt=True, origin="import"))
+        places = None if noted.projects is None else places_of(noted.projects).values()
+        projects = None if places is None else tuple(f"~/{place}" for place in places)
+        adopted = replace(request, projects=projects, noted=noted, adopt=True, origin="import")
+        receipt = await export(engine, sandbox, adopted)
     return replace(receipt, skipped=[*(replace(row, path=shown(row.path)) for row in skipped), *receipt.skipped])
 
 
-def _unpack(
-    engine: Engine, archive: Path, home: Path, elsewhere: Path, within: Bounds
-) -> tuple[list[Skip], tuple[str, ...] | None]:
-    """Unpack what is memory; return what is not, and the folders of the projects, when the tarball says which there are."""
+def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> tuple[list[Skip], Noted]:
+    """Unpack what is memory; return what is not, and what the tarball says besides."""
+    names: list[str] = []
+    comments: dict[str, None] = {}
     with members(archive, within) as tar:
-        names = [plain_name(member) for member in tar]
-        projects = noted(tar.pax_headers)
-    named = None if projects is None else of_projects(projects, home, elsewhere)
-    placements = of_layouts([name for name in names if name], engine.layouts.values(), home, named)
+        for member in tar:
+            names += filter(None, [plain_name(member)])
+            comments |= ours(member.pax_headers)
+            if len(comments) > MOST_COMMENTS:
+                raise PackBomb("The tarball has more comments than any memory has projects.")
+    noted = read(comments)
+    places = list(filter(None, places_of(noted.projects or []).values()))
+    for place in places:
+        check_path(place)
+    placements = placements_of(names, engine.layouts, noted.projects)
     if not placements:
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
-    folders = None if named is None else tuple(placement.base / placement.target for placement in named)
-    for folder in folders or ():
-        folder.mkdir(parents=True, exist_ok=True)
-    left = unpack(archive, lambda name: placed(name, placements), within)
-    skipped = [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]]
-    return skipped, None if folders is None else tuple(map(str, folders))
+    for place in places:
+        (home / place).mkdir(parents=True, exist_ok=True)
+    left = unpack(archive, home, lambda name: placed(name, placements), within)
+    return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]], noted

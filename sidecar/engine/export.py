@@ -17,6 +17,7 @@ from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import Base, ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
 from sidecar.engine.limiting import for_sandbox, narrowed, near
+from sidecar.engine.notes import as_noted
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.privacy import privacy_of, refusal
 from sidecar.engine.receiving import check, receive
@@ -168,6 +169,8 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, fallback=shell
             )
             read = time.monotonic()
+            if run.request.noted is not None:
+                answer = as_noted(answer, run.request.noted, engine.layouts)
             if answer.status == "refused":
                 return answer, Grown(None, {})
             try:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.notes import Noted
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.privacy import shown
 from sidecar.inside.index import Entry, Index
@@ -36,6 +37,8 @@ class ExportRequest:
     origin: str = "export"
     adopt: bool = False
     """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
+    noted: Noted | None = None
+    """What the tarball of an import says besides its files."""
     snapshot: str = ""
     """The id for the new snapshot, when somebody has to know it beforehand."""
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 from sidecar.inside.rules import compiled
-from sidecar.layouts import Layout
-from sidecar.layouts import Root as RootOfLayout
-from sidecar.snapshots.claims import check_path
-from sidecar.snapshots.manifest import Manifest, Root
+from sidecar.layouts import Layout, Root
+from sidecar.snapshots.manifest import Manifest
 
-NOTE = "memory-sidecar projects: "
-"""How the comment of a tarball begins that says where its projects were, in their order: nothing else tells which is the
-second one. Other programs skip a pax header's ``comment``."""
+Layouts = Mapping[str, Layout]
 
 
-def laid_out(manifest: Manifest, layout: Callable[[str], Layout | None]) -> tuple[dict[str, str], list[str]]:
+def laid_out(manifest: Manifest, layouts: Layouts) -> tuple[dict[str, str], list[str]]:
     """Where each root goes in a home, its layout's usual place or where its project was; and where the projects were."""
     usual: dict[str, str] = {}
     numbers: dict[str, int] = {}
     belows: dict[str, str] = {}
     for root in manifest.roots:
-        spec, number = _spec(root, layout(root.layout))
+        spec, number = spec_of(root.name, layouts.get(root.layout))
         if spec is None:
             usual[root.name] = _relative(root.hint)
         elif spec.paths:
@@ -38,11 +30,11 @@ def laid_out(manifest: Manifest, layout: Callable[[str], Layout | None]) -> tupl
         root.name: root.hint.removesuffix(belows[root.name]) or "/" for root in manifest.roots if root.name in belows
     }
     projects = _in_order(manifest.projects, folders, numbers)
-    places = _places(projects)
+    places = places_of(projects)
     return usual | {name: (places[was] + belows[name]).lstrip("/") for name, was in folders.items()}, projects
 
 
-def _places(projects: list[str]) -> dict[str, str]:
+def places_of(projects: list[str]) -> dict[str, str]:
     """Where in a tarball of a home each project is: where it was in the home, or in the file system."""
     places: dict[str, str] = {}
     for project in projects:
@@ -57,11 +49,11 @@ def _relative(hint: str) -> str:
     return hint.removeprefix("~").strip("/")
 
 
-def _spec(root: Root, layout: Layout | None) -> tuple[RootOfLayout | None, int]:
-    """Which of its layout's roots this is, and in which project."""
-    base, _, number = root.name.rpartition("-")
+def spec_of(root: str, layout: Layout | None) -> tuple[Root | None, int]:
+    """Which of its layout's roots this one is, and in which project."""
+    base, _, number = root.rpartition("-")
     for spec in layout.roots if layout else ():
-        if spec.name == root.name:
+        if spec.name == root:
             return spec, 1
         if spec.name == base and number.isdecimal():
             return spec, int(number)
@@ -78,65 +70,35 @@ def _in_order(named: list[str], folders: Mapping[str, str], numbers: Mapping[str
     return list(dict.fromkeys([*order, *(folders[name] for name in sorted(folders, key=numbers.__getitem__))]))
 
 
-def note_of(projects: list[str]) -> dict[str, str]:
-    """The pax header of a tarball with these projects."""
-    return {"comment": NOTE + json.dumps(projects)} if projects else {}
-
-
-def noted(headers: Mapping[str, str]) -> list[str] | None:
-    """The projects that a tarball's header names; none when it is not one of ours. Raise when they have no place in a home."""
-    comment = headers.get("comment", "")
-    if not comment.startswith(NOTE):
-        return None
-    try:
-        projects = msgspec.json.decode(comment.removeprefix(NOTE), type=list[str])
-    except msgspec.MsgspecError:
-        return None
-    for relative in filter(None, map(_relative, projects)):
-        check_path(relative)
-    return projects
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A folder of the tarball, and the folder it belongs in: where in the home, or elsewhere."""
+    """A folder of the tarball and where it belongs in a home."""
 
     prefix: str
-    base: Path
-    target: str = ""
+    target: str
 
 
-def of_projects(projects: list[str], home: Path, elsewhere: Path) -> list[Placement]:
-    """Projects in the home are where they were; each other one gets a folder of its own elsewhere."""
-    return [
-        Placement(place, home, _relative(project))
-        if project.startswith("~")
-        else Placement(place, elsewhere / str(number))
-        for number, (project, place) in enumerate(_places(projects).items())
-    ]
-
-
-def of_layouts(
-    names: list[str], layouts: Iterable[Layout], home: Path, named: list[Placement] | None
-) -> list[Placement]:
+def placements_of(names: list[str], layouts: Layouts, projects: list[str] | None) -> list[Placement]:
     """Which folders of a tarball are memory: a layout's usual folder, wherever it is; else the folder of its database;
-    for project layouts those ``named``, else the shallowest folder that holds any of their files, outside of those."""
-    roots = [(layout, root) for layout in layouts for root in layout.roots if named is None or not root.project]
-    placements = list(named or ())
+    for project layouts those of ``projects``, else the shallowest that holds any of their files, outside of those."""
+    roots = [
+        (layout, root) for layout in layouts.values() for root in layout.roots if projects is None or not root.project
+    ]
+    placements = [Placement(place, place) for place in places_of(projects or []).values()]
     for layout, root in roots:
         usual = [path.removeprefix("~/").removeprefix("./") for path in root.paths]
         ways = [posixpath.join(path, root.below).rstrip("/") for path in usual] or [root.below]
         prefixes = {name[: at + len(way)] for way in ways if way for name in names if (at := _find(name, way)) >= 0}
-        if not prefixes and named is None and not root.project and len(layout.roots) == 1:
+        if not prefixes and projects is None and not root.project and len(layout.roots) == 1:
             databases = compiled(layout.databases)
             prefixes = {posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))}
-        placements += [Placement(min(prefixes, key=len), home, ways[0])] if prefixes else []
+        placements += [Placement(min(prefixes, key=len), ways[0])] if prefixes else []
     others = [name for name in names if placed(name, placements) is None]
     for layout, root in roots:
         if root.project and not root.below:
             firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
             found = [posixpath.dirname(name) for name in others if firsts.match(posixpath.basename(name))]
-            placements += [Placement(min(found, key=lambda p: (p.count("/"), len(p))), home)] if found else []
+            placements += [Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []
     return sorted(placements, key=lambda placement: -len(placement.prefix))
 
 
@@ -145,10 +107,10 @@ def _find(name: str, folder: str) -> int:
     return f"/{name}/".find(f"/{folder}/")
 
 
-def placed(name: str, placements: list[Placement]) -> tuple[Path, str] | None:
-    """In which folder a member of a tarball belongs, and where; none when it is not part of the memory."""
+def placed(name: str, placements: list[Placement]) -> str | None:
+    """Where a member of a tarball goes in a home; none when it is not part of the memory."""
     for placement in placements:
         prefix = f"{placement.prefix}/" if placement.prefix else ""
         if name.startswith(prefix) and name != placement.prefix:
-            return placement.base, posixpath.join(placement.target, name[len(prefix) :])
+            return posixpath.join(placement.target, name[len(prefix) :])
     return None

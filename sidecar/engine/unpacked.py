@@ -64,31 +64,29 @@ def plain_name(member: tarfile.TarInfo) -> str:
     return name
 
 
-def unpack(archive: Path, place: Callable[[str], tuple[Path, str] | None], bounds: Bounds) -> list[str]:
-    """Unpack each member into the folder and under the name that ``place`` says (``None``: not at all). Return the names
-    left out.
+def unpack(archive: Path, home: Path, place: Callable[[str], str | None], bounds: Bounds) -> list[str]:
+    """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the names left out.
 
     Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the bounds.
     """
-    links: list[tuple[Path, str, str]] = []
+    links: list[tuple[str, str]] = []
     folders: list[tuple[Path, int]] = []
     left: list[str] = []
     total = files = 0
     with members(archive, bounds) as tar:
         for member in tar:
             name = plain_name(member)
-            where = place(name) if name else None
-            if where is None:
+            relative = place(name) if name else None
+            if relative is None:
                 left += [name] if name and not member.isdir() else []
                 continue
             files, total = files + 1, total + member.size
             bounds.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
             bounds.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
             bounds.check("bytes", total, f"The tarball holds {total:,} bytes or more")
-            base, relative = where
-            target = base / relative
+            target = home / relative
             if member.issym():
-                links.append((base, relative, member.linkname))
+                links.append((relative, member.linkname))
             elif member.isdir():
                 target.mkdir(parents=True, exist_ok=True)
                 folders.append((target, member.mode & 0o777 | 0o700))
@@ -96,11 +94,11 @@ def unpack(archive: Path, place: Callable[[str], tuple[Path, str] | None], bound
                 contents = tar.extractfile(member)
                 assert contents is not None
                 _write(target, contents, member)
-    for base, relative, link in links:
+    for relative, link in links:
         inside = os.path.normpath(os.path.join(os.path.dirname(relative), link))
         if os.path.isabs(link) or inside == ".." or inside.startswith("../"):
             raise UnsafeLink(f"The link {relative!r} in {archive.name} leads out of the memory.")
-        target = base / relative
+        target = home / relative
         if not os.path.lexists(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(link)
@@ -115,11 +113,11 @@ def unpack_members(archive: Path, home: Path, places: Mapping[str, str], bounds:
     for folder in places.values():
         (home / folder).mkdir(parents=True, exist_ok=True)
 
-    def place(name: str) -> tuple[Path, str] | None:
+    def place(name: str) -> str | None:
         root, _, rest = name.partition("/")
-        return (home, f"{places[root]}/{rest}") if root in places and rest else None
+        return f"{places[root]}/{rest}" if root in places and rest else None
 
-    unpack(archive, place, bounds)
+    unpack(archive, home, place, bounds)
 
 
 def _write(target: Path, contents: IO[bytes], member: tarfile.TarInfo) -> None:

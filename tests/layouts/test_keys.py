@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.archives import adopt, download
 from sidecar.engine.asking import ExportAnswer, FoundRoot
 from sidecar.engine.receiving import _check_keyed
 from sidecar.errors import UntrustedSandbox
@@ -105,6 +107,29 @@ async def test_a_project_named_elsewhere_takes_its_memory_and_that_of_its_folder
     assert said(other, other / "code/packages/web") == "web"
     assert said(other, other / "mine") == "mine"
     assert (await out(engine, other, str(other / "code")))[0].outcome == "unchanged"
+
+
+async def test_a_tarball_says_which_projects_the_folders_in_it_are_of(engine: Engine, tmp_path: Path) -> None:
+    home, archive = empty_home(tmp_path / "home"), tmp_path / "out.tar"
+    session(home, tmp_path / "work/app")
+    session(home, home / "mine", text="mine")
+    write(session(home, home / "quiet", text="quiet") / "s1.jsonl", b"{}\n")
+    _, manifest = await out(engine, home, str(tmp_path / "work/app"))
+    with archive.open("wb") as file:
+        await download(engine, MEMORY, "latest", file, "")
+    listed = subprocess.run(["tar", "-tf", archive], check=True, capture_output=True)
+    assert listed.stderr == b""
+    await adopt(engine, archive, ExportRequest(memory="twin"))
+    twin = await engine.repository.manifest("twin", await engine.repository.resolve("twin", "latest"))
+    assert (twin.tree, twin.keyed, twin.projects) == (manifest.tree, manifest.keyed, manifest.projects)
+
+    other = empty_home(tmp_path / "other")
+    await restore(engine, LocalSandbox(other), RestoreRequest(memory="twin", projects=(str(other / "code"),)))
+    assert said(other, other / "code") == "said"
+    assert said(other, other / "mine") == "mine"
+    assert said(other, other / "quiet") == "quiet"
+    only = await adopt(engine, archive, ExportRequest(memory="some", layouts=("three-tier",), allow=("empty",)))
+    assert (only.outcome, only.files) == ("committed", 0)
 
 
 async def test_the_only_project_is_the_one_that_is_named_later(engine: Engine, tmp_path: Path) -> None:
