@@ -82,6 +82,15 @@ def lineage(folder: str, known: list[str]) -> list[str]:
     return [snapshot for snapshot in reversed(lines) if snapshot in wanted]
 
 
+def latest(folder: str) -> Base | None:
+    """What this sandbox last restored or exported; ``None`` when nothing is known of it."""
+    try:
+        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
+            return load(folder, file.read().split()[-1:])
+    except (OSError, ValueError):
+        return None
+
+
 def load(folder: str, snapshots: list[str]) -> Base | None:
     """The cached index of the first of these; ``None`` when there is none or it is damaged."""
     try:

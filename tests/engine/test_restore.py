@@ -96,6 +96,28 @@ def test_a_memory_arrives_whole_in_another_home(engine: Engine, home: Path, tmp_
     assert titles(other) == titles(home)
 
 
+def test_a_receipt_tells_what_was_not_exported_yet_and_is_replaced(engine: Engine, home: Path, tmp_path: Path) -> None:
+    _export(engine, home)
+    other = empty_home(tmp_path / "other")
+    write(other / "MEMORY.md", b"it came with the sandbox")
+    assert _complete(engine, other).warnings == []
+    reader = sqlite3.connect(other / ".claude-mem/claude-mem.db")
+    reader.execute("SELECT count(*) FROM observations").fetchone()
+    assert _complete(engine, other).warnings == [], "nothing was written since"
+    reader.close()
+    write(other / "memory/new.md", b"not exported")
+    assert _complete(engine, other, mode="seed").warnings == [], "nothing is replaced"
+    observe(other, 1, "not exported")
+    write(other / "SESSION-STATE.md", b"not exported either")
+    (told,) = _complete(engine, other).warnings
+    assert told == (
+        "What was here and not exported yet is replaced or gone: "
+        "claude-mem/claude-mem.db, project/SESSION-STATE.md, project/memory/new.md."
+    )
+    _same(home, other)
+    assert _complete(engine, other).warnings == []
+
+
 def test_nothing_that_must_stay_behind_arrives(engine: Engine, home: Path, tmp_path: Path) -> None:
     receipt = _export(engine, home)
     other = empty_home(tmp_path / "other")
