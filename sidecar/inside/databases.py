@@ -15,8 +15,8 @@ import time
 from typing import NamedTuple
 from urllib.parse import quote
 
-from .reading import MAGIC
 from .refusal import Refusal
+from .walk import MAGIC
 
 HEADER = 100
 # Counters that a copy gets anew: change counter, schema cookie, version-valid-for and the library's version.

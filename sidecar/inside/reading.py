@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from . import digests
 from .cache import Known
+from .walk import MAGIC
 
 if TYPE_CHECKING:
     from .scrubbing import Watch
 
 IN_MEMORY = 4 << 20
 TRIES = 3
-MAGIC = b"SQLite format 3\0"
 
 
 class Contents(NamedTuple):

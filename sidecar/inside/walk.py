@@ -9,7 +9,6 @@ import os
 import stat
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
-from .reading import MAGIC
 from .refusal import Refusal
 from .roots import Root
 from .rules import is_secret
@@ -17,6 +16,7 @@ from .rules import is_secret
 if TYPE_CHECKING:
     from .steady import Steady
 
+MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
 SECRET = "secret"
