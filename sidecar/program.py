@@ -54,7 +54,7 @@ TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (
     *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
-    *("restore", "main"),
+    *("unsaved", "restore", "main"),
 )
 LOOK = (
     *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),

@@ -30,6 +30,7 @@ from sidecar.snapshots.claims import check_path
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.resolving import resolve
 from sidecar.spool import spool
 
 MOST_SKIPPED = 50
@@ -39,7 +40,7 @@ MOST_COMMENTS = 5_000
 async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, codec: str) -> Manifest:
     """Write a snapshot as a tarball that plain ``tar`` unpacks into a home: ``.claude-mem/…``, ``memory/…``."""
     repository = engine.repository
-    manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
+    manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
     async with spool() as scratch:
         engine.progress.step("fetching", manifest.packed_bytes)
         fetched = await fetch(repository.store, manifest, scratch)

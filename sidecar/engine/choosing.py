@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from sidecar.engine.direct import NotDirect
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
-from sidecar.repository import Repository, parse_time
+from sidecar.repository import Repository
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.resolving import parse_time, resolve
 from sidecar.spool import Spool
 
 LATEST = "latest"
@@ -32,12 +33,12 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
     if wanted.startswith("@"):
         parse_time(wanted[1:])  # wrong also where there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
-        manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
+        manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
         return Choice(await fetch(repository.store, manifest, scratch), [])
     state = await repository.head(memory)
     if state.version is None and not await repository.any_eligible(memory, await repository.snapshot_ids(memory)):
         return None
-    first = await repository.resolve(memory, wanted) if wanted != LATEST else state.snapshot
+    first = await resolve(repository, memory, wanted) if wanted != LATEST else state.snapshot
     candidates = [snapshot async for snapshot in repository.candidates(memory)]
     if first:
         candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
@@ -70,7 +71,7 @@ async def choose_unread(repository: Repository, memory: str, wanted: str) -> Man
     """The manifest of the snapshot asked for. Raise ``NotDirect`` when there is anything odd about it."""
     try:
         if wanted != LATEST:
-            return await repository.manifest(memory, await repository.resolve(memory, wanted))
+            return await repository.manifest(memory, await resolve(repository, memory, wanted))
         state = await repository.head(memory)
         if state.head is None or state.notice:
             raise NotDirect

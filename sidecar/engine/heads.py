@@ -12,12 +12,13 @@ from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.marks import hold
+from sidecar.snapshots.resolving import resolve
 
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
     """Begin a new memory with a copy of a snapshot. The two share nothing afterwards."""
     check_memory_id(new)
-    source = await repository.manifest(memory, await repository.resolve(memory, wanted))
+    source = await repository.manifest(memory, await resolve(repository, memory, wanted))
     if await repository.exists(new):
         raise UsageError(f"There is a memory {new!r} already.", hint="Choose another name, or delete that one first.")
     await repository.store.prepare()
@@ -46,7 +47,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
 
 async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[Head, str]:
     """Make an earlier (or a diverged, or rejected) snapshot the head; nothing is removed. Return the new head and the old."""
-    manifest = await repository.manifest(memory, await repository.resolve(memory, wanted))
+    manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
     check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
     await hold(repository.store, manifest)

@@ -10,6 +10,7 @@ from sidecar.inside.index import Entry
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.resolving import resolve
 from sidecar.spool import spool
 
 
@@ -214,7 +215,7 @@ def _contents(entry: Entry) -> tuple[object, ...]:
 
 
 async def _entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, Entry]]:
-    manifest = await repository.manifest(memory, await repository.resolve(check_memory_id(memory), wanted))
+    manifest = await repository.manifest(memory, await resolve(repository, check_memory_id(memory), wanted))
     async with spool() as scratch:
         entries, _, _ = await fetch_entries(repository.store, manifest, scratch)
     return manifest, entries

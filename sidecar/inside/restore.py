@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from typing import Any, BinaryIO
 
@@ -18,11 +17,11 @@ from .roots import Root, place_roots
 from .scratch import Scratch
 from .swap import Swap
 from .unpacking import Section, Staged, Unpacker
+from .unsaved import unsaved
 from .versions import older_schema, rank, version_here
-from .walk import SQLITE_TAILS, Found, Skipped, walk
+from .walk import SQLITE_TAILS, Skipped, walk
 
 WORKER_SECONDS = 15.0
-MOST_SHOWN = 5
 
 
 class Restore:
@@ -50,7 +49,7 @@ class Restore:
             self._name_folders(entries)
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
-            unsaved = self._unsaved()
+            gone = [] if self.seed else unsaved(self.roots, cache.latest(self.scratch.memory))
             holders = self._stop_workers(entries)
             try:
                 self._compare_schemas(staged, entries)
@@ -60,7 +59,7 @@ class Restore:
                 self.warnings += worker.start_again(holders)
         finally:
             swap.end()
-        self.warnings += unsaved
+        self.warnings += gone
         self._clear_old_folders(entries)
         self._remember(entries, staged, placed)
         files = [path for path in placed if entries[path].type == index.FILE]
@@ -216,17 +215,6 @@ class Restore:
         self.scratch.give(place)
         return place
 
-    def _unsaved(self) -> list[str]:
-        """What to say of files that are not as this sandbox last restored or exported them, and are to go. Of one that did
-        neither nothing is known: what is there came with it."""
-        before = cache.latest(self.scratch.memory) if not self.seed else None
-        if before is None:
-            return []
-        roots = [root for root in self.roots if os.path.isdir(root.folder)]
-        gone = sorted(found.path for root in roots for found in walk(root, Skipped()) if _differs(found, before))
-        shown = ", ".join(gone[:MOST_SHOWN]) + (" and others" if len(gone) > MOST_SHOWN else "")
-        return ["What was here and not exported yet is replaced or gone: %s." % shown] if gone else []
-
     def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
         """Let whoever has a database open that is about to be replaced get done, and stop it. Raise Refusal when that does
         not work."""
@@ -278,23 +266,6 @@ class Restore:
             self.scratch.memory,
             cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
         )
-
-
-def _differs(found: Found, before: cache.Base) -> bool:
-    """By size and time: a sandbox that was paused, or copied, may give the same file another number."""
-    known = before.known(found.path)
-    if known is None:
-        return not stat.S_ISDIR(found.status.st_mode)
-    if known.entry.type != index.FILE:
-        return False
-    if known.entry.database and known.signature:
-        return _sizes_and_times(known.signature) != _sizes_and_times(databases.signature(found.place))
-    was = known.signature[2:4] or [known.entry.size, known.entry.mtime]  # a seed left what was there
-    return was != [found.status.st_size, found.status.st_mtime_ns]
-
-
-def _sizes_and_times(rows: list[Any]) -> list[Any]:
-    return [row[2:4] for row in rows if row and row[2]]  # who only reads a database leaves an empty log
 
 
 def _beside(folder: str) -> str:

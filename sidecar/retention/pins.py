@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from sidecar.ids import Keys, check_memory_id
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.resolving import resolve
 
 
 async def pin(repository: Repository, memory: str, wanted: str) -> str:
@@ -14,7 +15,7 @@ async def pin(repository: Repository, memory: str, wanted: str) -> str:
 
     One that cannot be read can be pinned too: it stays in any case, and the pin is there when it has been mended.
     """
-    snapshot = await repository.resolve(check_memory_id(memory), wanted)
+    snapshot = await resolve(repository, check_memory_id(memory), wanted)
     manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
     await repository.store.prepare()
     since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -26,6 +27,6 @@ async def pin(repository: Repository, memory: str, wanted: str) -> str:
 
 async def unpin(repository: Repository, memory: str, wanted: str) -> str:
     """Leave a snapshot to the rules again; return its id. One that is not pinned is fine."""
-    snapshot = await repository.resolve(check_memory_id(memory), wanted)
+    snapshot = await resolve(repository, check_memory_id(memory), wanted)
     await repository.store.delete([Keys.of(memory).pin(snapshot)])
     return snapshot

@@ -18,6 +18,7 @@ from sidecar.errors import UntrustedSandbox
 from sidecar.inside.keys import slug
 from sidecar.receipts import ExportReceipt
 from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.resolving import resolve
 from tests.parts.homes import empty_home, engine_at, forget_caches, write
 
 MEMORY = "m"
@@ -120,7 +121,7 @@ async def test_a_tarball_says_which_projects_the_folders_in_it_are_of(engine: En
     listed = subprocess.run(["tar", "-tf", archive], check=True, capture_output=True)
     assert listed.stderr == b""
     await adopt(engine, archive, ExportRequest(memory="twin"))
-    twin = await engine.repository.manifest("twin", await engine.repository.resolve("twin", "latest"))
+    twin = await engine.repository.manifest("twin", await resolve(engine.repository, "twin", "latest"))
     assert (twin.tree, twin.keyed, twin.projects) == (manifest.tree, manifest.keyed, manifest.projects)
 
     other = empty_home(tmp_path / "other")

@@ -13,6 +13,7 @@ from sidecar.ids import Keys, new_snapshot_id
 from sidecar.repository import Repository
 from sidecar.retention import forgetting
 from sidecar.retention.settings import Rules
+from sidecar.snapshots.resolving import resolve
 from tests.parts.memory_store import MemoryStore
 from tests.retention.stores import manifest_of
 
@@ -58,8 +59,8 @@ async def test_a_time_means_the_real_one_also_without_a_head(repository: Reposit
     clocks = (FIRST, FIRST + DAY * 500, FIRST + DAY, FIRST + DAY * 2)
     made = [await export(repository, at, Rules()) for at in clocks]
     await repository.store.delete([Keys.of(MEMORY).head])
-    assert await repository.resolve(MEMORY, f"@{FIRST + DAY * 1.5:%Y-%m-%dT%H:%M}") == made[2]
-    assert await repository.resolve(MEMORY, f"@{FIRST + DAY * 0.5:%Y-%m-%dT%H:%M}") == made[0]
+    assert await resolve(repository, MEMORY, f"@{FIRST + DAY * 1.5:%Y-%m-%dT%H:%M}") == made[2]
+    assert await resolve(repository, MEMORY, f"@{FIRST + DAY * 0.5:%Y-%m-%dT%H:%M}") == made[0]
 
 
 @pytest.mark.parametrize("created", ["", "yesterday", "2026-01-01T12:00:00", "9999-12-31T23:59:59+00:00"])
