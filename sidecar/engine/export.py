@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from sidecar import program
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
+from sidecar.engine.basing import base_of, reading_ahead
 from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of, placed
 from sidecar.engine.direct import cleared
-from sidecar.engine.exporting import Base, ExportRequest, Run
+from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.notes import as_noted
@@ -24,23 +23,20 @@ from sidecar.engine.receiving import check, receive
 from sidecar.engine.room import Fits, room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
+from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
 from sidecar.ids import Keys, check_memory_id, memory_key
-from sidecar.inside.index import Entry, Index
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.repository import HeadState
 from sidecar.retries import retrying
 from sidecar.shell import export_script
-from sidecar.snapshots.fetch import check_sizes, fetch_entries
+from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool, spool
 
 MOST_KNOWN = 100
-MOST_AHEAD = 8 << 20
-"""So many bytes of indexes are read before it is known whether they are needed."""
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -66,7 +62,7 @@ async def _export(run: Run) -> ExportReceipt:
             async with (
                 kept_alive(engine, run.sandbox, run.presence, run.warnings),
                 tidied(engine, run.sandbox, request.memory, run.snapshot),
-                _reading_ahead(run, scratch),
+                reading_ahead(run, scratch),
             ):
                 answer, grown = await _collect(run, scratch)
             if answer.status == "refused":
@@ -174,7 +170,7 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
             if answer.status == "refused":
                 return answer, Grown(None, {})
             try:
-                base, entries, indexes = await _base(run, answer, scratch)
+                base, entries, indexes = await base_of(run, answer, scratch)
             except (SnapshotDamaged, SnapshotNotFound) as damage:
                 if isinstance(damage, SnapshotDamaged):
                     await engine.repository.mark_damaged(run.request.memory, answer.base, damage)
@@ -217,50 +213,6 @@ def _question(run: Run) -> dict[str, Any]:
         "worker_wait": run.engine.timing.worker_wait,
         "turn_wait": run.engine.timing.turn_wait,
     }
-
-
-@asynccontextmanager
-async def _reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
-    """Read the head while the sandbox works: as a rule, that is what it builds on."""
-    head = run.state.snapshot
-    sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
-    if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
-        run.ahead = asyncio.create_task(_read(run, head, scratch))
-    try:
-        yield
-    finally:
-        if run.ahead is not None:
-            run.ahead.cancel()
-            # What went wrong with it matters only to who needed it.
-            await asyncio.gather(run.ahead, return_exceptions=True)
-
-
-async def _read(run: Run, snapshot: str, scratch: Spool) -> Base:
-    """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
-    manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
-    check_sizes(manifest, run.survey.sizes)
-    entries, indexes, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
-    return manifest, entries, indexes
-
-
-async def _base(
-    run: Run, answer: ExportAnswer, scratch: Spool
-) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
-    """The snapshot the sandbox compared itself with, and what it holds if that is needed; nothing for a full export.
-
-    Raise ``SnapshotDamaged`` when it is not all in the store any more, ``SnapshotNotFound`` when it was forgotten.
-    """
-    if not answer.base:
-        return None, {}, []
-    if answer.base not in run.known:
-        raise BadAnswer(f"The sandbox builds on a snapshot it was not asked about: {answer.base[:80]!r}.")
-    if run.ahead is not None and answer.base == run.state.snapshot:
-        return await run.ahead
-    if answer.status == "unchanged":
-        manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
-        check_sizes(manifest, run.survey.sizes)
-        return manifest, {}, []
-    return await _read(run, answer.base, scratch)
 
 
 async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Spool) -> ExportReceipt:
