@@ -16,41 +16,42 @@ GRACE_SECONDS = 2.0
 """A reader may look at a file before it opens it for good."""
 LONGEST_SECONDS = 900.0
 
-IN_CLOSE_NOWRITE, IN_OPEN, IN_DELETE_SELF = 0x10, 0x20, 0x400
+IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN, IN_DELETE_SELF = 0x8, 0x10, 0x20, 0x400
 _EVENT = struct.Struct("iIII")
 
 
 def reap(folder: str, bundle: str) -> None:
     """Have ``folder`` removed after ``bundle`` in it was read by somebody, or after a quarter of an hour."""
+    events = _watch(bundle)  # before anybody is told of it, or a quick reader might be missed
     if os.fork():
         return
     try:
         os.setsid()
         # Locks and the command's output would stay open as long as this process has them.
-        os.closerange(0, 1024)
+        os.closerange(0, events)
+        os.closerange(events + 1, 1024)
         for _ in range(3):
             os.open(os.devnull, os.O_RDWR)
-        _wait_for_readers(bundle, time.monotonic() + LONGEST_SECONDS)
+        _wait_for_readers(events, bundle, time.monotonic() + LONGEST_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 
 
-def _wait_for_readers(bundle: str, deadline: float) -> None:
-    """Return when everybody who opened the file has closed it again, when it is gone, or at the deadline."""
-    events = _watch(bundle)
-    readers, read = 0, False
+def _wait_for_readers(events: int, bundle: str, deadline: float) -> None:
+    """Return when whoever opened the file has closed it again, when it is gone, or at the deadline.
+
+    By the last event, not by their number: alike ones that follow each other arrive as one.
+    """
+    read = False
     while time.monotonic() < deadline and os.path.exists(bundle):
-        patience = GRACE_SECONDS if read and readers == 0 else 10.0
-        ready = select.select([events] if events >= 0 else [], [], [], patience)[0]
-        if not ready and read and readers == 0:
-            return
-        for mask in _masks(os.read(events, 65536)) if ready else ():
-            if mask & IN_OPEN:
-                readers += 1
-            elif mask & IN_CLOSE_NOWRITE:
-                readers, read = max(0, readers - 1), True
-            elif mask & IN_DELETE_SELF:
+        if not select.select([events] if events >= 0 else [], [], [], GRACE_SECONDS)[0]:
+            if read:
+                return
+            continue
+        for mask in _masks(os.read(events, 65536)):
+            read = bool(mask & (IN_CLOSE_NOWRITE | IN_CLOSE_WRITE))
+            if mask & IN_DELETE_SELF:
                 return
 
 
@@ -59,7 +60,8 @@ def _watch(path: str) -> int:
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         events = libc.inotify_init1(os.O_CLOEXEC)
-        watched = libc.inotify_add_watch(events, os.fsencode(path), IN_OPEN | IN_CLOSE_NOWRITE | IN_DELETE_SELF)
+        wanted = IN_OPEN | IN_CLOSE_NOWRITE | IN_CLOSE_WRITE | IN_DELETE_SELF
+        watched = libc.inotify_add_watch(events, os.fsencode(path), wanted)
     except (OSError, AttributeError):
         return -1
     return int(events) if events >= 0 and watched >= 0 else -1
