@@ -7,7 +7,6 @@ that the snapshot is.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from sidecar.engine.restore import restore
 from sidecar.errors import SidecarError
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
+from sidecar.spool import spool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,10 @@ async def drill(engine: Engine, memory: str, snapshot: str) -> Drill:
     began = time.monotonic()
     try:
         manifest = await engine.repository.manifest(memory, snapshot)
-        with tempfile.TemporaryDirectory(prefix="memory-sidecar-drill-") as folder:
-            receipt = await restore(engine, engine.open_home(Path(folder)), _request(manifest, Path(folder)))
+        async with spool() as scratch:
+            home = scratch.new().resolve()
+            home.mkdir()
+            receipt = await restore(engine, engine.open_home(home), _request(manifest, home))
     except (SidecarError, OSError) as problem:
         return Drill(memory=memory, snapshot=snapshot, ok=False, problem=getattr(problem, "message", str(problem)))
     problem_found = _problem(manifest, receipt)
@@ -83,9 +85,8 @@ async def drill(engine: Engine, memory: str, snapshot: str) -> Drill:
     )
 
 
-def _request(manifest: Manifest, folder: Path) -> RestoreRequest:
+def _request(manifest: Manifest, home: Path) -> RestoreRequest:
     """Each project gets a folder of its own: where they were may not be there, or lie in each other."""
-    home = folder.resolve()
     projects = [home / f"projects/{number}" for number in range(1, len(manifest.roots) + 1)]
     for project in projects:
         project.mkdir(parents=True)

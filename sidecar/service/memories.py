@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -41,7 +40,7 @@ from sidecar.service.bodies import (
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
 from sidecar.service.verbs import sidecar_of
-from sidecar.spool import file_chunks
+from sidecar.spool import CHUNK, spool
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = documented(400, 404, 409, 422, 503)
@@ -88,25 +87,23 @@ async def get_archive(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
     """A snapshot as an ordinary tarball."""
-    handle, name = tempfile.mkstemp(prefix="memory-sidecar-archive-")
-    path = Path(name)
+    # Without a name, so that nothing is left of it whatever becomes of us; it is closed when it was sent.
+    file = tempfile.TemporaryFile()  # noqa: SIM115
     try:
-        with os.fdopen(handle, "wb") as file:
-            manifest = await download(sidecar_of(request).engine, check_memory_id(memory), snapshot, file, codec)
+        manifest = await download(sidecar_of(request).engine, check_memory_id(memory), snapshot, file, codec)
     except BaseException:
-        path.unlink(missing_ok=True)
+        file.close()
         raise
 
     async def chunks() -> AsyncIterator[bytes]:
-        try:
-            async for chunk in file_chunks(path):
+        with file:
+            file.seek(0)
+            while chunk := await asyncio.to_thread(file.read, CHUNK):
                 yield chunk
-        finally:
-            path.unlink(missing_ok=True)
 
     kind = {"gz": "application/gzip", "zst": "application/zstd"}[codec]
     headers = {
-        "Content-Length": str(path.stat().st_size),
+        "Content-Length": str(file.seek(0, os.SEEK_END)),
         "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
     }
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
@@ -150,11 +147,9 @@ async def post_archive(
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
     check_memory_id(memory)
-    with tempfile.TemporaryDirectory(prefix="memory-sidecar-archive-") as folder:
-        archive = Path(folder, "upload")  # what the receipt calls it
-        with await asyncio.to_thread(archive.open, "wb") as file:
-            async for chunk in request.stream():
-                await asyncio.to_thread(file.write, chunk)
+    async with spool() as scratch:
+        taken = await scratch.take(request.stream())
+        archive = taken.path.rename(scratch.folder / "upload")  # what the receipt calls it
         wanted = ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
         receipt = await adopt(sidecar_of(request).engine, archive, wanted)
     sidecar_of(request).changed(memory)
