@@ -51,13 +51,13 @@ class Finding:
 
     path: str
     name: str
-    """"private", "private-unclosed", or the kind of credential."""
+    """"private", "private-unclosed", the kind of credential, or "setting" for a secret of a settings file."""
     action: str
     """"removed", "redacted", "warned" or "refused"."""
     line: int = 0
     """In a text, as it was stored."""
     column: str = ""
-    """In a database: "table.column". Not in a file's contents: "(name)" or "(link target)"."""
+    """In a database: "table.column". In settings: the key. Not in a file's contents: "(name)" or "(link target)"."""
     row: str = ""
     """Its key there, where that is a number."""
 

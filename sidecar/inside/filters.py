@@ -11,6 +11,8 @@ from typing import Any, Callable, Pattern
 
 from .rules import compiled
 
+_SECRET = re.compile(r"(key|token|secret|password)\Z", re.IGNORECASE)
+
 
 def _parsed(data: bytes, made: Callable[[list[tuple[str, Any]]], Any] = dict) -> dict[str, Any] | None:
     """A JSON object, with each in it ``made`` of its keys and values; ``None`` when it is none."""
@@ -42,6 +44,19 @@ def filtered(data: bytes, drop: list[str]) -> bytes | None:
     if value is None:
         return None
     return data if as_it_is else _text(value)
+
+
+def secrets(data: bytes, drop: list[str]) -> list[str]:
+    """Which of the keys that are dropped hold a secret, not only something of this machine."""
+    keys = _keys(drop)
+    found: dict[str, None] = {}
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.update((key, None) for key, value in pairs if value and keys.match(key) and _SECRET.search(key))
+        return {}
+
+    _parsed(data, noted)
+    return list(found)
 
 
 def merged(restored: bytes, present: bytes, drop: list[str]) -> bytes:

@@ -15,6 +15,8 @@ BINARY = "not a text, but it holds what is private, which cannot be taken out of
 NAMED = "a credential is in its name, and no name can be redacted"
 PRIVATE_NAME = "there is something private in its name, and no name can be cleared"
 PRIVATE_LINK = "there is something private in what it links to, and no link can be cleared"
+SETTING = "setting"
+LONGEST_KEY_SHOWN = 100
 LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
@@ -120,6 +122,12 @@ class Screen:
         clean, text = scrubbed(data, policy)
         self._note(found, text)
         return clean
+
+    def settings(self, found: Found, keys: List[str]) -> None:
+        """Tell of secrets that a layout drops from a settings file, whatever the policy is. A restore leaves a sandbox its
+        own, so a snapshot does not count them as missing."""
+        for key in keys:
+            self.report.add(found.path, SETTING, "removed", column=credentials.blotted(key)[0][:LONGEST_KEY_SHOWN])
 
     def without_secrets(self, contents: reading.Contents, known: Known | None) -> None:
         """Take note of what a layout itself keeps secrets out of: where it is not as it was, that may be why."""

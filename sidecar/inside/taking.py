@@ -108,10 +108,12 @@ class Taking:
         from . import filters
 
         with open(found.place, "rb") as file:
-            text = filters.filtered(file.read(self._fit.largest), drop)
+            data = file.read(self._fit.largest)
+        text = filters.filtered(data, drop)
         if text is None:
             self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
             return
+        self.screen.settings(found, filters.secrets(data, drop))
         text = self.screen.text(found, text)
         self._count(found, len(text))
         contents = reading.read_bytes(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.inside.filters import filtered
+from sidecar.inside.filters import filtered, secrets
 from sidecar.layouts import built_in
 
 DROP = list(built_in()["claude-mem"].filters["settings.json"])
@@ -38,3 +38,11 @@ def test_settings_without_secrets_stay_as_they_are(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"X_KEY": "hunter2"} // mine', "{" * 100_000, '"hunter2"'])
 def test_what_is_no_object_cannot_be_cleared(text: str) -> None:
     assert filtered(text.encode(), DROP) is None
+
+
+def test_what_was_secret_is_told_by_its_keys() -> None:
+    text = (
+        b'{"A_KEY": "hunter2", "B_TOKEN": "", "CLAUDE_MEM_WORKER_PORT": "1", "MODE": "x", "env": {"apiKey": "hunter2"}}'
+    )
+    assert secrets(text, DROP) == ["apiKey", "A_KEY"]
+    assert secrets(b"no JSON", DROP) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import tarfile
@@ -59,6 +60,21 @@ def stored(store: Path, text: str) -> bool:
 
 def engine_with(tmp_path: Path, **privacy: str) -> Engine:
     return engine_at(tmp_path / "store", privacy=Privacy(**privacy))
+
+
+async def test_a_secret_setting_is_told_of_by_its_key(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, "harmless")
+    settings = {"CLAUDE_MEM_GEMINI_API_KEY": SECRET, "CLAUDE_MEM_WORKER_PORT": "1", TOKEN + "_KEY": SECRET, "MODE": "x"}
+    (home / ".claude-mem/settings.json").write_text(json.dumps(settings))
+    receipt = await exported(engine_with(tmp_path, credentials="off"), home)
+    found = [(row.name, row.action, row.column) for row in receipt.findings if row.path == "claude-mem/settings.json"]
+    assert found == [
+        ("setting", "removed", "CLAUDE_MEM_GEMINI_API_KEY"),
+        ("setting", "removed", "[redacted:github-token]_KEY"),
+    ]
+    assert SECRET not in str(receipt) and TOKEN not in str(receipt.findings)
+    assert not stored(tmp_path / "store", SECRET)
 
 
 async def test_by_default_what_is_private_goes_and_credentials_are_warned_of(tmp_path: Path) -> None:
