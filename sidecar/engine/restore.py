@@ -139,5 +139,5 @@ async def _nothing(run: _Run) -> RestoreReceipt:
     """There is no head: a first start, which is no error."""
     receipt = run.receipt(RestoreOutcome.EMPTY)
     if beside := await run.engine.repository.snapshot_ids(run.request.memory):
-        return replace(receipt, warnings=[f"{len(beside)} snapshots exist, but none of them ever became the head."])
+        return replace(receipt, warnings=[f"None of the snapshots there are ({len(beside)}) ever became the head."])
     return receipt

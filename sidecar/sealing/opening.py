@@ -223,9 +223,9 @@ class Opening:
         # Somebody else may just have made both.
         if not (await identities_in(self._store, [keys.passphrase]))[0]:
             raise KeysLost(
-                f"{IDENTITY} and {IDENTITY_COPY}, which hold what this store is sealed for, are gone: the passphrase opens"
-                " nothing without them.",
-                hint=f"Put the object `{IDENTITY}` back from a copy of the store. Nothing was changed.",
+                f"The passphrase opens nothing: {IDENTITY} and {IDENTITY_COPY}, through which it would, are not in this store.",
+                hint=f"If the store was sealed for keys, set [encryption] identity_files. If not, put the object `{IDENTITY}`"
+                " back from a copy of the store. Nothing was changed.",
             )
 
     async def _names_there(self) -> tuple[dict[str, list[str]], set[str]]:
