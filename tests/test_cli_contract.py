@@ -648,6 +648,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "project-key-out": (lambda: _noted('null, "keyed": {"claude-mem/../x": "~"}'), 1, "unsafe-path"),
     "project-key-of-none": (lambda: _noted('null, "keyed": {"claude-mem/modes": "~"}'), 1, "bad-answer"),
     "project-no-text": (lambda: _noted('{"a": 1}'), 0, ""),
+    "projects-many": (lambda: _noted(json.dumps([f"/p{number}" for number in range(100_000)])), 1, "pack-bomb"),
     "project-nested": (lambda: _noted("[" * 6000), 0, ""),
 }
 

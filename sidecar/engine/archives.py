@@ -35,6 +35,7 @@ from sidecar.spool import spool
 
 MOST_SKIPPED = 50
 MOST_COMMENTS = 5_000
+MOST_PROJECTS = 1_000
 
 
 async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, codec: str) -> Manifest:
@@ -117,6 +118,8 @@ def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> tuple[
             if len(comments) > MOST_COMMENTS:
                 raise PackBomb("The tarball has more comments than any memory has projects.")
     noted = read(comments)
+    if len(noted.projects or []) > MOST_PROJECTS:
+        raise PackBomb("The tarball names more projects than any memory has.")
     places = list(filter(None, places_of(noted.projects or []).values()))
     for place in places:
         check_path(place)
