@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.drilling import choose_drills, drill
 from sidecar.ids import Keys
+from tests.parts.commands import start
 from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import SAMPLES
 from tests.parts.services import path, serving, until
@@ -50,6 +53,20 @@ async def test_memories_of_every_layout_and_several_projects_come_back(tmp_path:
     snapshot = await _exported(engine, home, projects=("~", "~/one", "~/two", "~/app"))
     done = await drill(engine, MEMORY, snapshot)
     assert (done.ok, done.problem) == (True, "")
+
+
+def test_nothing_stays_of_a_drill_that_was_killed(tmp_path: Path, home: Path) -> None:
+    store, temporary = tmp_path / "store", empty_home(tmp_path / "tmp")
+    asyncio.run(_exported(engine_at(store), home))
+    env = {"TMPDIR": str(temporary)}
+    process = start("verify", MEMORY, "--drill", store=store, env=env, own_group=True)
+    while not any(temporary.rglob("projects")):  # that is the scratch sandbox
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert any(temporary.rglob("projects"))
+    assert run_cli("verify", MEMORY, "--drill", store=store, env=env).code == 0
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) -> None:
