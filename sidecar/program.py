@@ -19,6 +19,8 @@ from sidecar.errors import BadAnswer
 # A verb is sent only what it needs.
 COMMON = (
     "refusal",
+    "places",
+    "containment",
     "digests",
     "index",
     "rules",
@@ -50,16 +52,14 @@ EXPORT = (
         "main",
     ),
 )
-TIDY = ("refusal", "scratch", "swap", "main")
-SEND = ("refusal", "scratch", "swap", "direct", "main")
+_OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "scratch", "swap", "main")
+TIDY = _OWN
+SEND = (*_OWN, "direct")
 RESTORE = (
     *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
     *("unsaved", "restore", "main"),
 )
-LOOK = (
-    *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),
-    *("look", "main"),
-)
+LOOK = (*(*_OWN, "databases", "tiers", "holders", "versions", "look"),)
 
 MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "look": LOOK}
 

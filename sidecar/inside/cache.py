@@ -12,12 +12,14 @@ import os
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from . import places
 from .index import Entry
 
 # A change within one tick of the file system's clock can leave the times as they were; such entries are read again.
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
 PREFIX, LINEAGE = "index-", "lineage"
 LONGEST_LINEAGE = 100
+LONGEST_FILE = 1 << 20
 # By the quickest means there is, and only what changed: memories have thousands of files, and most stay as they are.
 VERSION = "4 %d.%d" % sys.version_info[:2]
 FULL_SHARE = 8
@@ -73,22 +75,13 @@ class Base(NamedTuple):
 
 def lineage(folder: str, known: list[str]) -> list[str]:
     """The snapshots among ``known`` that this sandbox was restored from or exported since, newest first."""
-    try:
-        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
-            lines = file.read().split()
-    except (FileNotFoundError, ValueError):
-        return []
     wanted = set(known)
-    return [snapshot for snapshot in reversed(lines) if snapshot in wanted]
+    return [snapshot for snapshot in reversed(_read_lineage(folder)) if snapshot in wanted]
 
 
 def latest(folder: str) -> Base | None:
     """What this sandbox last restored or exported; ``None`` when nothing is known of it."""
-    try:
-        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
-            return load(folder, file.read().split()[-1:])
-    except (OSError, ValueError):
-        return None
+    return load(folder, _read_lineage(folder)[-1:])
 
 
 def load(folder: str, snapshots: list[str]) -> Base | None:
@@ -113,12 +106,7 @@ def go_on(folder: str, base: Base, before: Base | None) -> None:
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
         base = base._replace(full="", changed=None)
     _write_index(folder, base)
-    try:
-        with open(os.path.join(folder, LINEAGE), encoding="ascii") as file:
-            lines = file.read().split()
-    except (FileNotFoundError, ValueError):
-        lines = []
-    lines = [line for line in lines if line != base.snapshot] + [base.snapshot]
+    lines = [line for line in _read_lineage(folder) if line != base.snapshot] + [base.snapshot]
     _write_lineage(folder, lines[-LONGEST_LINEAGE:])
     _tidy(folder, {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set()))
 
@@ -129,6 +117,13 @@ def _changed(base: Base, before: Base) -> dict[str, Row | None]:
     changed.update((path, row) for path, row in new.items() if old.get(path) is not row)
     changed.update((path, None) for path in old if path not in new)
     return changed
+
+
+def _read_lineage(folder: str) -> list[str]:
+    try:
+        return places.read_file(os.path.join(folder, LINEAGE), LONGEST_FILE).decode("ascii").split()
+    except (OSError, ValueError):
+        return []
 
 
 def _write_lineage(folder: str, lines: list[str]) -> None:
@@ -151,15 +146,13 @@ def _write_index(folder: str, base: Base) -> None:
 
 
 def _write(target: str, data: bytes) -> None:
-    with open(target + ".new", "wb") as file:
-        file.write(data)
-    os.replace(target + ".new", target)
+    places.write_file(target, data)
 
 
 def _tidy(folder: str, keep: set[str]) -> None:
     for name in os.listdir(folder):
         if name.startswith(PREFIX) and name[len(PREFIX) :] not in keep:
-            os.unlink(os.path.join(folder, name))
+            places.remove(os.path.join(folder, name))
 
 
 def _load(folder: str, snapshot: str) -> Base:
@@ -179,7 +172,7 @@ def _load(folder: str, snapshot: str) -> Base:
 
 
 def _read(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    with open(os.path.join(folder, PREFIX + snapshot), "rb") as file:
+    with open(places.open_file(os.path.join(folder, PREFIX + snapshot)), "rb") as file:
         head, rows = json.loads(file.readline()), file.read()
     # Only what was written here, by a Python like this one, is taken apart.
     if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(rows).hexdigest():

@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import time
 from typing import NamedTuple
 from urllib.parse import quote
 
+from . import places
 from .refusal import Refusal
 from .walk import MAGIC
 
@@ -24,6 +26,7 @@ COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
 SQLITE_DONE = 101
 SIZEABLE = 1 << 20
+CHUNK = 1 << 20
 
 
 class Copied(NamedTuple):
@@ -44,15 +47,19 @@ def signature(place: str) -> list[list[int]]:
     return rows
 
 
-def copy_database(source: str, target: str, wait: float, emptied: list[str] | None = None) -> Copied:
+def copy_database(
+    source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
+) -> Copied:
     """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
 
+    SQLite opens files by their paths and follows links. With ``strict`` what it opened must be the very file that is found
+    at this path without following any.
     ``check`` is "ok", or what SQLite complained about: a damaged database is still copied. Raise Refusal
     (``database-busy``, retryable) when writers leave no gap within ``wait`` seconds, or when it cannot be opened or written.
     """
     deadline = time.monotonic() + wait
     try:
-        while not _copied(source, target, deadline):
+        while not _copied_itself(source, target, deadline, strict):
             if time.monotonic() > deadline:
                 raise Refusal("database-busy", "The database %s did not hold still for a copy." % source, True)
             time.sleep(0.02)
@@ -60,7 +67,7 @@ def copy_database(source: str, target: str, wait: float, emptied: list[str] | No
         code = "disk-full" if "full" in str(problem) else "database-unreadable"
         raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
     except sqlite3.DatabaseError as problem:
-        shutil.copyfile(source, target)
+        _copy_file(source, target)
         return Copied(target, 0, str(problem))
     _keep_counters(source, target)
     left = _empty(target, emptied) if emptied else ""
@@ -92,7 +99,7 @@ def _empty(place: str, tables: list[str]) -> str:
 
 def page_size(place: str) -> int:
     """A database file's page size; 0 when it is too short to have one."""
-    with open(place, "rb") as file:
+    with open(places.open_file(place), "rb") as file:
         size = int.from_bytes(file.read(HEADER)[16:18], "big")
     return 65536 if size == 1 else size
 
@@ -100,14 +107,14 @@ def page_size(place: str) -> int:
 def measured(place: str) -> tuple[int, int]:
     """How many bytes a copy of a database will have, and how many of them are free pages, by its header and the last commit
     in its log; nothing is opened by SQLite. It may have changed by the time it is copied. Raise OSError."""
-    with open(place, "rb") as file:
+    with open(places.open_file(place), "rb") as file:
         header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
     page = page_size(place)
     if not page:
         return whole, 0
     pages = whole // page
     try:
-        with open(place + WAL_TAIL, "rb") as log:
+        with open(places.open_file(place + WAL_TAIL), "rb") as log:
             salts, newest = log.read(32)[16:24], header
             while True:
                 frame = log.read(24)
@@ -163,29 +170,65 @@ def _uri(place: str, options: str) -> str:
 
 
 def _is_wal(place: str) -> bool:
-    with open(place, "rb") as file:
+    with open(places.open_file(place), "rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
-def _copied(source: str, target: str, deadline: float) -> bool:
+def _copied_itself(source: str, target: str, deadline: float, strict: bool) -> bool:
+    """One try. False when the database, or what lies at its path, changed hands meanwhile and the copy cannot be trusted."""
+    if not strict:
+        return _copied(source, target, deadline)
+    before = _identity(source)
+    return _copied(source, target, deadline, before) and _identity(source) == before
+
+
+def _identity(source: str) -> tuple[int, int]:
+    """Which file is at this path. Raise Refusal when it, or a log that SQLite would read with it, is a link."""
+    for tail in (WAL_TAIL, SHM_TAIL, JOURNAL_TAIL, ""):
+        try:
+            status = places.status(source + tail)
+        except FileNotFoundError:
+            if not tail:
+                raise
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise Refusal("database-unreadable", "%s is not a file, so the database is not read." % (source + tail))
+    return status.st_dev, status.st_ino
+
+
+def _is_open(identity: tuple[int, int]) -> bool:
+    """Whether this process has that file open; where the system does not tell, it is believed."""
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:
+        return True
+    for number in numbers:
+        try:
+            status = os.stat("/proc/self/fd/" + number)
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) == identity:
+            return True
+    return False
+
+
+def _copied(source: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
     """One try. False when the database changed hands meanwhile and the copy cannot be trusted."""
     if not _is_wal(source):
         try:
-            _backup(_uri(source, "mode=ro"), target, deadline)
-            return True
+            return _backup(_uri(source, "mode=ro"), target, deadline, itself)
         except sqlite3.OperationalError as problem:
             # A hot journal: its writer died. Reading needs a roll-back, which happens to our copy instead.
             if "readonly" not in str(problem) or not os.path.exists(source + JOURNAL_TAIL):
                 raise
             return _copied_offline(source, target, deadline)
     if os.path.exists(source + SHM_TAIL):
-        _backup(_uri(source, "mode=ro"), target, deadline)
-        return True
+        return _backup(_uri(source, "mode=ro"), target, deadline, itself)
     if os.path.exists(source + WAL_TAIL) or os.path.exists(source + JOURNAL_TAIL):
         return _copied_offline(source, target, deadline)
     before = signature(source)
-    _backup(_uri(source, "mode=ro&immutable=1"), target, deadline)
-    return signature(source) == before and not os.path.exists(source + SHM_TAIL)
+    right = _backup(_uri(source, "mode=ro&immutable=1"), target, deadline, itself)
+    return right and signature(source) == before and not os.path.exists(source + SHM_TAIL)
 
 
 def _copied_offline(source: str, target: str, deadline: float) -> bool:
@@ -195,18 +238,23 @@ def _copied_offline(source: str, target: str, deadline: float) -> bool:
     try:
         for tail in ("", WAL_TAIL, JOURNAL_TAIL):
             if os.path.exists(source + tail):
-                shutil.copyfile(source + tail, twin + tail)
+                _copy_file(source + tail, twin + tail)
         if signature(source) != before or os.path.exists(source + SHM_TAIL):
             return False
-        _backup(_uri(twin, "mode=rw"), target, deadline)
-        return True
+        return _backup(_uri(twin, "mode=rw"), target, deadline)
     finally:
         for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
             if os.path.exists(twin + tail):
                 os.unlink(twin + tail)
 
 
-def _backup(source_uri: str, target: str, deadline: float) -> None:
+def _copy_file(source: str, target: str) -> None:
+    with open(places.open_file(source), "rb") as original, open(target, "wb") as copy:
+        shutil.copyfileobj(original, copy, CHUNK)
+
+
+def _backup(source_uri: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
+    """Copy a database. False when what SQLite opened is not the file that it should be (``itself``); nothing is copied."""
     for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
         if os.path.exists(target + tail):
             os.unlink(target + tail)
@@ -217,6 +265,8 @@ def _backup(source_uri: str, target: str, deadline: float) -> None:
 
     source = sqlite3.connect(source_uri, uri=True, timeout=0.2, isolation_level=None)
     try:
+        if itself is not None and not _is_open(itself):
+            return False
         copy = sqlite3.connect(target, isolation_level=None)
         try:
             copy.execute("PRAGMA journal_mode=OFF")
@@ -224,6 +274,7 @@ def _backup(source_uri: str, target: str, deadline: float) -> None:
             source.backup(copy, pages=-1, progress=still_time, sleep=0.02)
         finally:
             copy.close()
+        return True
     finally:
         source.close()
 
@@ -232,7 +283,7 @@ def _keep_counters(source: str, target: str) -> None:
     """Where the source's first page differs from the copy's in counters alone, take it as it is: then a database nobody
     writes to travels byte for byte."""
     page = page_size(target)
-    with open(source, "rb") as original, open(target, "r+b") as copy:
+    with open(places.open_file(source), "rb") as original, open(target, "r+b") as copy:
         theirs, ours = original.read(page), copy.read(page)
         if len(theirs) == len(ours) == page > 0 and without_counters(theirs) == without_counters(ours):
             copy.seek(0)

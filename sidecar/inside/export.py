@@ -38,7 +38,7 @@ class Export:
         self.home = home
         self.roots: list[Root] = [
             root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
-            for root in find_roots(request["layouts"], request["projects"], home)
+            for root in find_roots(request["layouts"], request["projects"], home, scratch.contained)
         ]
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])

@@ -13,7 +13,10 @@ import re
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from . import places
+
 NOTES = "keys"
+LONGEST_NOTES = 16 << 20
 MOST_TRANSCRIPTS, ENOUGH = 8, 1 << 16
 MOST_NEAR = 500
 
@@ -89,18 +92,22 @@ def recalled(memory: str, root: str, layout: dict[str, Any]) -> Keys:
     if not keyed:
         return Keys()
     try:
-        with open(os.path.join(memory, NOTES), encoding="ascii") as file:
-            rows = json.load(file).get(root, {})
-        return Keys(keyed["folder"], {name: Key(*row) for name, row in rows.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+        rows = json.loads(places.read_file(os.path.join(memory, NOTES), LONGEST_NOTES)).get(root, {})
+        known = {name: Key(*row) for name, row in rows.items()}
+        if not all(_is_name(key.local) and isinstance(key.path, str) for key in known.values()):
+            raise ValueError("no names of folders")
+        return Keys(keyed["folder"], known)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Keys(keyed["folder"])
 
 
 def write_down(memory: str, keys: dict[str, Keys]) -> None:
-    place = os.path.join(memory, NOTES)
-    with open(place + ".new", "w", encoding="ascii") as file:
-        json.dump({root: known.known for root, known in keys.items()}, file)
-    os.replace(place + ".new", place)
+    text = json.dumps({root: known.known for root, known in keys.items()})
+    places.write_file(os.path.join(memory, NOTES), text.encode("ascii"))
+
+
+def _is_name(text: Any) -> bool:
+    return isinstance(text, str) and "/" not in text and text not in ("", ".", "..")
 
 
 def paths_of(folder: str, keys: Keys, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
@@ -156,7 +163,7 @@ def _told(folder: str, name: str, keyed: dict[str, Any]) -> str:
 
 def _ends(place: str) -> bytes:
     """The beginning and the end of a file: where a session began, and where it last went on."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = places.open_file(place)
     with open(descriptor, "rb") as file:
         first = file.read(ENOUGH)
         file.seek(max(len(first), os.fstat(descriptor).st_size - ENOUGH))

@@ -6,10 +6,12 @@ import os
 import stat
 from typing import Any
 
+from .containment import containment
 from .databases import JOURNAL_TAIL, WAL_TAIL, measured
 from .holders import find_holders
 from .refusal import Refusal
 from .roots import Root, absent, find_roots, keyed_here, projects_here
+from .scratch import own_folder
 from .tiers import TIERS, Tiers
 from .versions import version_here
 from .walk import Skipped, walk
@@ -18,7 +20,7 @@ MOST_SHOWN = 50
 
 
 def look(request: dict[str, Any], home: str) -> dict[str, Any]:
-    roots = find_roots(request["layouts"], request["projects"], home)
+    roots = find_roots(request["layouts"], request["projects"], home, containment(request, own_folder(home)))
     return {
         "status": "looked",
         "warnings": absent(request["projects"], home),

@@ -18,8 +18,11 @@ import sys
 import zlib
 from typing import Any
 
+from . import places
 from .refusal import Refusal
 from .scratch import Scratch
+
+LONGEST_ANSWER = 64 << 20
 
 
 def main(argument: str) -> int:
@@ -50,10 +53,11 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         from .look import look
 
         return look(request, home), b""
-    scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"])
+    places.forget()
+    scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
     kept = False
     try:
-        undone = _undone(scratch.journal)
+        undone = _undone(scratch)
         if request["do"] == "tidy":
             return _last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
@@ -62,8 +66,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .restore import Restore
 
             answer = Restore(request, scratch, home).run()
-            with open(_answer_file(scratch), "w") as file:
-                json.dump([request["operation"], answer], file)
+            places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")
@@ -86,13 +89,13 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
                 os.unlink(path)
 
 
-def _undone(journal: str) -> bool:
+def _undone(scratch: Scratch) -> bool:
     """Undo a restore that was cut short. Return whether there was one."""
-    if not os.path.lexists(journal):
+    if not places.exists(scratch.journal):
         return False
     from .swap import undo
 
-    return bool(undo(journal))
+    return bool(undo(scratch.journal, scratch.contained))
 
 
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
@@ -120,11 +123,10 @@ def _answer_file(scratch: Scratch) -> str:
 def _last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
     """What came of a restore whose answer was lost on the way."""
     try:
-        with open(_answer_file(scratch)) as file:
-            operation, answer = json.load(file)
-    except (OSError, ValueError):
+        operation, answer = json.loads(places.read_file(_answer_file(scratch), LONGEST_ANSWER))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return answer if operation == request["operation"] else None
+    return answer if operation == request["operation"] and isinstance(answer, dict) else None
 
 
 def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:

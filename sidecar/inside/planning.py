@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Any, Dict, Iterable
 
-from . import databases, filters
+from . import databases, filters, places
 from .fitting import Fit
 from .refusal import Refusal
 from .roots import Root
@@ -50,7 +50,7 @@ def _size(fit: Fit, one: Found) -> int:
     try:
         drop = one.root.rules.filters.get(one.relative)
         if drop is not None:
-            with open(one.place, "rb") as file:
+            with open(places.open_file(one.place), "rb") as file:
                 return len(filters.filtered(file.read(fit.largest), drop) or b"")
         return databases.measured(one.place)[0] if _may_be_database(one) else one.status.st_size
     except OSError:

@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from . import digests
+from . import digests, places
 from .cache import Known
 from .walk import MAGIC
 
@@ -96,7 +96,7 @@ def read_file(place: str, known: Known | None, folder: str, watch: Watch | None 
     for attempt in range(TRIES):
         if attempt:
             time.sleep(0.02)
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+        descriptor = places.open_file(place)
         with open(descriptor, "rb") as stream:
             before = os.fstat(descriptor)
             block, base_sums = base_for(known, before.st_size)
@@ -128,7 +128,7 @@ def _temporary(folder: str) -> BinaryIO:
 
 def is_database(place: str) -> bool:
     """Whether a file begins as a SQLite database does, whatever its name. A link is not followed."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = places.open_file(place)
     try:
         return os.read(descriptor, len(MAGIC)) == MAGIC
     finally:

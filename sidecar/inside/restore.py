@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, direct, filters, index, keys, worker
+from . import cache, databases, direct, filters, index, keys, places, worker
 from .drain import drained
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
@@ -15,13 +16,14 @@ from .naming import named_here
 from .refusal import Refusal
 from .roots import Root, place_roots
 from .scratch import Scratch
-from .swap import Swap
+from .swap import Swap, is_folder
 from .unpacking import Section, Staged, Unpacker
 from .unsaved import unsaved
 from .versions import older_schema, rank, version_here
 from .walk import SQLITE_TAILS, Skipped, walk
 
 WORKER_SECONDS = 15.0
+LONGEST_SETTINGS = 16 << 20
 
 
 class Restore:
@@ -31,7 +33,7 @@ class Restore:
         self.request = request
         self.scratch = scratch
         self.home = home
-        self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home)
+        self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home, scratch.contained)
         self.by_name = {root.name: root for root in self.roots}
         self.seed = request["mode"] == "seed"
         self.skipped: list[dict[str, str]] = []
@@ -42,7 +44,7 @@ class Restore:
 
     def run(self) -> dict[str, Any]:
         self._check_versions()
-        swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner)
+        swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner, self.scratch.contained)
         try:
             swap.begin()
             entries, staged = self._unpack()
@@ -158,14 +160,24 @@ class Restore:
         for path, file in staged.items():
             entry, root = entries[path], self.by_name[path.split("/")[0]]
             drop = root.rules.filters.get(path.split("/", 1)[1])
-            if drop is not None and os.path.isfile(self._place(path)):
-                with open(file.place, "rb") as ours, open(self._place(path), "rb") as theirs:
-                    text = filters.merged(ours.read(), theirs.read(), drop)
-                with open(file.place, "wb") as ours_again:
-                    ours_again.write(text)
-            os.chmod(file.place, entry.mode)
-            os.utime(file.place, ns=(entry.mtime, entry.mtime))
+            with open(places.open_file(file.place, os.O_RDWR), "r+b") as ours:
+                theirs = self._here(path) if drop is not None else None
+                if drop is not None and theirs is not None:
+                    text = filters.merged(ours.read(), theirs, drop)
+                    ours.seek(0)
+                    ours.write(text)
+                    ours.truncate()
+                    ours.flush()
+                os.fchmod(ours.fileno(), entry.mode)
+                os.utime(ours.fileno(), ns=(entry.mtime, entry.mtime))
             self.scratch.give(file.place)
+
+    def _here(self, path: str) -> bytes | None:
+        """A small file that is in place now; ``None`` when there is none to be read."""
+        try:
+            return places.read_file(self._place(path), LONGEST_SETTINGS)
+        except (OSError, Refusal):
+            return None
 
     def _plan(self, swap: Swap, entries: dict[str, index.Entry], staged: dict[str, Staged]) -> list[str]:
         """Plan every move; return the paths that will be placed."""
@@ -174,19 +186,17 @@ class Restore:
         for root in self.roots:
             swap.folder(root.folder, _mode_of(root.folder))
         for folder in folders_of(entries):
-            if not (self.seed and os.path.isdir(self._place(folder.path))):
+            if not (self.seed and is_folder(self._place(folder.path))):
                 swap.folder(self._place(folder.path), folder.mode)
         placed: list[str] = []
         for path, entry in entries.items():
             place = self._place(path)
             if entry.type == index.DIR:
                 continue
-            if self.seed and os.path.lexists(place):
+            if self.seed and places.exists(place):
                 self.skipped.append({"path": path, "reason": "already there"})
                 continue
-            parent = os.path.dirname(place)
-            if not os.path.isdir(parent):
-                swap.folder(parent)
+            swap.folder(os.path.dirname(place))
             swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
             placed.append(path)
         return placed
@@ -194,24 +204,23 @@ class Restore:
     def _plan_removals(self, swap: Swap, root: Root, entries: dict[str, index.Entry]) -> None:
         """Old memory goes (``replace``); a database's old log goes with it in any mode, for it would spoil the new one."""
         aside = os.path.join(self.stages[root.name], "old")
-        os.makedirs(aside, exist_ok=True)
         old: list[str] = []
-        if os.path.isdir(root.folder) and not self.seed:
+        if is_folder(root.folder) and not self.seed:
             for found in walk(root, Skipped()):
-                if os.path.isdir(found.place) and not os.path.islink(found.place):
+                if stat.S_ISDIR(found.status.st_mode):
                     self.old_folders.append(found.place)
                 else:
                     old.append(found.place)
         theirs = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
         for place in dict.fromkeys(old + theirs):
-            if not (self.seed and os.path.lexists(place)):
-                old += [place + tail for tail in SQLITE_TAILS if os.path.lexists(place + tail)]
+            if not (self.seed and places.exists(place)):
+                old += [place + tail for tail in SQLITE_TAILS if places.exists(place + tail)]
         for number, place in enumerate(dict.fromkeys(old)):
             swap.remove(place, os.path.join(aside, str(number)))
 
     def _staged_link(self, entry: index.Entry, number: int) -> str:
         place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
-        os.symlink(entry.target, place)
+        places.make_link(entry.target, place)
         self.scratch.give(place)
         return place
 
@@ -240,7 +249,7 @@ class Restore:
         wanted = {self._place(folder.path) for folder in folders_of(entries)}
         for folder in sorted(set(self.old_folders) - wanted, reverse=True):
             try:
-                os.rmdir(folder)
+                places.remove_folder(folder)
             except OSError:
                 continue  # something that is not memory still lives there
 
@@ -255,11 +264,11 @@ class Restore:
                 entry = entry._replace(sums=staged[path].sums)
                 if path in ours and entry.database:
                     signature = databases.signature(self._place(path))
-                    with open(self._place(path), "rb") as file:
+                    with open(places.open_file(self._place(path)), "rb") as file:
                         first = file.read(databases.page_size(self._place(path)))
                     first_page = hashlib.sha256(databases.without_counters(first)).hexdigest()
                 elif path in ours:
-                    signature = cache.signature(os.stat(self._place(path)))
+                    signature = cache.signature(places.status(self._place(path)))
             known[path] = cache.Known(entry, signature, first_page)
         keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
         cache.begin(
@@ -271,13 +280,13 @@ class Restore:
 def _beside(folder: str) -> str:
     """A name for a staging folder on the file system that ``folder`` is, or will be, on."""
     parent = folder
-    while not os.path.isdir(parent):
+    while not is_folder(parent):
         parent = os.path.dirname(parent)
     return os.path.join(parent, ".memory-sidecar-" + os.urandom(6).hex())
 
 
 def _mode_of(folder: str) -> int:
-    return os.stat(folder).st_mode & 0o777 if os.path.isdir(folder) else 0o755
+    return places.status(folder).st_mode & 0o777 if is_folder(folder) else 0o755
 
 
 def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ travel, never absolute paths; ``hint`` says where it was (``~/app``, or an absol
 from __future__ import annotations
 
 import os
-from typing import Any, Iterable, NamedTuple
+from typing import Any, FrozenSet, Iterable, NamedTuple
 
+from .containment import Containment
 from .keys import Keys, paths_of
 from .refusal import Refusal
 from .rules import Rules, compiled
@@ -24,6 +25,8 @@ class Root(NamedTuple):
     rules: Rules
     whole: bool  # the folder belongs to the memory system alone, so that what is left out is worth a word
     keys: Keys = Keys()
+    apart: FrozenSet[str] = frozenset()
+    """What lies in it and is not for memories: the sidecar's own files."""
 
     def path(self, relative: str) -> str:
         """The travelling name of what is here at ``relative``."""
@@ -89,10 +92,13 @@ def absent(named: list[str] | None, home: str) -> list[str]:
     ]
 
 
-def find_roots(layouts: list[dict[str, Any]], projects: list[str] | None, home: str) -> list[Root]:
+def find_roots(
+    layouts: list[dict[str, Any]], projects: list[str] | None, home: str, contained: Containment
+) -> list[Root]:
     """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
 
-    The n-th project named has the n-th project root; without names, roots are numbered as they are found.
+    The n-th project named has the n-th project root; without names, roots are numbered as they are found. Raise Refusal
+    for one that is where it may not be.
     """
     roots: list[Root] = []
     for layout in layouts:
@@ -112,7 +118,14 @@ def find_roots(layouts: list[dict[str, Any]], projects: list[str] | None, home: 
                 if there:
                     name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
                     roots.append(Root(name, folder, hint_for(folder, home), layout, rules, whole))
-    return roots
+    return _contained(roots, contained)
+
+
+def _contained(roots: list[Root], contained: Containment) -> list[Root]:
+    """The roots, each where it may be, and with what in it is not for memories. Raise Refusal."""
+    for root in roots:
+        contained.check(root.name, root.folder)
+    return [root._replace(apart=contained.inner(root.folder)) for root in roots]
 
 
 def _holds_any(folder: str, layout: dict[str, Any]) -> bool:
@@ -125,12 +138,16 @@ def _holds_any(folder: str, layout: dict[str, Any]) -> bool:
 
 
 def place_roots(
-    wanted: list[dict[str, str]], layouts: list[dict[str, Any]], projects: list[str] | None, home: str
+    wanted: list[dict[str, str]],
+    layouts: list[dict[str, Any]],
+    projects: list[str] | None,
+    home: str,
+    contained: Containment,
 ) -> list[Root]:
     """Where a snapshot's roots belong here: by their layout's own rule, the n-th project for the n-th project root.
 
     Without projects, a project root goes where it was relative to the home, or, when it was elsewhere, to the working folder.
-    Raise Refusal when a layout is not known.
+    Raise Refusal when a layout is not known, or a root would be where it may not be.
     """
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
     given = folders_named(projects, home) if projects is not None else []
@@ -159,7 +176,7 @@ def place_roots(
     folders = [root.folder for root in roots]
     if len(set(folders)) != len(folders):
         raise Refusal("roots-collide", "Two roots of the snapshot would land in one folder; name each with --project.")
-    return roots
+    return _contained(roots, contained)
 
 
 def projects_here(named: list[str] | None, home: str) -> list[str]:

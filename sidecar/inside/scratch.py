@@ -16,33 +16,49 @@ import re
 import shutil
 import stat
 import time
+from typing import Any, Dict, Optional
 
+from . import places
+from .containment import containment
 from .refusal import Refusal
 
 STALE_SECONDS = 900
 JUST_BEGUN_SECONDS = 60
+LONGEST_NOTE = 1000
+
+
+def own_folder(home: str) -> str:
+    """Where the program keeps its files in a sandbox, as a rule."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "memory-sidecar")
 
 
 class Scratch:
     """Opens (and tidies) the folder; ``work`` is this run's own part of it."""
 
-    def __init__(self, home: str, memory_key: str, wait: float, snapshot: str) -> None:
+    def __init__(
+        self, home: str, memory_key: str, wait: float, snapshot: str, request: Optional[Dict[str, Any]] = None
+    ) -> None:
         self.snapshot = snapshot
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
-        self.base = self._base(home)
+        self.base = os.path.realpath(self._base(home))
+        containment(request or {}).check("The folder of the sidecar", self.base)
+        self.contained = containment(request or {}, self.base)
         self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
+        if os.path.islink(self.memory):
+            raise Refusal("in-the-way", "%s is a link; it has to be a folder." % self.memory)
         self.journal = os.path.join(self.memory, "journal")
         self._turn = self._take_turn(wait)
         self._tidy()
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
-        os.mkdir(self.work, 0o700)
-        self._lock = os.open(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        places.make_folder(self.work, 0o700)
+        self._lock = places.open_file(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _base(self, home: str) -> str:
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+        own = own_folder(home)
         try:
-            return self._folder(os.path.join(self._folder(cache, 0o755), "memory-sidecar"))
+            self._folder(os.path.dirname(own), 0o755)
+            return self._folder(own)
         except OSError:
             import tempfile
 
@@ -55,7 +71,7 @@ class Scratch:
     def _folder(self, path: str, mode: int = 0o700) -> str:
         if not os.path.isdir(path):
             os.makedirs(path, mode, exist_ok=True)
-            self.give(path)
+            self.give(os.path.realpath(path))
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(path)
         return path
@@ -63,11 +79,11 @@ class Scratch:
     def give(self, path: str) -> None:
         """Working as root in another user's home: what is made there is that user's."""
         if os.geteuid() == 0 and self.owner[0] != 0:
-            os.lchown(path, *self.owner)
+            places.give(path, self.owner)
 
     def _take_turn(self, wait: float) -> int:
         """One run at a time per memory and sandbox, so that nobody mistakes a swap under way for an abandoned one."""
-        turn = os.open(os.path.join(self.memory, "turn"), os.O_CREAT | os.O_RDWR, 0o600)
+        turn = places.open_file(os.path.join(self.memory, "turn"), os.O_CREAT | os.O_RDWR)
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -96,10 +112,11 @@ class Scratch:
 
     def _in_use(self, folder: str) -> bool:
         try:
-            if os.path.exists(os.path.join(folder, "keep")):
-                with open(os.path.join(folder, "keep")) as keep:
-                    return keep.read() != self.snapshot and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
-            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
+            keep = os.path.join(folder, "keep")
+            if places.exists(keep):
+                kept = places.read_file(keep, LONGEST_NOTE).decode("utf-8", "replace")
+                return kept != self.snapshot and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
+            lock = places.open_file(os.path.join(folder, "lock"), os.O_RDWR)
         except OSError:
             try:  # a run that has just begun has no lock yet
                 return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
@@ -116,8 +133,7 @@ class Scratch:
     def leave(self, keep: bool = False) -> None:
         """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
         if keep:
-            with open(os.path.join(self.work, "keep"), "w") as note:
-                note.write(self.snapshot)
+            places.write_file(os.path.join(self.work, "keep"), self.snapshot.encode())
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         for name in os.listdir(self.memory):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
 
-from . import credentials
+from . import credentials, places
 
 if TYPE_CHECKING:
     from .private import Private
@@ -137,7 +137,7 @@ def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
     from .private import is_json
 
     for _ in range(TRIES):
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+        descriptor = places.open_file(place)
         with open(descriptor, "rb") as source, open(target, "wb") as out:
             before = os.fstat(descriptor)
             left = before.st_size

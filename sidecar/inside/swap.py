@@ -1,6 +1,7 @@
 """Put staged files in the place of a memory's old ones: all, or none.
 
 Every move is written to a journal first. A run that fails undoes what it moved; one that is killed is undone by the next.
+The journal lies in the sandbox, where others can write to it, so its paths are believed only as far as roots are.
 """
 
 from __future__ import annotations
@@ -9,28 +10,37 @@ import contextlib
 import json
 import os
 import shutil
+import stat
+from typing import Any, Dict, List
 
+from . import places
+from .containment import Containment
 from .refusal import Refusal
+from .walk import STAGE
+
+LONGEST_JOURNAL = 1 << 30
 
 
 class Swap:
     """A plan of moves between folders of one file system. ``commit`` carries it out."""
 
-    def __init__(self, journal: str, stages: list[str], owner: tuple[int, int]) -> None:
+    def __init__(self, journal: str, stages: list[str], owner: tuple[int, int], contained: Containment) -> None:
         self._journal = journal
+        self._contained = contained
         self._stages = stages
         self._owner = owner
         self._moves: list[tuple[str, str]] = []
         self._made: list[str] = []
         self._modes: dict[str, int] = {}
         self._away: set[str] = set()
-        self._real: set[str] = set()
 
     def begin(self) -> None:
         """Make the staging folders; from here on a run that is killed is cleared up by the next."""
         self._write("staging")
         for stage in self._stages:
-            os.makedirs(os.path.join(stage, "new"))
+            places.make_folder(stage, 0o700)
+            for inner in ("new", "old"):
+                places.make_folder(os.path.join(stage, inner), 0o700)
 
     def remove(self, place: str, aside: str) -> None:
         """Move an old file out of the way."""
@@ -41,8 +51,8 @@ class Swap:
         """Have a folder here, with its parents; with this mode, if one is given."""
         missing = []
         folder = place
-        while not os.path.isdir(folder) and folder not in self._modes:
-            if os.path.lexists(folder) and folder not in self._away:
+        while not is_folder(folder) and folder not in self._modes:
+            if places.exists(folder) and folder not in self._away:
                 raise Refusal("in-the-way", "%s is not a folder and not part of the memory." % folder)
             missing.append(folder)
             folder = os.path.dirname(folder)
@@ -54,12 +64,7 @@ class Swap:
 
     def put(self, staged: str, place: str) -> None:
         """Move a staged file here; never through a link."""
-        parent = os.path.dirname(place)
-        if parent not in self._real:
-            if os.path.realpath(parent) != parent:
-                raise Refusal("in-the-way", "%s lies behind a link." % place)
-            self._real.add(parent)
-        if os.path.lexists(place) and place not in self._away:
+        if places.exists(place) and place not in self._away:
             raise Refusal("in-the-way", "%s is in the way and not part of the memory." % place)
         self._moves.append((staged, place))
 
@@ -71,55 +76,91 @@ class Swap:
             pending = next(moves, None)
             while pending is not None and pending[0] in self._away:
                 with contextlib.suppress(FileNotFoundError):  # its owner removed it meanwhile
-                    os.rename(*pending)
+                    places.rename(*pending)
                 pending = next(moves, None)
             for folder in self._made:
-                os.mkdir(folder)
+                places.make_folder(folder)
                 self._give(folder)
             while pending is not None:
-                os.rename(*pending)
+                places.rename(*pending)
                 pending = next(moves, None)
-        except OSError as problem:
-            undo(self._journal)
+        except (OSError, Refusal) as problem:
+            undo(self._journal, self._contained)
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
         self._write("done")
         for folder, mode in sorted(self._modes.items(), reverse=True):
-            os.chmod(folder, mode)
+            descriptor = places.open_folder(folder, places.READ)
+            try:
+                os.fchmod(descriptor, mode)
+            finally:
+                os.close(descriptor)
 
     def end(self) -> None:
         """Clear up, whatever happened."""
-        undo(self._journal)
+        undo(self._journal, self._contained)
 
     def _give(self, place: str) -> None:
         if os.geteuid() == 0 and self._owner[0] != 0:
-            os.lchown(place, *self._owner)
+            places.give(place, self._owner)
 
     def _write(self, state: str) -> None:
-        text = json.dumps({"state": state, "stages": self._stages, "made": self._made, "moves": self._moves})
-        with open(self._journal + ".new", "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._journal + ".new", self._journal)
+        plan = {"state": state, "stages": self._stages, "made": self._made, "moves": self._moves}
+        places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
 
 
-def undo(journal: str) -> bool:
-    """Bring an unfinished swap back to where it began and remove its staging folders. True when it was cut short."""
+def undo(journal: str, contained: Containment) -> bool:
+    """Bring an unfinished swap back to where it began and remove its staging folders. True when it was cut short.
+
+    Raise Refusal when the journal names places where nothing may be moved: then nothing is.
+    """
     try:
-        with open(journal, encoding="ascii") as file:
-            plan = json.load(file)
-    except (FileNotFoundError, ValueError):
+        plan = json.loads(places.read_file(journal, LONGEST_JOURNAL))
+    except (FileNotFoundError, ValueError, RecursionError):
         return False
+    _check(plan, contained)
     if plan["state"] == "swapping":
         for source, target in reversed(plan["moves"]):
-            if os.path.lexists(target) and not os.path.lexists(source):
-                os.rename(target, source)
+            if places.exists(target) and not places.exists(source):
+                places.rename(target, source)
         for folder in reversed(plan["made"]):
             try:
-                os.rmdir(folder)
+                places.remove_folder(folder)
             except OSError:
                 continue  # never made, or someone else put something into it meanwhile
     for stage in plan["stages"]:
-        shutil.rmtree(stage, ignore_errors=True)
-    os.unlink(journal)
+        if is_folder(stage):
+            shutil.rmtree(stage, ignore_errors=True)
+    places.remove(journal)
     return bool(plan["state"] != "done")
+
+
+def _check(plan: Dict[str, Any], contained: Containment) -> None:
+    """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
+    try:
+        stages: List[str] = [_place(stage) for stage in plan["stages"]]
+        named = [_place(folder) for folder in plan["made"]]
+        for source, target in plan["moves"]:
+            named += [_place(source), _place(target)]
+            if not any(end.startswith(stage + "/") for stage in stages for end in (source, target)):
+                raise ValueError("a move that neither begins nor ends in a staging folder")
+        if not all(STAGE.match(os.path.basename(stage)) for stage in stages) or not isinstance(plan["state"], str):
+            raise ValueError("another folder than one for staging")
+    except (KeyError, TypeError, ValueError) as problem:
+        raise Refusal("journal-damaged", "What a restore left behind cannot be read: %s." % problem) from None
+    for place in stages + named:
+        contained.check("A file that a restore has moved", place)
+
+
+def _place(text: Any) -> str:
+    """A path as a swap writes it: absolute, and without parts that lead elsewhere."""
+    if not isinstance(text, str) or os.path.normpath(text) != text or not text.startswith("/"):
+        raise ValueError("no path")
+    return text
+
+
+def is_folder(place: str) -> bool:
+    """Whether there is a folder at a real path, and no link to one."""
+    try:
+        return stat.S_ISDIR(places.status(place).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from . import cache, index, reading
+from . import cache, index, places, reading
 from .bundling import Bundle
 from .fitting import Fit
 from .refusal import Refusal
@@ -107,7 +107,7 @@ class Taking:
     def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
         from . import filters
 
-        with open(found.place, "rb") as file:
+        with open(places.open_file(found.place), "rb") as file:
             data = file.read(self._fit.largest)
         text = filters.filtered(data, drop)
         if text is None:
@@ -126,7 +126,8 @@ class Taking:
         signature = databases.signature(found.place)
         target = os.path.join(self._work, "database")
         emptied = found.root.rules.emptied(found.relative)
-        copied = databases.copy_database(found.place, target, self._request["database_wait"], emptied)
+        strict = "contained" in self._request
+        copied = databases.copy_database(found.place, target, self._request["database_wait"], emptied, strict)
         if emptied and copied.check != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
             os.unlink(target)

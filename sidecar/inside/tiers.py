@@ -12,6 +12,8 @@ import os
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Pattern, Tuple
 
+from . import places
+from .refusal import Refusal
 from .rules import Rules, alternatives, compiled
 
 HOT, WARM, COLD, REBUILDABLE = "hot", "warm", "cold", "rebuildable"
@@ -136,11 +138,10 @@ def _pointed(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tup
     found = []
     for path in paths:
         try:
-            with open(os.path.join(folder, path), encoding="utf-8") as file:
-                value = json.loads(file.read(LONGEST_POINTER))
+            value = json.loads(places.read_file(os.path.join(folder, path), LONGEST_POINTER))
             named = next(filter(None, (value.get(key) for key in pointer["keys"])), "")
             target = os.path.normpath(pointer["folder"].replace("{}", named))
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        except (OSError, Refusal, ValueError, AttributeError, TypeError, RecursionError):
             continue
         top = pointer["folder"].split("{}")[0]
         if named and target.startswith(top) and target.rstrip("/") != top.rstrip("/"):

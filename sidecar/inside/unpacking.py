@@ -12,7 +12,7 @@ import tarfile
 import zlib
 from typing import IO, BinaryIO, NamedTuple
 
-from . import digests
+from . import digests, places
 from .compression import opened
 from .index import FILE, Entry, Index
 from .packing import BLOCKS_PREFIX, CHUNK
@@ -46,6 +46,8 @@ class Staged(NamedTuple):
 class Unpacker:
     """Lays packs over each other. ``entries`` is the snapshot as it must come out, ``stages`` a folder for each root.
 
+    The folders are given by their real paths.
+
     With ``partial``, blocks of files whose beginnings are in no pack given here are kept too, the rest being a hole.
     """
 
@@ -74,12 +76,14 @@ class Unpacker:
                         self._patch(patch.entry, patch.blocks, contents)
         except (tarfile.TarError, EOFError, ValueError, zlib.error) as problem:
             raise Refusal("pack-damaged", "A pack could not be unpacked: %s." % problem, True) from None
+        finally:
+            places.forget()  # the sidecar unpacks in many folders, one after the other
 
     def _write(self, path: str, contents: IO[bytes]) -> None:
         place = self._places.get(path)
         if place is None:
             return
-        with open(place, "wb") as file:
+        with open(places.open_file(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             while True:
                 data = contents.read(CHUNK)
                 if not data:
@@ -91,10 +95,9 @@ class Unpacker:
         place = self._places.get(entry.path)
         if place is None:
             return
-        there = os.path.exists(place)
-        if not there and not self._partial:
+        if not self._partial and not places.exists(place):
             return
-        with open(place, "r+b" if there else "w+b") as file:
+        with open(places.open_file(place, os.O_RDWR | os.O_CREAT), "r+b") as file:
             for number in blocks:
                 file.seek(number * entry.block)
                 file.write(contents.read(min(entry.block, entry.size - number * entry.block)))
@@ -111,7 +114,7 @@ class Unpacker:
         for path, place in self._places.items():
             entry = self._entries[path]
             try:
-                with open(place, "rb") as file:
+                with open(places.open_file(place), "rb") as file:
                     digest, sums, got = digests.digest_of_stream(file, entry.size, entry.block)
                     intact = got == entry.size and digest == entry.digest and not file.read(1)
             except FileNotFoundError:
@@ -120,6 +123,7 @@ class Unpacker:
                 staged[path] = Staged(place, sums)
             else:
                 wrong.append(path)
+        places.forget()
         if wrong:
             first = ", ".join(repr(path) for path in wrong[:3])
             raise Refusal(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import Any, Iterable
 
 from . import databases, index
 from .cache import Base
 from .roots import Root
+from .swap import is_folder
 from .walk import Found, Skipped, walk
 
 MOST_SHOWN = 5
@@ -19,7 +19,7 @@ def unsaved(roots: Iterable[Root], before: Base | None) -> list[str]:
     neither (``None``) nothing is known: what is there came with it."""
     if before is None:
         return []
-    there = [root for root in roots if os.path.isdir(root.folder)]
+    there = [root for root in roots if is_folder(root.folder)]
     gone = sorted(found.path for root in there for found in walk(root, Skipped()) if _differs(found, before))
     shown = ", ".join(gone[:MOST_SHOWN]) + (" and others" if len(gone) > MOST_SHOWN else "")
     return ["What was here and not exported yet is replaced or gone: %s." % shown] if gone else []

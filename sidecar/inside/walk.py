@@ -6,9 +6,12 @@ What is left out is said: names a layout never exports, secrets, links that lead
 from __future__ import annotations
 
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
+from . import places
+from .containment import is_apart
 from .refusal import Refusal
 from .roots import Root
 from .rules import is_secret
@@ -20,6 +23,11 @@ MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 MOST_SKIPPED = 200
 SECRET = "secret"
+OWN = "the sidecar's own"
+STAGE = re.compile(r"\.memory-sidecar-[0-9a-f]{12}\Z")
+"""The names of folders that a restore stages in, which may lie in the root that it restores."""
+MOST_OPEN = 64
+"""Folders held open on the way down; deeper trees are entered from the top again."""
 ENDLESS = 1 << 62
 SLACK = 10_000
 """Links that lead out are found but do not count: only what is far beyond a limit ends the walk."""
@@ -61,17 +69,12 @@ def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
     if root.rules.database(stem):
         return True
     try:
-        with open(os.path.join(root.folder, stem), "rb", opener=_at_once) as file:
+        with open(places.open_file(os.path.join(root.folder, stem)), "rb") as file:
             return file.read(len(MAGIC)) in (MAGIC, b"")
     except IsADirectoryError:
         return False
     except OSError:
-        return True  # nobody can say
-
-
-def _at_once(place: str, flags: int) -> int:
-    """Open what may be a pipe without waiting for its writer."""
-    return os.open(place, flags | os.O_NONBLOCK)
+        return True  # it cannot be told
 
 
 def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | None = None) -> Iterator[Found]:
@@ -81,26 +84,52 @@ def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | Non
     """
     count = 0
     pending = [""]
-    while pending:
-        held: list[str] = []
-        found = _folder(root, pending.pop(), skipped, held, steady)
-        count += len(found)
-        if count > most + SLACK:
-            raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
-        yield from found
-        pending.extend(reversed(held))
+    way: list[tuple[str, int]] = []
+    try:
+        while pending:
+            held: list[str] = []
+            found = _folder(root, pending.pop(), way, skipped, held, steady)
+            count += len(found)
+            if count > most + SLACK:
+                raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
+            yield from found
+            pending.extend(reversed(held))
+    finally:
+        for _, descriptor in way:
+            os.close(descriptor)
 
 
-def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: Steady | None) -> list[Found]:
+def _descend(root: Root, way: list[tuple[str, int]], folder: str) -> int:
+    """Open a folder from the one that holds it. ``way`` has the open folders from the root to the last one entered."""
+    parent, _, name = folder.rpartition("/")
+    while way and way[-1][0] != parent:
+        os.close(way.pop()[1])
+    place = os.path.join(root.folder, folder)
+    if way and folder:
+        descriptor = places.enter(way[-1][1], name, place, places.READ)
+    else:
+        descriptor = places.open_folder(place.rstrip("/"), places.READ)
+    way.append((folder, descriptor))
+    if len(way) > MOST_OPEN:
+        os.close(way.pop(0)[1])
+    return descriptor
+
+
+def _folder(
+    root: Root, folder: str, way: list[tuple[str, int]], skipped: Skipped, held: list[str], steady: Steady | None
+) -> list[Found]:
     """One folder's memory; the folders to enter next are appended to ``held``."""
     rules, prefix = root.rules, folder + "/" if folder else ""
     try:
-        with os.scandir(os.path.join(root.folder, folder)) as scan:
+        with os.scandir(_descend(root, way, folder)) as scan:
             names = list(scan)
     except PermissionError:
         raise Refusal("unreadable", "Folder %s/%s may not be read by this user." % (root.name, folder)) from None
     except FileNotFoundError:
         return []
+    here = os.path.join(root.folder, prefix)
+    if root.apart:
+        names = [entry for entry in names if not _is_own(root, prefix + entry.name, here + entry.name, skipped)]
     siblings = {entry.name for entry in names}
     called = None if root.keys.name_folders_in(folder) else root.path(prefix)
     if steady is not None and called is not None:
@@ -109,15 +138,17 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
     keep = _always if folder and rules.all_below(folder) else rules.keep
     found: list[Found] = []
     for entry in names:
-        relative = prefix + entry.name
+        relative, place = prefix + entry.name, here + entry.name
         if rules.left_out(relative):
             _leave_out(root, relative, entry, skipped)
         elif entry.is_dir(follow_symlinks=False):
+            if STAGE.match(entry.name):
+                continue
             if rules.may_hold(relative):
                 held.append(relative)
                 if keep(relative + "/x"):
                     path = root.path(relative) if called is None else called + entry.name
-                    found.append(Found(path, entry.path, relative, entry.stat(follow_symlinks=False), root))
+                    found.append(Found(path, place, relative, entry.stat(follow_symlinks=False), root))
             else:
                 _say(root, skipped, relative, entry, "not part of the layout")
         elif is_database_tail(root, relative, siblings):
@@ -131,7 +162,7 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
                 skipped.add(root.path(relative), SECRET)
             elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 path = root.path(relative) if called is None else called + entry.name
-                found.append(Found(path, entry.path, relative, status, root))
+                found.append(Found(path, place, relative, status, root))
             else:
                 skipped.add(root.path(relative), "not a file, folder or link")
         elif entry.is_symlink() and rules.may_hold(relative):
@@ -139,6 +170,15 @@ def _folder(root: Root, folder: str, skipped: Skipped, held: list[str], steady: 
         else:
             _say(root, skipped, relative, entry, "not part of the layout")
     return found
+
+
+def _is_own(root: Root, relative: str, place: str, skipped: Skipped) -> bool:
+    """Whether a path is not for memories: it is left alone, and said to be."""
+    if not is_apart(place, root.apart):
+        return False
+    if root.rules.keep(relative) or root.rules.may_hold(relative):
+        skipped.add(root.path(relative), OWN)
+    return True
 
 
 def _always(relative: str) -> bool:
@@ -159,7 +199,7 @@ def _say(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry[str], r
 
 def link_target(place: str, root: Root, relative: str) -> str | None:
     """A link's target, relative and inside its root; ``None`` when it leads out of it."""
-    target = os.readlink(place)
+    target = places.read_link(place)
     if os.path.isabs(target):
         target = os.path.relpath(target, os.path.dirname(place))
     inside = os.path.normpath(os.path.join(os.path.dirname(relative), target))

@@ -6,6 +6,8 @@ pack's size doubles; once the deltas outweigh half the full pack, everything bec
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +48,17 @@ def first_to_fold(sizes: list[int]) -> int:
 
 def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
     """Unpack a snapshot's files into a folder and check them all."""
-    unpacker = Unpacker(entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)))
+    unpacker = _unpacker(entries, entries, folder)
     for pack in packs:
         with pack.path.open("rb") as stream:
             unpacker.apply(stream, pack.codec, pack.index)
     return unpacker.checked()
+
+
+def _unpacker(wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False) -> Unpacker:
+    """One that stages all roots in the same folder of ours."""
+    stages = dict.fromkeys({path.split("/")[0] for path in entries}, os.path.realpath(folder))
+    return Unpacker(wanted, stages, partial=partial)
 
 
 def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
@@ -77,9 +85,7 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
         apply_index(entries, delta.index)
     touched = _touched(deltas)
     touched_entries = {path: entries[path] for path in touched if path in entries}
-    unpacker = Unpacker(
-        touched_entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)), partial=True
-    )
+    unpacker = _unpacker(touched_entries, entries, folder, partial=True)
     for delta in deltas:
         with delta.path.open("rb") as stream:
             unpacker.apply(stream, delta.codec, delta.index)

@@ -1,0 +1,169 @@
+"""Reach files and folders by their real paths: no link is followed, in any part of a path.
+
+The path of a root is resolved once and then checked (``containment.py``). Whoever works in the sandbox may put a link where
+a folder was at any later moment, also while a run is under way. So whatever is opened, made, moved or removed after that is
+reached folder by folder, each opened from the one before with O_NOFOLLOW, and a link on the way is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from _thread import _local
+from typing import Callable, Dict, Tuple, TypeVar
+
+from .refusal import Refusal
+
+_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+"""With O_PATH a folder on the way need not be readable, as for any path."""
+READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+"""To list a folder it must be readable."""
+_MOST_HELD = 4
+T = TypeVar("T")
+_held = _local()  # descriptors are kept for each thread alone, so that none closes another's
+
+
+def open_folder(path: str, flags: int = _ENTER) -> int:
+    """A descriptor of the folder at a real path, to be closed by the caller. Raise OSError, or Refusal for a link in it."""
+    parts = [part for part in path.split("/") if part]
+    descriptor = os.open("/", _ENTER if parts else flags)
+    try:
+        for number, part in enumerate(parts, 1):
+            inner = enter(descriptor, part, path, flags if number == len(parts) else _ENTER)
+            os.close(descriptor)
+            descriptor = inner
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def enter(descriptor: int, name: str, path: str, flags: int = _ENTER) -> int:
+    """Open the folder ``name`` in the one that is open; ``path`` is what the whole is called."""
+    try:
+        return os.open(name, flags, dir_fd=descriptor)
+    except OSError as problem:
+        # With O_DIRECTORY a link is "not a directory", as a file is; without O_PATH, a loop.
+        if problem.errno in (errno.ENOTDIR, errno.ELOOP) and _is_link(descriptor, name):
+            raise Refusal("in-the-way", "%s lies behind a link." % path) from None
+        raise
+
+
+def _is_link(descriptor: int, name: str) -> bool:
+    try:
+        os.readlink(name, dir_fd=descriptor)
+        return True
+    except OSError:
+        return False
+
+
+def open_file(place: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """A descriptor of the file at a real path. A pipe does not make it wait. Raise OSError or Refusal."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    return _act(lambda folder: os.open(_name(place), flags, mode, dir_fd=folder), place)
+
+
+def read_file(place: str, most: int) -> bytes:
+    """A small file. Raise OSError, also when it has more than ``most`` bytes."""
+    with open(open_file(place), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, "larger than it can be", place)
+    return data
+
+
+def write_file(place: str, data: bytes, mode: int = 0o600, durable: bool = False) -> None:
+    """Put a file with these contents here, whole or not at all. What was called so before, a link too, is replaced."""
+    new = place + ".new"
+    remove(new)
+    with open(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    rename(new, place)
+
+
+def status(place: str) -> os.stat_result:
+    """What ``lstat`` says of a real path."""
+    return _act(lambda folder: os.stat(_name(place), dir_fd=folder, follow_symlinks=False), place)
+
+
+def exists(place: str) -> bool:
+    """Whether there is anything at a real path, a link that leads nowhere too."""
+    try:
+        status(place)
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def rename(source: str, target: str) -> None:
+    _act(lambda here, there: os.rename(_name(source), _name(target), src_dir_fd=here, dst_dir_fd=there), source, target)
+
+
+def read_link(place: str) -> str:
+    return _act(lambda folder: os.readlink(_name(place), dir_fd=folder), place)
+
+
+def give(place: str, owner: Tuple[int, int]) -> None:
+    """Change who owns a file, a folder or a link."""
+    _act(lambda folder: os.chown(_name(place), *owner, dir_fd=folder, follow_symlinks=False), place)
+
+
+def make_folder(place: str, mode: int = 0o777) -> None:
+    _act(lambda folder: os.mkdir(_name(place), mode, dir_fd=folder), place)
+
+
+def make_link(target: str, place: str) -> None:
+    _act(lambda folder: os.symlink(target, _name(place), dir_fd=folder), place)
+
+
+def remove(place: str) -> None:
+    """Delete a file or a link; one that is not there is fine."""
+    try:
+        _act(lambda folder: os.unlink(_name(place), dir_fd=folder), place)
+    except FileNotFoundError:
+        pass
+
+
+def remove_folder(place: str) -> None:
+    """Delete an empty folder. Raise OSError when it is not empty, or not there."""
+    _act(lambda folder: os.rmdir(_name(place), dir_fd=folder), place)
+
+
+def forget() -> None:
+    """Close the folders that are held open for whatever comes next in them."""
+    folders = _folders()
+    while folders:
+        os.close(folders.popitem()[1])
+
+
+def _act(act: Callable[..., T], *places: str) -> T:
+    """Do something in the folders that hold these places. They stay open for a while: most work comes folder by folder."""
+    try:
+        return act(*[_folder(place) for place in places])
+    except FileNotFoundError:
+        forget()  # another folder may have taken the place of one that was held
+        return act(*[_folder(place) for place in places])
+
+
+def _folder(place: str) -> int:
+    """The open folder that holds ``place``: one of those used last, or opened now."""
+    path, folders = place.rpartition("/")[0], _folders()
+    descriptor = folders.pop(path, None)
+    if descriptor is None:
+        descriptor = open_folder(path)
+        while len(folders) >= _MOST_HELD:
+            os.close(folders.pop(next(iter(folders))))
+    folders[path] = descriptor
+    return descriptor
+
+
+def _folders() -> Dict[str, int]:
+    folders: Dict[str, int] = _held.__dict__.setdefault("folders", {})
+    return folders
+
+
+def _name(place: str) -> str:
+    return place.rpartition("/")[2]
