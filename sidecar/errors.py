@@ -18,6 +18,7 @@
     │   └── BaseCollected          a pack that an export builds on went meanwhile (a retry can help)
     ├── SandboxError               exit 1
     │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
+    │   ├── SandboxNotAllowed      a folder of this machine that may not be a sandbox
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   └── ProgramFailed          the in-sandbox program said what went wrong
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
@@ -209,6 +210,10 @@ class SandboxAsleep(SandboxError):
 
 class SandboxDenied(SandboxError):
     code = "sandbox-denied"
+
+
+class SandboxNotAllowed(SandboxError):
+    code = "sandbox-not-allowed"
 
 
 class SandboxFull(SandboxError):

@@ -6,7 +6,7 @@ say what every adapter promises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,18 @@ class Presence:
     """It was asleep, and was woken because that was asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Which places of this machine a sandbox on it may touch, by their real paths.
+
+    Its roots lie beneath one of ``beneath``, after all links were followed, and never in one of ``apart``, where the sidecar
+    keeps its store, its keys and what passes through (an entry that ends in ``*`` is the beginning of a path).
+    """
+
+    beneath: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+
+
 class Sandbox(Protocol):
     """One sandbox. Paths are absolute and mean the same to a command and to the file methods.
 
@@ -42,6 +54,13 @@ class Sandbox(Protocol):
     ref: str
     control_trips: int
     """How many requests went to the provider's control plane so far: to connect, to prolong."""
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        """Where the roots of a memory with these projects may be; ``None``: anywhere, for all that is there is the sandbox's.
+
+        Raise ``SandboxNotAllowed`` when a project is where no sandbox may be.
+        """
+        ...
 
     async def connect(self) -> Presence:
         """Reach the sandbox; what is known from an earlier call is used again.

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.errors import BadReference, DriverMissing
+from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Sandbox, Store
 from sidecar.sink.settings import Postgres, postgres_url
 
 if TYPE_CHECKING:
     from sidecar.repository import Repository
+    from sidecar.sealing.given import Given
     from sidecar.sink.indexing import MemoryIndex
     from sidecar.sink.sink import Sink
-
-if TYPE_CHECKING:
-    from sidecar.repository import Repository
-    from sidecar.sealing.given import Given
 
 
 def open_store(url: str) -> Store:
@@ -58,13 +56,23 @@ def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False)
     return Repository(signed, Witnesses(signed) if signatures else None)
 
 
-def open_sandbox(ref: str, *, wake: bool = False) -> Sandbox:
-    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started. Raise ``BadReference``."""
+def folder_of_store(url: str) -> Path | None:
+    """The folder that a store is in, where that is one on this machine. Raise ``BadReference``."""
+    from adapters.stores.urls import folder_of
+
+    return folder_of(url)
+
+
+def open_sandbox(ref: str, *, wake: bool = False, local: LocalPolicy = OF_OUR_OWN) -> Sandbox:
+    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started.
+
+    Raise ``BadReference``, or ``SandboxNotAllowed`` for a folder of this machine that ``local`` does not let be one.
+    """
     provider, colon, name = ref.partition(":")
     if provider == "local" and colon:
         from adapters.sandboxes.local import open_local
 
-        return open_local(name)
+        return open_local(name, local)
     if provider == "e2b" and colon:
         from adapters.sandboxes.e2b import open_e2b
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import stat
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from adapters.sandboxes.blocking import in_thread
 from adapters.sandboxes.local_command import Command
@@ -22,7 +25,8 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
-from sidecar.ports import Finished, Presence
+from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
+from sidecar.ports import Finished, Ground, Presence
 
 CHUNK = 1 << 20
 PARTING_SECONDS = 5
@@ -33,11 +37,15 @@ SHARED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER"
 class LocalSandbox:
     """Commands run with ``HOME`` and the working folder set to the home, as the user who runs the sidecar."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, policy: LocalPolicy = OF_OUR_OWN) -> None:
         self.home = home
+        self._policy = policy
         self.ref = f"local:{home}"
         self.control_trips = 0
         self._environment = _environment(home)
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return self._policy.ground(str(self.home), projects)
 
     async def connect(self) -> Presence:
         return Presence()
@@ -79,7 +87,7 @@ class LocalSandbox:
     async def download(self, path: str) -> AsyncGenerator[bytes]:
         try:
             place = self.home / path[2:] if path.startswith("~/") else Path(path)
-            with await asyncio.to_thread(open, place, "rb") as file:
+            with await asyncio.to_thread(_open_file, place) as file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK):
                     yield chunk
         except OSError as problem:
@@ -100,14 +108,28 @@ class LocalSandbox:
             raise SandboxError(f"Could not write {path} in {self.ref}: {problem.strerror}.") from None
 
 
-def open_local(place: str) -> LocalSandbox:
-    """The sandbox for what follows ``local:``. Raise when it is not a folder that is there."""
+def _open_file(place: Path) -> BinaryIO:
+    """Open a file to be read. Raise ``OSError`` when it is a link, or a pipe that would make us wait."""
+    file = open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a file")
+    return file
+
+
+def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN) -> LocalSandbox:
+    """The sandbox for what follows ``local:``. Raise when it is not a folder that is there and may be one."""
     if not place:
         raise BadReference("A local sandbox needs a folder.", hint="Write local:/path/to/home.")
-    home = Path(place).expanduser()
-    if not home.is_dir():
+    try:
+        home = Path(os.path.realpath(Path(place).expanduser()))
+        policy.check(str(home))  # first: what else is on this machine is not for every caller to know
+        there = home.is_dir()
+    except (RuntimeError, ValueError, OSError):
+        raise BadReference(f"{place!r} is not a folder.", hint="Write local:/path/to/home.") from None
+    if not there:
         raise SandboxNotFound(f"There is no folder {home}.", hint=f"Check the path, or make it: mkdir -p {home}")
-    return LocalSandbox(home.resolve())
+    return LocalSandbox(home, policy)
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import RawIOBase
@@ -26,7 +26,7 @@ from sidecar.errors import (
     SidecarError,
     TransferFailed,
 )
-from sidecar.ports import Finished, Presence
+from sidecar.ports import Finished, Ground, Presence
 
 IDLE_SECONDS = 60.0
 PARTING_SECONDS = 5.0
@@ -85,6 +85,9 @@ class RemoteSandbox:
         self._turn = asyncio.Lock()
         self._reached: Reached | None = None
         self._asked = 0.0
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return None  # all that is there is the sandbox's own
 
     async def connect(self) -> Presence:
         reached = await self._connection()

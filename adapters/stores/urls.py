@@ -58,6 +58,15 @@ def open_store(url: str) -> Store:
     return DiskStore(path, url=url, mount_required=True, prefix=_prefix(options.get("prefix", "")))
 
 
+def folder_of(url: str) -> Path | None:
+    """The folder that a ``file:`` or ``volume:`` store is in; ``None`` for others. Raise ``BadReference``."""
+    scheme = url.partition(":")[0]
+    if scheme not in ("file", "volume"):
+        return None
+    parts = _split(url)
+    return _path(scheme, parts) / _prefix(_options(scheme, parts.query).get("prefix", ""))
+
+
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)

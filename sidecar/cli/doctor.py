@@ -54,7 +54,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         return f"Postgres answers; behind: {', '.join(behind)}" if behind else "Postgres answers, and is up to date"
 
     async def sandbox() -> str:
-        box = open_sandbox(args.sandbox)
+        box = open_sandbox(args.sandbox, local=engine.local)
         try:
             presence = await box.connect()
             finished = await box.run(LOOK, timeout=60, output_limit=1 << 16)
@@ -66,7 +66,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             await box.close()
 
     async def memory() -> str:
-        box = open_sandbox(args.sandbox)
+        box = open_sandbox(args.sandbox, local=engine.local)
         try:
             roots.extend(await look(engine, box, args.layout, args.project))
         finally:

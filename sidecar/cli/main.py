@@ -99,6 +99,7 @@ async def _run(args: argparse.Namespace) -> Result:
     from sidecar.cli.keeping_up import keep_up
     from sidecar.config import config_file, load_config, placed, store_placed
     from sidecar.engine import Engine
+    from sidecar.local_policy import policy_for
     from sidecar.sealing.given import given
     from sidecar.wiring import open_index, open_repository
 
@@ -127,6 +128,7 @@ async def _run(args: argparse.Namespace) -> Result:
         timing=config.timing,
         retention=config.retention,
         direct=config.direct,
+        local=policy_for(config, config_file(args.config)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
     )
     # A command that is told to end gives its scratch files back first.

@@ -24,7 +24,7 @@ MOST_SHOWN = 20
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
     try:
         request = ExportRequest(
             memory=args.memory,
@@ -41,7 +41,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
     try:
         request = RestoreRequest(
             memory=args.memory, snapshot=args.snapshot, mode=args.mode, projects=_projects(args), force=args.force

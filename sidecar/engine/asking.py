@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -28,6 +28,10 @@ HINTS = {
     "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
     "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",
     "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
+    "root-outside": "Put it into the sandbox's home, name the folder with --project, or allow it: [service] local_roots in the"
+    " config. Nothing was changed.",
+    "root-overlaps": "Look who made it lead there: it must not. Nothing was changed.",
+    "journal-damaged": "Remove ~/.cache/memory-sidecar in that sandbox, once nothing runs there. Nothing was changed.",
     "unknown-layout": "Use the config file with which this memory was exported.",
 }
 
@@ -134,6 +138,10 @@ async def ask(
 
     Raise ``ProgramFailed`` or ``LimitExceeded`` when the program says so, ``UntrustedSandbox`` when it makes no sense.
     """
+    ground = sandbox.ground(request.get("projects"))
+    if ground is not None:
+        # Here a Python that can run the program is always found: a shell script would follow any link.
+        request, fallback = {**request, "contained": asdict(ground)}, ""
     call = program.call(request, fallback=fallback)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
     finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit)
@@ -150,7 +158,10 @@ async def ask(
         )
         failure.retryable = True
         raise failure from None
-    return parse(value, kind, request), inline
+    parsed = parse(value, kind, request)
+    if ground is not None and parsed.status == "no-python":
+        raise ProgramFailed(f"No python3 on this machine can work in {sandbox.ref}.", code="no-python")
+    return parsed, inline
 
 
 def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from sidecar.engine.room import StoreUse
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
-from sidecar.ports import Finished, Presence, Sandbox
+from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
+from sidecar.ports import Finished, Ground, Presence, Sandbox
 from sidecar.privacy import Privacy
 from sidecar.progress import Progress, Unwatched
 from sidecar.repository import Repository
@@ -75,6 +76,8 @@ class Engine:
     index: MemoryIndex | None = None
     """What makes memories searchable, where there is a database for it. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)
+    local: LocalPolicy = OF_OUR_OWN
+    """Which folders of this machine may be sandboxes, and what they stay apart from."""
     open_home: Callable[[Path], Sandbox] = open_home
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 
@@ -115,6 +118,9 @@ class CountedSandbox:
         """How many of each: "control", "command", "upload", "download"."""
         control = self._sandbox.control_trips - self._control_before
         return {**({"control": control} if control else {}), **self._trips}
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return self._sandbox.ground(projects)
 
     async def connect(self) -> Presence:
         return await self._sandbox.connect()

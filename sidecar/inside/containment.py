@@ -21,19 +21,23 @@ class Containment(NamedTuple):
 
     def check(self, name: str, place: str) -> None:
         """Raise Refusal unless ``name`` may be at this real path."""
-        if any(_is_in(place, other) for other in self.apart):
+        if any(is_in(place, other) for other in self.apart):
             raise Refusal(
                 "root-overlaps",
                 "%s is %s here, where the sidecar keeps its own files or other memories." % (name, place),
             )
-        if self.beneath is not None and not any(_is_in(place, folder) for folder in self.beneath):
+        if self.beneath is not None and not any(is_in(place, folder) for folder in self.beneath):
             raise Refusal(
                 "root-outside", "%s is %s here, outside of this sandbox: beyond %s." % (name, place, self.beneath[0])
             )
 
+    def leads_to(self, place: str) -> bool:
+        """Whether a project lies in this folder, or will once it is made. The home, which comes first, is always there."""
+        return self.beneath is None or any(is_in(folder, place) for folder in self.beneath[1:])
+
     def inner(self, folder: str) -> FrozenSet[str]:
         """What lies in this folder and is not for memories."""
-        return frozenset(place for place in self.apart if _is_in(place, folder))
+        return frozenset(place for place in self.apart if is_in(place, folder))
 
 
 def containment(request: Dict[str, Any], *own: str) -> Containment:
@@ -47,7 +51,8 @@ def is_apart(place: str, apart: FrozenSet[str]) -> bool:
     return place in apart or any(place.startswith(one[:-1]) for one in apart if one.endswith("*"))
 
 
-def _is_in(place: str, folder: str) -> bool:
+def is_in(place: str, folder: str) -> bool:
+    """Whether a real path is that folder or lies in it; of one that ends in ``*``, whether it begins so."""
     if folder.endswith("*"):
         return place.startswith(folder[:-1])
     return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)

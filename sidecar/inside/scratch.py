@@ -40,9 +40,9 @@ class Scratch:
     ) -> None:
         self.snapshot = snapshot
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
+        self._request = request or {}
         self.base = os.path.realpath(self._base(home))
-        containment(request or {}).check("The folder of the sidecar", self.base)
-        self.contained = containment(request or {}, self.base)
+        self.contained = containment(self._request, self.base)
         self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         if os.path.islink(self.memory):
             raise Refusal("in-the-way", "%s is a link; it has to be a folder." % self.memory)
@@ -56,6 +56,7 @@ class Scratch:
 
     def _base(self, home: str) -> str:
         own = own_folder(home)
+        containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
         try:
             self._folder(os.path.dirname(own), 0o755)
             return self._folder(own)

@@ -138,16 +138,20 @@ def _check(plan: Dict[str, Any], contained: Containment) -> None:
     """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
     try:
         stages: List[str] = [_place(stage) for stage in plan["stages"]]
-        named = [_place(folder) for folder in plan["made"]]
-        for source, target in plan["moves"]:
-            named += [_place(source), _place(target)]
-            if not any(end.startswith(stage + "/") for stage in stages for end in (source, target)):
-                raise ValueError("a move that neither begins nor ends in a staging folder")
+        moved = [[_place(source), _place(target)] for source, target in plan["moves"]]
+        made = [_place(folder) for folder in plan["made"]]
         if not all(STAGE.match(os.path.basename(stage)) for stage in stages) or not isinstance(plan["state"], str):
-            raise ValueError("another folder than one for staging")
+            raise ValueError("a folder that is not for staging")
+        named = [[end for end in ends if not any(end.startswith(stage + "/") for stage in stages)] for ends in moved]
+        if any(len(ends) == 2 for ends in named):
+            raise ValueError("a move that neither begins nor ends in a staging folder")
     except (KeyError, TypeError, ValueError) as problem:
         raise Refusal("journal-damaged", "What a restore left behind cannot be read: %s." % problem) from None
-    for place in stages + named:
+    # A project that was not there yet had to be made, with the folders above it, and was staged beside the first of those.
+    above = {*made, *map(os.path.dirname, stages)}
+    for place in [place for ends in named for place in ends] + [
+        place for place in above if not contained.leads_to(place)
+    ]:
         contained.check("A file that a restore has moved", place)
 
 

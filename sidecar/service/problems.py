@@ -33,6 +33,7 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (NotAttached, 404),
     (LeaseLost, 409),
     (errors.SandboxGone, 410),
+    (errors.SandboxNotAllowed, 403),
     (errors.SandboxAsleep, 409),
     (errors.HeadMoved, 409),
     (errors.SnapshotError, 409),
@@ -109,6 +110,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     reasons = {
         400: "What was asked for makes no sense",
         401: "No valid bearer token",
+        403: "It is not allowed",
         404: "There is no such thing",
         409: "It cannot be done as things are",
         410: "The sandbox is gone",

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from sidecar.ports import Sandbox
-from sidecar.wiring import open_sandbox
 
 MOST_OPEN = 500
 
 
 class Sandboxes:
-    def __init__(self, opener: Callable[..., Sandbox] = open_sandbox) -> None:
+    def __init__(self, opener: Callable[..., Sandbox]) -> None:
         self._open_one = opener
         self._idle: OrderedDict[tuple[str, bool], Sandbox] = OrderedDict()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ipaddress
+from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
+from sidecar.local_policy import LocalPolicy
 from sidecar.sections import check_least
 
 FORMS = ("auto", "json", "console")
@@ -17,6 +19,9 @@ class Service:
     """Where to listen. Without a token only a loopback address is allowed."""
     token_file: str = ""
     """A file with bearer tokens, one a line; beside those in MEMORY_SIDECAR_TOKEN."""
+    local_roots: list[str] = field(default_factory=list)
+    """Folders of this machine that may be sandboxes (`local:`), with all they hold. Empty: on a loopback address any, on
+    others none."""
     concurrency: int = 4
     """How many exports and restores run at once."""
     queue: int = 500
@@ -47,6 +52,19 @@ def check_service(settings: Service) -> Service:
         raise BadConfig(f"[service] log must be {may_be}, not {settings.log!r}.", at=("service", "log"))
     address(settings.bind)
     return settings
+
+
+def local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
+    """Which folders of this machine callers may name."""
+    return replace(policy, confined=bool(settings.local_roots) or not is_loopback(address(settings.bind)[0]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def address(bind: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
@@ -17,7 +18,8 @@ from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.repeated import Call, Repeated
 from sidecar.service.sandboxes import Sandboxes
-from sidecar.service.settings import Service
+from sidecar.service.settings import Service, local_policy
+from sidecar.wiring import open_sandbox
 
 
 class Sidecar:
@@ -28,7 +30,7 @@ class Sidecar:
         self.metrics = Metrics()
         self.events.tell(self.metrics.count)
         self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
-        self.sandboxes = Sandboxes()
+        self.sandboxes = Sandboxes(partial(open_sandbox, local=local_policy(engine.local, settings)))
         self.repeated = Repeated(engine)
         self.on_change: list[Callable[[str], None]] = []
         """Called with a memory whose head was moved, or that was deleted, other than by an export."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.errors import BadConfig
+from sidecar.service.settings import is_loopback
 
 SHORTEST = 16
 
@@ -50,13 +50,8 @@ def load_tokens(file: str) -> Tokens:
 
 def check_bind(host: str, tokens: Tokens) -> None:
     """Raise ``BadConfig`` when anybody on the network could call without a token."""
-    if tokens or host == "localhost":
+    if tokens or is_loopback(host):
         return
-    try:
-        if ipaddress.ip_address(host.strip("[]")).is_loopback:
-            return
-    except ValueError:
-        pass
     raise BadConfig(
         f"Without a token the service listens on loopback only, not on {host}.",
         hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), or bind to 127.0.0.1.",

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.sandboxes.local import LocalSandbox
 from adapters.stores.urls import open_store
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
+from tests.parts.homes import OwnMachine
 
 TOOLS = (
     *(
@@ -40,7 +40,7 @@ TOOLS = (
 )
 
 
-class BareSandbox(LocalSandbox):
+class BareSandbox(OwnMachine):
     """A local sandbox that has only the tools named, and no Python."""
 
     def __init__(self, home: Path, tools: Path) -> None:

@@ -14,11 +14,11 @@ from sidecar.engine.asking import ExportAnswer
 from sidecar.errors import BadConfig, UnknownLayout
 from sidecar.layouts import Layout, built_in, choose
 from sidecar.receipts import ExportReceipt
-from tests.parts.homes import empty_home, engine_at, run_cli, write
+from tests.parts.homes import OwnMachine, empty_home, engine_at, run_cli, write
 from tests.parts.samples import SAMPLES, leaked, pai
 
 
-class Moved(LocalSandbox):
+class Moved(OwnMachine):
     """A sandbox with some variables set."""
 
     def __init__(self, home: Path, **variables: object) -> None:

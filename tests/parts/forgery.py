@@ -70,6 +70,9 @@ class ForgedSandbox:
         self.downloads: Sequence[bytes] | None = None
         self._bundle = b""
 
+    def ground(self, projects: Sequence[str] | None) -> None:
+        return None
+
     async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
         request = request_in(command)
         if request["do"] == "tidy":

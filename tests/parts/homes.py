@@ -18,7 +18,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.cli import main
 from sidecar.engine import Engine
-from sidecar.ports import Finished
+from sidecar.ports import Finished, Ground
 from sidecar.repository import Repository
 from sidecar.wiring import open_store
 from tests.parts.leaks import leaked
@@ -228,6 +228,13 @@ def empty_home(path: Path) -> Path:
 def engine_at(store: Path, **settings: Any) -> Engine:
     """An engine over a ``file:`` store in this folder."""
     return replace(Engine(repository=Repository(open_store(f"file:{store}"))), **settings)
+
+
+class OwnMachine(LocalSandbox):
+    """A folder that stands for a machine of its own, as a provider's sandbox is: all that is there belongs to it."""
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return None
 
 
 class WatchedSandbox(LocalSandbox):

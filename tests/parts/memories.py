@@ -10,23 +10,22 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from adapters.sandboxes.local import LocalSandbox
 from emulators import DaytonaEmulator, E2BEmulator
 from emulators.processes import living
 from sidecar.engine import Engine
 from sidecar.ids import Keys
-from sidecar.ports import Finished, Presence, Sandbox
+from sidecar.ports import Finished, Ground, Presence, Sandbox
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
 from sidecar.wiring import open_sandbox, open_store
 from tests.parts.forgery import request_in
-from tests.parts.homes import observe, write
+from tests.parts.homes import OwnMachine, observe, write
 
 Name = Literal["local", "e2b", "daytona"]
 Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
@@ -60,6 +59,9 @@ class Watched:
     def counts(self) -> Counter[str]:
         return +Counter(command=len(self.commands), upload=len(self.uploads), download=len(self.downloads))
 
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return self._sandbox.ground(projects)
+
     async def connect(self) -> Presence:
         return await self._sandbox.connect()
 
@@ -87,7 +89,7 @@ class Watched:
         await self._sandbox.close()
 
 
-class BareSandbox(LocalSandbox):
+class BareSandbox(OwnMachine):
     """A local sandbox that has only the tools of one folder."""
 
     def __init__(self, home: Path, tools: Path) -> None:

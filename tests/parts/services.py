@@ -26,11 +26,11 @@ class Service:
 
     def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str) -> None:
         self.log = log
-        config = log.with_suffix(".toml")
+        config, bind = log.with_suffix(".toml"), settings.get("bind", "127.0.0.1:0")
         given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         config.write_text(f"[service]\n{given}\n{more}")
         self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
-        self._command += ["--bind=127.0.0.1:0"]
+        self._command += [f"--bind={bind}"]
         self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": TOKEN, **env}
         self.start()
 
@@ -47,7 +47,7 @@ class Service:
                 break
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
-        self.url = said[-1]["address"]
+        self.url = said[-1]["address"].replace("//0.0.0.0:", "//127.0.0.1:")
         self.http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
 
     def lines(self) -> list[dict[str, Any]]:

@@ -1,0 +1,84 @@
+"""Which folders of this machine may be sandboxes (``local:``), and what on it is never part of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sidecar.errors import SandboxNotAllowed
+from sidecar.inside.containment import is_in
+from sidecar.inside.roots import at_hint
+from sidecar.ports import Ground
+from sidecar.spool import PREFIX
+
+if TYPE_CHECKING:
+    from sidecar.config import Config
+
+ALLOW = "Set service.local_roots (MEMORY_SIDECAR_SERVICE_LOCAL_ROOTS) to the folders that may be sandboxes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPolicy:
+    """Real paths. Whatever is set, the roots of a sandbox's memory stay in its home, its projects, and ``roots``."""
+
+    roots: tuple[str, ...] = ()
+    """Roots of a memory may lie in these too, where a link in a sandbox leads there."""
+    apart: tuple[str, ...] = ()
+    """Where the sidecar keeps its store, its keys and its own files."""
+    confined: bool = False
+    """Sandboxes, and projects that are named, lie in ``roots`` alone."""
+
+    def check(self, folder: str) -> None:
+        """Raise ``SandboxNotAllowed`` unless this folder may be a sandbox, or a project in one."""
+        if any(is_in(folder, place) for place in self.apart):
+            raise SandboxNotAllowed(
+                f"{folder} is where the sidecar keeps its own files.", hint="Choose a folder outside of the store."
+            )
+        if self.confined and not any(is_in(folder, root) for root in self.roots):
+            raise SandboxNotAllowed(f"{folder} may not be a sandbox of this service.", hint=ALLOW)
+
+    def ground(self, home: str, projects: Sequence[str] | None) -> Ground:
+        """Where the roots of a memory with these projects may be. Raise ``SandboxNotAllowed``."""
+        beneath = [home]
+        for project in projects or ():
+            # A project in the home is wherever the sandbox says it is, so it must not lead out; one elsewhere was named by
+            # the caller, and is taken at that word.
+            named = os.path.normpath(os.path.join(home, at_hint(project, home)))
+            if not is_in(named, home):
+                self.check(real := os.path.realpath(named))
+                beneath.append(real)
+        return Ground((*beneath, *self.roots), self.apart)
+
+
+OF_OUR_OWN = LocalPolicy()
+"""For folders that the sidecar made itself."""
+
+
+def policy_for(config: Config, config_file: str) -> LocalPolicy:
+    """What holds for commands that a person types: any folder, but nothing of the sidecar's own."""
+    from sidecar.wiring import folder_of_store
+
+    store = folder_of_store(config.store)
+    files = [
+        *config.encryption.identity_files,
+        *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("IDENTITY_FILE", "PASSPHRASE_FILE")),
+        *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("SIGNING_KEY_FILE", "PREVIOUS_PASSPHRASE_FILE")),
+        *(config.encryption.passphrase_file, config.encryption.previous_passphrase_file, config.signing.key_file),
+        *(config.service.token_file, config_file),
+    ]
+    own = [*([str(store)] if store else []), *filter(None, files), str(state_folder())]
+    spools = os.path.join(os.path.realpath(tempfile.gettempdir()), f"{PREFIX}*")
+    return LocalPolicy(roots=_real(config.service.local_roots), apart=(*_real(own), spools))
+
+
+def state_folder() -> Path:
+    """Where a user's own services keep what they must find again: their token."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "memory-sidecar"
+
+
+def _real(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(os.path.realpath(os.path.expanduser(path)) for path in paths)
