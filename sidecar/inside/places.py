@@ -141,11 +141,7 @@ def forget() -> None:
 
 def _act(act: Callable[..., T], *places: str) -> T:
     """Do something in the folders that hold these places. They stay open for a while: most work comes folder by folder."""
-    try:
-        return act(*[_folder(place) for place in places])
-    except FileNotFoundError:
-        forget()  # another folder may have taken the place of one that was held
-        return act(*[_folder(place) for place in places])
+    return act(*[_folder(place) for place in places])
 
 
 def _folder(place: str) -> int:

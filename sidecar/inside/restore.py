@@ -160,16 +160,16 @@ class Restore:
         for path, file in staged.items():
             entry, root = entries[path], self.by_name[path.split("/")[0]]
             drop = root.rules.filters.get(path.split("/", 1)[1])
-            with open(places.open_file(file.place, os.O_RDWR), "r+b") as ours:
-                theirs = self._here(path) if drop is not None else None
-                if drop is not None and theirs is not None:
-                    text = filters.merged(ours.read(), theirs, drop)
-                    ours.seek(0)
-                    ours.write(text)
-                    ours.truncate()
-                    ours.flush()
-                os.fchmod(ours.fileno(), entry.mode)
-                os.utime(ours.fileno(), ns=(entry.mtime, entry.mtime))
+            theirs = self._here(path) if drop is not None else None
+            if drop is not None and theirs is not None:
+                merged = filters.merged(places.read_file(file.place, LONGEST_SETTINGS), theirs, drop)
+                places.write_file(file.place, merged)
+            descriptor = places.open_file(file.place)
+            try:
+                os.fchmod(descriptor, entry.mode)
+                os.utime(descriptor, ns=(entry.mtime, entry.mtime))
+            finally:
+                os.close(descriptor)
             self.scratch.give(file.place)
 
     def _here(self, path: str) -> bytes | None:

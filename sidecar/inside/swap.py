@@ -32,6 +32,7 @@ class Swap:
         self._moves: list[tuple[str, str]] = []
         self._made: list[str] = []
         self._modes: dict[str, int] = {}
+        self._new: set[str] = set()
         self._away: set[str] = set()
 
     def begin(self) -> None:
@@ -51,20 +52,22 @@ class Swap:
         """Have a folder here, with its parents; with this mode, if one is given."""
         missing = []
         folder = place
-        while not is_folder(folder) and folder not in self._modes:
+        while folder not in self._modes and not is_folder(folder):
             if places.exists(folder) and folder not in self._away:
                 raise Refusal("in-the-way", "%s is not a folder and not part of the memory." % folder)
             missing.append(folder)
             folder = os.path.dirname(folder)
         for path in reversed(missing):
             self._made.append(path)
+            self._new.add(path)
             self._modes[path] = 0o755
         if mode is not None:
             self._modes[place] = mode
 
     def put(self, staged: str, place: str) -> None:
         """Move a staged file here; never through a link."""
-        if places.exists(place) and place not in self._away:
+        parent = os.path.dirname(place)
+        if parent not in self._new and places.exists(place) and place not in self._away:
             raise Refusal("in-the-way", "%s is in the way and not part of the memory." % place)
         self._moves.append((staged, place))
 
