@@ -141,7 +141,11 @@ def forget() -> None:
 
 def _act(act: Callable[..., T], *places: str) -> T:
     """Do something in the folders that hold these places. They stay open for a while: most work comes folder by folder."""
-    return act(*[_folder(place) for place in places])
+    try:
+        return act(*[_folder(place) for place in places])
+    except OSError as problem:
+        problem.filename = places[0]  # for whoever reads of it: the whole path
+        raise
 
 
 def _folder(place: str) -> int:
