@@ -6,7 +6,7 @@ say what every adapter promises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -193,6 +193,10 @@ class Store(Protocol):
 
     async def purge(self, prefix: str) -> int:
         """Remove every byte under ``prefix``: objects, their old versions, unfinished writes. Return how many."""
+        ...
+
+    async def warnings(self) -> Sequence[str]:
+        """What a person should know of how this store is kept, as whole sentences: who else can read it."""
         ...
 
     async def close(self) -> None: ...
