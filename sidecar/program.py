@@ -19,6 +19,7 @@ from sidecar.errors import BadAnswer
 # A verb is sent only what it needs.
 COMMON = (
     "refusal",
+    "files",
     "digests",
     "index",
     "rules",
@@ -27,6 +28,7 @@ COMMON = (
     "walk",
     "filters",
     "databases",
+    "rows",
     "cache",
     "scratch",
     "packing",
@@ -50,14 +52,27 @@ EXPORT = (
         "main",
     ),
 )
-TIDY = ("refusal", "scratch", "swap", "main")
-SEND = ("refusal", "scratch", "swap", "direct", "main")
+TIDY = ("refusal", "files", "scratch", "swap", "main")
+SEND = ("refusal", "files", "scratch", "swap", "direct", "main")
 RESTORE = (
     *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
     *("unsaved", "restore", "main"),
 )
 LOOK = (
-    *("refusal", "rules", "keys", "roots", "walk", "databases", "tiers", "holders", "versions", "scratch", "swap"),
+    *(
+        "refusal",
+        "files",
+        "rules",
+        "keys",
+        "roots",
+        "walk",
+        "databases",
+        "tiers",
+        "holders",
+        "versions",
+        "scratch",
+        "swap",
+    ),
     *("look", "main"),
 )
 

@@ -22,6 +22,7 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
+from sidecar.files import private
 from sidecar.ports import Finished, Presence
 
 CHUNK = 1 << 20
@@ -67,7 +68,7 @@ class LocalSandbox:
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         with self._writing(path):
-            file = await asyncio.to_thread(open, path, "wb")
+            file = await asyncio.to_thread(open, path, "wb", opener=private)  # it may hold a whole memory
         try:
             async for chunk in chunks:
                 with self._writing(path):

@@ -13,7 +13,10 @@ import re
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from . import files
+
 NOTES = "keys"
+MOST_NOTES = 64 << 20
 MOST_TRANSCRIPTS, ENOUGH = 8, 1 << 16
 MOST_NEAR = 500
 
@@ -89,18 +92,27 @@ def recalled(memory: str, root: str, layout: dict[str, Any]) -> Keys:
     if not keyed:
         return Keys()
     try:
-        with open(os.path.join(memory, NOTES), encoding="ascii") as file:
-            rows = json.load(file).get(root, {})
-        return Keys(keyed["folder"], {name: Key(*row) for name, row in rows.items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+        notes = json.loads(files.read(os.path.join(memory, NOTES), MOST_NOTES))
+    except (OSError, ValueError, RecursionError):
         return Keys(keyed["folder"])
+    rows = notes.get(root) if isinstance(notes, dict) else None
+    if not isinstance(rows, dict) or not all(_is_name(name) and _is_key(row) for name, row in rows.items()):
+        return Keys(keyed["folder"])
+    return Keys(keyed["folder"], {name: Key(*row) for name, row in rows.items()})
+
+
+def _is_key(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 2 and _is_name(row[0]) and isinstance(row[1], str)
+
+
+def _is_name(name: Any) -> bool:
+    """Whether it could be the name of a folder, and nothing that leads elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def write_down(memory: str, keys: dict[str, Keys]) -> None:
-    place = os.path.join(memory, NOTES)
-    with open(place + ".new", "w", encoding="ascii") as file:
-        json.dump({root: known.known for root, known in keys.items()}, file)
-    os.replace(place + ".new", place)
+    notes = json.dumps({root: known.known for root, known in keys.items()})
+    files.write(os.path.join(memory, NOTES), notes.encode("ascii"))
 
 
 def paths_of(folder: str, keys: Keys, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
@@ -143,8 +155,8 @@ def _told(folder: str, name: str, keyed: dict[str, Any]) -> str:
     """The path in a folder's transcripts that gives the folder its name; of others nobody knows what they mean here."""
     key = re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*")' % re.escape(keyed["path_key"]).encode())
     try:
-        files = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
-        for file in sorted(files)[:MOST_TRANSCRIPTS]:
+        transcripts = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
+        for file in sorted(transcripts)[:MOST_TRANSCRIPTS]:
             for text in set(key.findall(_ends(os.path.join(folder, file)))):
                 path = json.loads(text)
                 if slug(path, keyed["longest"]) == name:

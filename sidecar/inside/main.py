@@ -18,8 +18,11 @@ import sys
 import zlib
 from typing import Any
 
+from . import files
 from .refusal import Refusal
 from .scratch import Scratch
+
+MOST_ANSWER = 64 << 20
 
 
 def main(argument: str) -> int:
@@ -62,8 +65,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .restore import Restore
 
             answer = Restore(request, scratch, home).run()
-            with open(_answer_file(scratch), "w") as file:
-                json.dump([request["operation"], answer], file)
+            files.write(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")
@@ -120,11 +122,11 @@ def _answer_file(scratch: Scratch) -> str:
 def _last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
     """What came of a restore whose answer was lost on the way."""
     try:
-        with open(_answer_file(scratch)) as file:
-            operation, answer = json.load(file)
-    except (OSError, ValueError):
+        kept = json.loads(files.read(_answer_file(scratch), MOST_ANSWER))
+    except (OSError, ValueError, RecursionError):
         return None
-    return answer if operation == request["operation"] else None
+    mine = isinstance(kept, list) and len(kept) == 2 and kept[0] == request["operation"] and isinstance(kept[1], dict)
+    return kept[1] if mine else None
 
 
 def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:

@@ -5,11 +5,15 @@
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
+
+All of it is for the sandbox's user alone. That user's agent can put anything in the place of any of it, so links in place of
+our own folders are not followed, and what the files say is checked by whoever reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -17,6 +21,7 @@ import shutil
 import stat
 import time
 
+from . import files
 from .refusal import Refusal
 
 STALE_SECONDS = 900
@@ -30,27 +35,33 @@ class Scratch:
         self.snapshot = snapshot
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
         self.base = self._base(home)
-        self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
+        self.memory = self._own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         self.journal = os.path.join(self.memory, "journal")
         self._turn = self._take_turn(wait)
         self._tidy()
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
         os.mkdir(self.work, 0o700)
-        self._lock = os.open(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        self._lock = self._lock_file(os.path.join(self.work, "lock"))
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _base(self, home: str) -> str:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
         try:
-            return self._folder(os.path.join(self._folder(cache, 0o755), "memory-sidecar"))
+            return self._own(os.path.join(self._folder(cache, 0o755), "memory-sidecar"))
         except OSError:
             import tempfile
 
-            base = self._folder(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
-            status = os.lstat(base)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            base = self._own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            if os.lstat(base).st_uid != os.geteuid():
                 raise
             return base
+
+    def _own(self, path: str) -> str:
+        """A folder of ours, never behind a link: what is written, removed and given away in it must not be elsewhere."""
+        self._folder(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder of its own", path)
+        return path
 
     def _folder(self, path: str, mode: int = 0o700) -> str:
         if not os.path.isdir(path):
@@ -67,7 +78,7 @@ class Scratch:
 
     def _take_turn(self, wait: float) -> int:
         """One run at a time per memory and sandbox, so that nobody mistakes a swap under way for an abandoned one."""
-        turn = os.open(os.path.join(self.memory, "turn"), os.O_CREAT | os.O_RDWR, 0o600)
+        turn = self._lock_file(os.path.join(self.memory, "turn"))
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -79,6 +90,15 @@ class Scratch:
                         "sandbox-busy", "Another export or restore is running in this sandbox.", True
                     ) from None
                 time.sleep(0.05)
+
+    def _lock_file(self, path: str) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            made = os.open(path, flags | os.O_CREAT | os.O_EXCL, files.PRIVATE)
+            files.give(made, os.path.dirname(path))
+            return made
+        except FileExistsError:
+            return os.open(path, flags)
 
     def _tidy(self) -> None:
         """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
@@ -96,11 +116,11 @@ class Scratch:
 
     def _in_use(self, folder: str) -> bool:
         try:
-            if os.path.exists(os.path.join(folder, "keep")):
-                with open(os.path.join(folder, "keep")) as keep:
-                    return keep.read() != self.snapshot and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
-            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR)
-        except OSError:
+            if os.path.lexists(os.path.join(folder, "keep")):
+                kept = files.read(os.path.join(folder, "keep")) != self.snapshot.encode()
+                return kept and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
+            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (OSError, ValueError):
             try:  # a run that has just begun has no lock yet
                 return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
             except FileNotFoundError:  # and one that has just ended has removed it
@@ -116,11 +136,8 @@ class Scratch:
     def leave(self, keep: bool = False) -> None:
         """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
         if keep:
-            with open(os.path.join(self.work, "keep"), "w") as note:
-                note.write(self.snapshot)
+            files.write(os.path.join(self.work, "keep"), self.snapshot.encode())
         else:
             shutil.rmtree(self.work, ignore_errors=True)
-        for name in os.listdir(self.memory):
-            self.give(os.path.join(self.memory, name))
         os.close(self._lock)
         os.close(self._turn)
