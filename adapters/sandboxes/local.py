@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 from adapters.sandboxes.blocking import in_thread
@@ -46,9 +46,11 @@ class LocalSandbox:
     async def prolong(self, seconds: float) -> Presence:
         return Presence()
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(
+        self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
+    ) -> Finished:
         # In a thread from the first step: to start a process takes as long as the machine is busy.
-        job = Command(self.home, self._environment, output_limit)
+        job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
         running = in_thread(lambda: job.run(command))
         try:
             await asyncio.wait({running}, timeout=timeout)

@@ -136,7 +136,7 @@ async def ask(
     """
     call = program.call(request, fallback=fallback)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
-    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit)
+    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit, environment=call.environment)
     try:
         value, inline = program.answer(finished.output, call.nonce)
     except BadAnswer:
