@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sidecar.cli.result import Result
+from sidecar.cli.screen import complain
 from sidecar.errors import UsageError
 from sidecar.files import close_to_others, write_new
 
@@ -37,9 +38,9 @@ def _close_output() -> None:
     except (io.UnsupportedOperation, ValueError, OSError):
         return
     if closed:
-        print("memory-sidecar: other users could have read the file: its mode is 0600 now.", file=sys.stderr)
+        complain("other users could have read the file: its mode is 0600 now.")
     elif closed is False:
-        print("memory-sidecar: warning: other users can read the file that the key is in.", file=sys.stderr)
+        complain("warning: other users can read the file that the key is in.")
 
 
 def _to_encrypt() -> Result:
@@ -61,4 +62,4 @@ def _to_sign() -> Result:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-    return Result({"kind": "ed25519", "public": public, "private": private}, [f"# {public}", private.rstrip()])
+    return Result({"kind": "ed25519", "public": public, "private": private}, [f"# {public}", *private.splitlines()])
