@@ -24,7 +24,7 @@ from sidecar.engine.room import Fits, room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
 from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, UntrustedSandbox
-from sidecar.ids import Keys, check_memory_id, memory_key
+from sidecar.ids import Keys, memory_key
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
@@ -135,7 +135,7 @@ class BaseDamaged(SnapshotDamaged):
 async def _begin(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> Run:
-    check_memory_id(request.memory)
+    await engine.repository.admit(request.memory)
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
     presence, state, survey = await together(

@@ -10,7 +10,6 @@ from typing import Any
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.guards import check_reasons
 from sidecar.errors import SidecarError
-from sidecar.ids import check_memory_id
 from sidecar.retention.forgetting import Forgot
 from sidecar.service.events import Events
 from sidecar.service.metrics import Metrics
@@ -36,7 +35,7 @@ class Sidecar:
 
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
         """Accept an export. Under a ``key`` that was used before, it is that one."""
-        check_memory_id(request.memory)
+        await self.engine.repository.admit(request.memory)
         check_reasons(request.allow)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
@@ -55,7 +54,7 @@ class Sidecar:
         self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "", conversation: str = ""
     ) -> Operation:
         """Accept a restore. Under a ``key`` that was used before, it is that one."""
-        check_memory_id(request.memory)
+        await self.engine.repository.admit(request.memory)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
             async with self.sandboxes.use(sandbox, wake=wake) as box:
