@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import string
 import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from sidecar.characters import is_unseen
 from sidecar.errors import BadMemoryId
 
 LONGEST_ID = 200
@@ -26,7 +28,10 @@ _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 
 
 def check_memory_id(memory: str) -> str:
-    """Return the id as it was given. Raise ``BadMemoryId`` unless it is one."""
+    """Return the id as it was given. Raise ``BadMemoryId`` unless it is one that a store may hold.
+
+    A new memory needs more than that, see ``check_new_memory_id``.
+    """
     if not 1 <= len(memory) <= LONGEST_ID:
         raise BadMemoryId(f"A memory id has 1 to {LONGEST_ID} characters; this one has {len(memory)}.")
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in memory):
@@ -34,6 +39,54 @@ def check_memory_id(memory: str) -> str:
     if any(part.strip() in ("", ".", "..") for part in memory.split("/")):
         raise BadMemoryId(f"{memory!r} is not a memory id: no part may be empty, '.' or '..'.")
     return memory
+
+
+def check_new_memory_id(memory: str) -> str:
+    """Return the id as it was given. Raise ``BadMemoryId`` unless a new memory may have it.
+
+    One may look like only one thing: of two ids that look the same, an agent would restore the one and export the other.
+    Memories from before this rule keep their ids.
+    """
+    problem = _oddity(check_memory_id(memory))
+    if problem:
+        better = _without_oddities(memory)
+        raise BadMemoryId(
+            f"'{shown_id(memory)}' is not an id for a new memory: {problem}.",
+            hint=f"Write '{better}'." if better else "Write one that can be read off a screen and typed.",
+        )
+    return memory
+
+
+def _oddity(memory: str) -> str:
+    """What about an id would not show; empty for nearly all."""
+    for character in memory:
+        category = unicodedata.category(character)
+        if is_unseen(character) or category in ("Co", "Cn") or (category == "Zs" and character != " "):
+            name = unicodedata.name(character, "a character without a name")
+            return f"it holds U+{ord(character):04X}, {name}, which does not show as what it is"
+    if any(part != part.strip() for part in memory.split("/")):
+        return "a part of it begins or ends with a blank"
+    if not unicodedata.is_normalized("NFC", memory):
+        return "its letters and accents are written apart, where Unicode has them in one (NFC)"
+    return ""
+
+
+def _without_oddities(memory: str) -> str:
+    """The id that looks the same, if it is one."""
+    seen = "".join(" " if unicodedata.category(c) == "Zs" else c for c in memory if not is_unseen(c))
+    better = "/".join(part.strip() for part in unicodedata.normalize("NFC", seen).split("/"))
+    try:
+        return better if not _oddity(check_memory_id(better)) else ""
+    except BadMemoryId:
+        return ""
+
+
+def shown_id(memory: str) -> str:
+    """An id as people are shown it in lists: one that would not show as what it is, escaped as in a shell's ``$'…'``."""
+    if not _oddity(memory):
+        return memory
+    plain = set(string.ascii_letters + string.digits + "/._-~@+:,=")
+    return "".join(c if c in plain else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in memory)
 
 
 def is_plain_id(memory: str) -> bool:

@@ -74,8 +74,13 @@ class Sandbox(Protocol):
         """Have it run for at least that long from now, where its provider allows; never shortens its life."""
         ...
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(
+        self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
+    ) -> Finished:
         """Run a POSIX shell script as the sandbox's user, in its working folder, with ``HOME`` set.
+
+        ``environment`` is for what other users there must not see: it is set for the script and what it starts, and is
+        nowhere in a command line, as the script may be. Each value has less than 128 KiB.
 
         Raise ``OutputTooLarge`` as soon as it printed more than ``output_limit`` bytes and ``SandboxTimeout`` after
         ``timeout`` seconds; either way the command no longer runs.
@@ -212,6 +217,10 @@ class Store(Protocol):
 
     async def purge(self, prefix: str) -> int:
         """Remove every byte under ``prefix``: objects, their old versions, unfinished writes. Return how many."""
+        ...
+
+    async def warnings(self) -> Sequence[str]:
+        """What a person should know of how this store is kept, as whole sentences: who else can read it."""
         ...
 
     async def close(self) -> None: ...

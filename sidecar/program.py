@@ -10,7 +10,8 @@ import re
 import secrets
 import shlex
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -29,6 +30,7 @@ COMMON = (
     "walk",
     "filters",
     "databases",
+    "rows",
     "cache",
     "scratch",
     "packing",
@@ -59,7 +61,10 @@ RESTORE = (
     *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
     *("unsaved", "restore", "main"),
 )
-LOOK = (*(*_OWN, "databases", "tiers", "holders", "versions", "look"),)
+LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
+
+LINKED = {"links", "parts"}
+"""What of a request has links in it, one for each part: a restore's, and what is to be sent."""
 
 MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "look": LOOK}
 
@@ -115,21 +120,32 @@ def prepare(*verbs: str) -> None:
         _packed(MODULES[verb])
 
 
+LINKS = "MEMORY_SIDECAR_LINKS"
+LONGEST_VARIABLE = 120 << 10
+"""Of the environment; Linux takes 128 KiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request on its way: the command to run, and the mark its answer will carry."""
+    """One request on its way: the command to run, the environment it needs, and the mark its answer will carry."""
 
     command: str
     nonce: str
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
 
-    Without a fallback, such a sandbox answers ``no-python``.
+    Without a fallback, such a sandbox answers ``no-python``. The links of a request go into the environment: what is in a
+    command is shown to every user of the sandbox, by ``ps``.
     """
     nonce = secrets.token_hex(8)
-    text = base64.b64encode(zlib.compress(json.dumps({**request, "nonce": nonce}).encode(), 9)).decode()
+    environment = {}
+    for name in LINKED & request.keys():
+        environment[LINKS] = concealed(request[name])
+        request = {**request, name: [{key: part[key] for key in part if key != "link"} for part in request[name]]}
+    text = _packed_json({**request, "nonce": nonce})
     modules = _packed(MODULES[request["do"]])
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
@@ -145,7 +161,16 @@ r=$?
 fi
 exit $r
 """
-    return Call(command, nonce)
+    return Call(command, nonce, environment)
+
+
+def concealed(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The links of these parts as a variable's value; longer than ``LONGEST_VARIABLE``, no sandbox may take it."""
+    return _packed_json([part["link"] for part in parts])
+
+
+def _packed_json(value: Any) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
 
 
 def _no_python(request: dict[str, Any], nonce: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import (
+    BadMemoryId,
     HeadMoved,
     NotSigned,
     ObjectRefused,
@@ -21,7 +22,7 @@ from sidecar.errors import (
     SnapshotError,
     SnapshotNotFound,
 )
-from sidecar.ids import Keys, is_snapshot_id, new_snapshot_id
+from sidecar.ids import Keys, check_memory_id, check_new_memory_id, is_snapshot_id, new_snapshot_id
 from sidecar.ports import Store
 from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.manifest import Head, Manifest
@@ -248,3 +249,15 @@ class Repository:
         async for _ in self.store.list(Keys.of(memory).prefix):
             return True
         return False
+
+    async def admit(self, memory: str) -> None:
+        """Raise ``BadMemoryId`` for an id that no new memory may have, unless there is such a memory from before."""
+        check_memory_id(memory)
+        try:
+            check_new_memory_id(memory)
+        except BadMemoryId:
+            keys = Keys.of(memory)
+            async for info in self.store.list(keys.prefix):
+                if not info.key.startswith(keys.calls):  # which whoever calls leaves, whatever comes of it
+                    return
+            raise

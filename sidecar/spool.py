@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sidecar.errors import SidecarError
+from sidecar.files import private
 
 CHUNK = 1 << 20
 PREFIX = "memory-sidecar-spool-"
@@ -49,7 +50,7 @@ class Spool:
         """Write a stream to a file, hashing it; stop reading (and say so by the size) beyond ``most`` bytes."""
         path, digest, size = self.new(), hashlib.sha256(), 0
         try:
-            with path.open("wb") as file:
+            with _opened(path) as file:
                 async for chunk in chunks:
                     size += len(chunk)
                     await asyncio.to_thread(_append, file, digest, chunk)
@@ -60,6 +61,10 @@ class Spool:
                 raise SpoolFull(f"No space left in {self.folder.parent}.") from None
             raise
         return Spooled(path, size, digest.hexdigest())
+
+
+def _opened(path: Path) -> BinaryIO:
+    return open(path, "wb", opener=private)
 
 
 def _append(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:

@@ -22,6 +22,7 @@ import pytest
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from tests.conftest import Mount
 from tests.parts.forgery import header, pax, zeros
+from tests.parts.former import former_ids
 from tests.parts.homes import (
     KEPT_KEYS,
     PROJECT,
@@ -112,7 +113,8 @@ def test_ids_that_look_alike_are_different_memories(tmp_path: Path, store: Path)
     for number, memory in enumerate(ids):
         home = empty_home(tmp_path / str(number))
         write(home / "MEMORY.md", memory.encode() * 50)
-        asyncio.run(export(engine, WatchedSandbox(home), ExportRequest(memory=memory)))
+        with former_ids():  # that two may differ in how an accent is written is from before
+            asyncio.run(export(engine, WatchedSandbox(home), ExportRequest(memory=memory)))
     assert {row["memory"] for row in run_cli("list", store=store).document["memories"]} == set(ids)
     assert run_cli("delete", "a/b", "--yes", store=store).code == 0
     for number, memory in enumerate(ids):

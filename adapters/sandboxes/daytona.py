@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
@@ -87,17 +87,18 @@ class Daytona:
         *,
         timeout: float,
         output_limit: int,
+        environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
         deadline = time.monotonic() + timeout
         patient = Patient(command, output_limit=output_limit, longest=math.ceil(timeout) + SPARE_SECONDS)
         ended: tuple[str, int] | None = None
         started(lambda: ended or box.process.exec(patient.kill, timeout=self._patience))
-        request, trips = patient.start, 0
+        request, variables, trips = patient.start, dict(environment), 0
         while True:
             asked = time.monotonic()
             patience = max(1, min(self._patience, math.ceil(deadline - asked)))
-            answer = box.process.exec(request(patience), timeout=patience + SPARE_SECONDS)
+            answer = box.process.exec(request(patience), env=variables or None, timeout=patience + SPARE_SECONDS)
             trips += 1
             if (ended := ending(answer.result)) is not None:
                 break
@@ -105,7 +106,7 @@ class Daytona:
                 raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
             # A sandbox that has not even `sleep` answers at once.
             time.sleep(max(0.0, asked + 1 - time.monotonic()))
-            request = patient.wait
+            request, variables = patient.wait, {}
         text, code = ended
         if len(output := text.encode()) > output_limit:
             raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")

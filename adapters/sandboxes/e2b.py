@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ class E2B:
         *,
         timeout: float,
         output_limit: int,
+        environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
         from e2b import CommandExitException, TimeoutException
@@ -83,7 +84,9 @@ class E2B:
 
         began, output, complaint = time.monotonic(), bytearray(), ""
         try:
-            handle = box.commands.run(command, background=True, timeout=timeout, retain_output=False)
+            handle = box.commands.run(
+                command, background=True, envs=dict(environment) or None, timeout=timeout, retain_output=False
+            )
             started(handle.kill)
             for stdout, stderr, _ in handle:
                 output += (stdout or "").encode()

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
+from sidecar.files import private
 from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Finished, Ground, Presence
 
@@ -53,9 +54,11 @@ class LocalSandbox:
     async def prolong(self, seconds: float) -> Presence:
         return Presence()
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(
+        self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
+    ) -> Finished:
         # In a thread from the first step: to start a process takes as long as the machine is busy.
-        job = Command(self.home, self._environment, output_limit)
+        job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
         running = in_thread(lambda: job.run(command))
         try:
             await asyncio.wait({running}, timeout=timeout)
@@ -75,7 +78,7 @@ class LocalSandbox:
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         with self._writing(path):
-            file = await asyncio.to_thread(open, path, "wb")
+            file = await asyncio.to_thread(open, path, "wb", opener=private)  # it may hold a whole memory
         try:
             async for chunk in chunks:
                 with self._writing(path):

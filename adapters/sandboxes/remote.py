@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import RawIOBase
@@ -56,7 +56,14 @@ class Vendor(Protocol):
         ...
 
     def run(
-        self, box: Any, command: str, *, timeout: float, output_limit: int, started: Callable[[Callable[[], Any]], None]
+        self,
+        box: Any,
+        command: str,
+        *,
+        timeout: float,
+        output_limit: int,
+        environment: Mapping[str, str],
+        started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
         """Run a command; ``started`` is called with what kills it, once there is something to kill."""
         ...
@@ -104,12 +111,19 @@ class RemoteSandbox:
         self._remember(Reached(reached.box, ends_at, reached.woken))
         return Presence(ends_at, reached.woken)
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(
+        self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
+    ) -> Finished:
         box = (await self._connection()).box
         command_there = _Command()
         running = in_thread(
             lambda: self._vendor.run(
-                box, command, timeout=timeout, output_limit=output_limit, started=command_there.started
+                box,
+                command,
+                timeout=timeout,
+                output_limit=output_limit,
+                environment=environment or {},
+                started=command_there.started,
             )
         )
         try:

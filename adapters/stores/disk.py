@@ -10,32 +10,49 @@ import asyncio
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from adapters.stores.disk_errors import naming_disk_errors
-from adapters.stores.disk_folders import climb, is_mount, locked, make_folder, open_in_folder, prune, sync_folder
+from adapters.stores.disk_folders import (
+    PRIVATE,
+    Modes,
+    climb,
+    is_mount,
+    locked,
+    make_folder,
+    open_in_folder,
+    open_to_others,
+    prune,
+    sync_folder,
+)
 from sidecar.errors import HeadMoved, ObjectMissing, StoreMissing
 from sidecar.ports import Link, ObjectInfo, Stored
 
 CHUNK = 1 << 20
 _TEMP, _LOCK = ".tmp-", ".lock-"
 _LISTED_AT_ONCE = 1000
+_LOOKED_AT = 10_000
 
 
 class DiskStore:
     """Objects as files below ``root``, or below ``root/prefix``.
 
     With ``mount_required`` every method raises ``StoreMissing`` unless ``root`` itself is a mount point at that moment:
-    a forgotten or lost volume must never turn into writes to a disk that vanishes with the machine.
+    a forgotten or lost volume must never turn into writes to a disk that vanishes with the machine. What is made gets
+    ``modes``; what was there keeps its own.
     """
 
-    def __init__(self, root: Path, *, url: str, mount_required: bool = False, prefix: str = "") -> None:
+    def __init__(
+        self, root: Path, *, url: str, mount_required: bool = False, prefix: str = "", modes: Modes = PRIVATE
+    ) -> None:
         self.url = url
+        self._modes = modes
         self._mount = root if mount_required else None
         self._root = root / prefix if prefix else root
 
@@ -86,18 +103,34 @@ class DiskStore:
     async def purge(self, prefix: str) -> int:
         return await asyncio.to_thread(self._purge, prefix)
 
+    async def warnings(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._warnings)
+
     async def close(self) -> None:
         """Nothing stays open between calls."""
 
     def _prepare(self) -> None:
         with self._usable():
-            make_folder(self._root)
+            make_folder(self._root, self._modes)
             probe = self._root / f"{_TEMP}{secrets.token_hex(8)}"
             try:
-                with locked(probe):  # both at once: the folder can be written, and its filesystem has locks
+                with locked(
+                    probe, self._modes
+                ):  # both at once: the folder can be written, and its filesystem has locks
                     pass
             finally:
                 probe.unlink(missing_ok=True)
+
+    def _warnings(self) -> Sequence[str]:
+        with self._usable():
+            found = open_to_others(self._root, self._modes, _LOOKED_AT) if self._root.is_dir() else None
+        if found is None:
+            return []
+        who, bits = ("Users outside its group", "o") if self._modes.file & 0o060 else ("Other users", "go")
+        kept = "" if bits == "o" else " If a group shares it on purpose, write the store as …?shared=group."
+        return [
+            f"{who} of this machine can read {found}: `chmod -R {bits}-rwx {shlex.quote(str(self._root))}` ends that.{kept}"
+        ]
 
     def _get(self, key: str) -> Stored | None:
         try:
@@ -124,7 +157,7 @@ class DiskStore:
     def _swap(self, key: str, data: bytes, expected: str | None) -> str:
         path = self._path(key)
         self._expect(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file behind
-        with self._usable(), locked(_lock_of(path)):
+        with self._usable(), locked(_lock_of(path), self._modes):
             self._expect(key, expected)
             self._write(key, lambda file: file.write(data))
         return _version(data)
@@ -139,7 +172,7 @@ class DiskStore:
         with self._usable():
             temp = path.with_name(f"{_TEMP}{secrets.token_hex(8)}")
             try:
-                with open_in_folder(temp, "xb") as file:
+                with open_in_folder(temp, "xb", self._modes) as file:
                     fill(file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -173,7 +206,7 @@ class DiskStore:
             with self._usable():
                 lock = _lock_of(path)
                 if lock.exists():
-                    with locked(lock):  # not in the middle of another's swap
+                    with locked(lock, self._modes):  # not in the middle of another's swap
                         path.unlink(missing_ok=True)
                         lock.unlink(missing_ok=True)
                 else:

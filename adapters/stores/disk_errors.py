@@ -38,7 +38,8 @@ def _named(root: Path, error: OSError) -> StoreError:
     if error.errno in _DENIED:
         return StoreDenied(
             f"{where} may not be used: {said}.",
-            hint=f"Give this user read and write access to {root} and all below it, or choose another store.",
+            hint=f"Give this user read and write access to {root} and all below it, or choose another store."
+            " A store that several users of a group write to needs ?shared=group in its URL, for all of them.",
         )
     if error.errno in _NOT_A_FOLDER:
         return StoreMissing(

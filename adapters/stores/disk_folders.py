@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,19 @@ from sidecar.errors import StoreUnreachable, StoreUnsafe
 
 LOCK_PATIENCE = 30.0
 _MOUNTS = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Who may use what a store makes, whatever the umask: files, and folders."""
+
+    file: int
+    folder: int
+
+
+PRIVATE = Modes(0o600, 0o700)
+SHARED = Modes(0o660, 0o2770)
+"""For a group. With setgid, what is made in a folder belongs to the folder's group, whoever makes it."""
 
 
 def is_mount(path: Path) -> bool:
@@ -41,27 +55,29 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` and its parents durably; one that is there is fine. Raise ``FileNotFoundError`` when somebody who
-    empties them removes one right here."""
+def make_folder(folder: Path, modes: Modes) -> None:
+    """Make ``folder`` and its parents durably; one that is there is fine, and keeps its mode. Raise ``FileNotFoundError``
+    when somebody who empties them removes one right here."""
     if folder.is_dir():
         return
-    make_folder(folder.parent)
+    make_folder(folder.parent, modes)
     with suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(modes.folder)
+        if modes.folder & ~folder.stat().st_mode:  # the umask took something, and mkdir knows no setgid
+            folder.chmod(modes.folder)
         sync_folder(folder.parent)
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def open_in_folder(path: Path, mode: str) -> BinaryIO:
+def open_in_folder(path: Path, mode: str, modes: Modes) -> BinaryIO:
     """Open a file to write, making its folder first."""
     for _ in range(16):
         # Whoever empties the folder may remove it right here; once our file is in it, it stays.
         with suppress(FileNotFoundError):
-            make_folder(path.parent)
-            return _opened(path, mode)
-    return _opened(path, mode)
+            make_folder(path.parent, modes)
+            return _opened(path, mode, modes)
+    return _opened(path, mode, modes)
 
 
 def prune(folder: Path, root: Path) -> None:
@@ -86,8 +102,27 @@ def climb(folder: Path, root: Path) -> None:
         sync_folder(folder)
 
 
+def open_to_others(root: Path, modes: Modes, most: int) -> Path | None:
+    """Among the first ``most`` files below ``root``, one that users can read for whom ``modes`` does not mean it."""
+    read, enter = (0o004, 0o001) if modes.file & 0o060 else (0o044, 0o011)
+    if not all(folder.stat().st_mode & enter for folder in (root, *root.parents)):
+        return None
+    seen = 0
+    for top, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if os.lstat(os.path.join(top, name)).st_mode & enter]
+        for name in files:
+            place = Path(top, name)
+            with suppress(FileNotFoundError):
+                if place.lstat().st_mode & read:
+                    return place
+            seen += 1
+            if seen >= most:
+                return None
+    return None
+
+
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, modes: Modes) -> Iterator[None]:
     """Hold the lock file at ``path``, made when not there, against every other process and thread.
 
     The kernel lets go of it when its holder dies. Raise ``StoreUnreachable`` when somebody keeps it for too long and
@@ -95,7 +130,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     deadline = time.monotonic() + LOCK_PATIENCE
     while True:
-        with open_in_folder(path, "ab") as file:
+        with open_in_folder(path, "ab", modes) as file:
             if _acquired(file) and _still_named(file, path):
                 yield
                 return
@@ -130,8 +165,15 @@ def _still_named(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _opened(path: Path, mode: str) -> BinaryIO:
-    return open(path, mode)  # type: ignore[return-value]
+def _opened(path: Path, mode: str, modes: Modes) -> BinaryIO:
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags, modes.file)
+        status = os.fstat(descriptor)
+        if modes.file & ~status.st_mode and status.st_uid == os.geteuid():  # the umask took something
+            os.fchmod(descriptor, modes.file)
+        return descriptor
+
+    return open(path, mode, opener=opener)  # type: ignore[return-value]
 
 
 def _unescaped(mount: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,6 +82,9 @@ class S3Store:
 
     async def purge(self, prefix: str) -> int:
         return await asyncio.to_thread(self._purge, prefix)
+
+    async def warnings(self) -> Sequence[str]:
+        return []
 
     async def close(self) -> None:
         await asyncio.to_thread(self._connection.close)

@@ -1,7 +1,7 @@
 """Store URLs: what people write after ``--store``, and the store each one opens.
 
-    file:/var/lib/memories   file:relative   file:~/memories     a folder
-    volume:/data[?prefix=memories]                               a folder on a volume that must be mounted at /data
+    file:/var/lib/memories   file:relative   file:~/memories     a folder; [?shared=group] for all users of a group
+    volume:/data[?prefix=memories&shared=group]                  a folder on a volume that must be mounted at /data
     s3://bucket[/prefix][?endpoint=…&region=…&…]                 a prefix of a bucket
 
 A URL never carries credentials, and no message repeats one whole: somebody may have put a secret into it anyway.
@@ -20,11 +20,12 @@ from sidecar.errors import BadReference
 from sidecar.ports import Store
 
 if TYPE_CHECKING:
+    from adapters.stores.disk_folders import Modes
     from adapters.stores.s3 import S3Config
 
 _OPTIONS = {
-    "file": (),
-    "volume": ("prefix",),
+    "file": ("shared",),
+    "volume": ("prefix", "shared"),
     "s3": (
         *("endpoint", "sandbox-endpoint", "region", "path-style", "sse", "sse-kms-key-id"),
         *("single-writer", "profile"),
@@ -52,10 +53,10 @@ def open_store(url: str) -> Store:
         return S3Store(_s3_config(parts, options), url=url)
     from adapters.stores.disk import DiskStore
 
-    path = _path(scheme, parts)
+    path, modes = _path(scheme, parts), _modes(options.get("shared"))
     if scheme == "file":
-        return DiskStore(path, url=url)
-    return DiskStore(path, url=url, mount_required=True, prefix=_prefix(options.get("prefix", "")))
+        return DiskStore(path, url=url, modes=modes)
+    return DiskStore(path, url=url, mount_required=True, prefix=_prefix(options.get("prefix", "")), modes=modes)
 
 
 def folder_of(url: str) -> Path | None:
@@ -113,6 +114,14 @@ def _path(scheme: str, parts: SplitResult) -> Path:
     if scheme == "volume" and not parts.path.startswith("/"):
         raise BadReference("A volume: URL takes the absolute path of the mount.", hint=f"Write volume:/{parts.path}")
     return path
+
+
+def _modes(shared: str | None) -> Modes:
+    from adapters.stores.disk_folders import PRIVATE, SHARED
+
+    if shared not in (None, "group"):
+        raise BadReference(f"A store cannot be shared by '{shared}'.", hint="Write shared=group, or leave it out.")
+    return SHARED if shared else PRIVATE
 
 
 def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:

@@ -106,6 +106,7 @@ def _reading(command: Any) -> None:
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
     keygen = command("keygen", "Print a new key to encrypt with.")
     keygen.add_argument("--signing", action="store_true", help="a key to sign with instead")
+    keygen.add_argument("-o", "--output", metavar="FILE", help="a new file for it, that only its owner can read")
     layouts = command("layouts", "List the layouts; of those named, everything.")
     layouts.add_argument("names", nargs="*", metavar="NAME")
     doctor = command(

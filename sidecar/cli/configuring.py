@@ -23,7 +23,7 @@ from sidecar.wiring import open_repository, open_sink
 def run_config(args: argparse.Namespace) -> Result:
     if args.action == "options":
         page = options_page()
-        return Result({"page": page}, [page])
+        return Result({"page": page}, [*page.split("\n")])
     config = load_config(args.config, store=args.store)
     searched = open_sink(config.postgres) is not None
     unknown = unknown_variables()

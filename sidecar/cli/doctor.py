@@ -24,6 +24,7 @@ LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     checks: list[dict[str, Any]] = []
     roots: list[SeenRoot] = []
+    warnings: list[str] = []
 
     async def check(name: str, look: Callable[[], Awaitable[str]]) -> None:
         try:
@@ -42,6 +43,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
 
     async def writable() -> str:
         await engine.repository.store.prepare()
+        warnings.extend(await engine.repository.store.warnings())
         return f"{engine.repository.store.url} can be written, and honours conditional writes"
 
     async def readable() -> str:
@@ -92,7 +94,9 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         "ok": ok,
         "store": engine.repository.store.url,
         "checks": checks,
+        "warnings": warnings,
         "roots": seen_document(roots),
         "near_limits": near,
     }
+    hints += [f"Warning: {warning}" for warning in warnings]
     return Result(document, [table, *hints, *(["", *seen(roots), *near] if args.sandbox else [])], 0 if ok else 1)

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import io
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sidecar.cli.result import Result
+from sidecar.cli.screen import complain
+from sidecar.errors import UsageError
+from sidecar.files import close_to_others, write_new
+
+SECRETS = ("identity", "private")
 
 
 def run_keygen(args: argparse.Namespace) -> Result:
-    """Nothing is written anywhere: ``memory-sidecar keygen > memories.key`` keeps it."""
-    return _to_sign() if args.signing else _to_encrypt()
+    """A key for stdout, or with ``-o`` in a file of its own: then only what is public of it is shown."""
+    made = _to_sign() if args.signing else _to_encrypt()
+    if args.output is None:
+        _close_output()
+        return made
+    if args.output == "-":
+        raise UsageError("A key goes to a file, or without -o to stdout.", hint="memory-sidecar keygen -o memories.key")
+    target = Path(args.output)
+    write_new(target, "".join(f"{line}\n" for line in made.words))
+    public = {name: value for name, value in made.document.items() if name not in SECRETS}
+    shown = public.get("recipient") or public.get("public")
+    return Result({**public, "file": str(target)}, [f"{target}: a new key. Its public key: {shown}"])
+
+
+def _close_output() -> None:
+    """``keygen > FILE``: the shell has made the file, as a rule for everybody to read."""
+    try:
+        closed = close_to_others(sys.stdout.fileno())
+    except (io.UnsupportedOperation, ValueError, OSError):
+        return
+    if closed:
+        complain("other users could have read the file: its mode is 0600 now.")
+    elif closed is False:
+        complain("warning: other users can read the file that the key is in.")
 
 
 def _to_encrypt() -> Result:
@@ -32,4 +62,4 @@ def _to_sign() -> Result:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-    return Result({"kind": "ed25519", "public": public, "private": private}, [f"# {public}", private.rstrip()])
+    return Result({"kind": "ed25519", "public": public, "private": private}, [f"# {public}", *private.splitlines()])

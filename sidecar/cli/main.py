@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from sidecar.cli.arguments import parser
 from sidecar.cli.result import Result
-from sidecar.cli.screen import ProgressBar, show, watched
+from sidecar.cli.screen import ProgressBar, complain, show, tame_logs, watched
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 
 # Imported only when called for: a command should start as fast as it can.
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    tame_logs()
     wants_json = "--json" in list(itertools.takewhile(lambda word: word != "--", words))
     try:
         args = _parse(words, wants_json)
@@ -83,15 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
     commands = parser()
-    if not wants_json:
-        return commands.parse_args(words)
 
-    def complain(message: str) -> NoReturn:
-        print(json.dumps({"error": {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}}))
+    def refuse(sub: argparse.ArgumentParser, message: str) -> NoReturn:
+        if wants_json:
+            details = {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}
+            print(json.dumps({"error": details}))
+        else:
+            sub.print_usage(sys.stderr)
+            complain(f"error: {message}")
         raise SystemExit(2)
 
     for sub in [commands, *commands._subparsers._group_actions[0].choices.values()]:  # type: ignore[union-attr]
-        sub.error = complain
+        sub.error = functools.partial(refuse, sub)
     return commands.parse_args(words)
 
 
@@ -153,7 +158,7 @@ def _warn(warnings: Sequence[str], log: str) -> None:
         if log:
             logging.getLogger("sidecar").warning(told)
         else:
-            print(f"memory-sidecar: warning: {told}", file=sys.stderr)
+            complain(f"warning: {told}")
 
 
 def _print(result: Result, wants_json: bool) -> int:
@@ -172,5 +177,5 @@ def _fail(problem: SidecarError, wants_json: bool) -> int:
     details: dict[str, Any] = problem.as_dict()
     if wants_json:
         print(json.dumps({"error": details}))
-    print(f"memory-sidecar: {problem.message}" + (f" {problem.hint}" if problem.hint else ""), file=sys.stderr)
+    complain(f"{problem.message} {problem.hint}".rstrip())
     return problem.exit_code

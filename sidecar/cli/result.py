@@ -19,6 +19,7 @@ class Table:
 class Result:
     document: dict[str, Any]
     words: list[str | Table] = field(default_factory=list)
+    """For people, a line each: a line break within one was in somebody's name for something, and is shown escaped."""
     exit_code: int = 0
 
 

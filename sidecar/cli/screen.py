@@ -1,11 +1,16 @@
-"""A terminal: tables, and a progress bar for steps that take a while."""
+"""A terminal: lines, tables, and a progress bar for steps that take a while.
+
+All that people are shown passes here, on stdout and stderr, and only what is printable gets through.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from typing import TYPE_CHECKING
 
+from sidecar.characters import printable
 from sidecar.cli.result import Result, Table
 
 if TYPE_CHECKING:
@@ -19,23 +24,36 @@ def show(result: Result) -> None:
     """Print a result for people."""
     for item in result.words:
         if isinstance(item, str):
-            print(item)
+            print(printable(item))
         elif not item.rows:
-            print(item.empty)
+            print(printable(item.empty))
         else:
             _show_table(item)
 
 
 def _show_table(table: Table) -> None:
-    cells = [[_plain(cell) for cell in row] for row in [table.columns, *table.rows]]
+    cells = [[printable(cell) for cell in row] for row in [table.columns, *table.rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _plain(text: str) -> str:
-    """A name that cannot move the cursor or break the line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def complain(text: str) -> None:
+    """Say something on stderr."""
+    print(printable(f"memory-sidecar: {text}"), file=sys.stderr)
+
+
+class _Lines(logging.Formatter):
+    """One line for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def tame_logs() -> None:
+    """What is logged while nobody has set up a log comes out on stderr: as lines that are printable, too."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Lines())
 
 
 class ProgressBar:
@@ -50,7 +68,7 @@ class ProgressBar:
             def render(self, task: Task) -> Text:
                 return Text() if task.total is None else super().render(task)
 
-        columns = (TextColumn("{task.description}"), BarColumn(), Amount(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), TimeElapsedColumn())
         self._bar: Bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task: TaskID | None = None
         self._patience = threading.Timer(PATIENCE_SECONDS, self._bar.start)
@@ -71,7 +89,7 @@ class ProgressBar:
     def step(self, name: str, total: int | None = None) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(name, total=total)
+        self._task = self._bar.add_task(printable(name), total=total)
 
     def advance(self, count: int) -> None:
         if self._task is not None:

@@ -18,7 +18,7 @@ from sidecar.engine.looking import (
     show_snapshot,
 )
 from sidecar.errors import UsageError
-from sidecar.ids import check_memory_id
+from sidecar.ids import check_memory_id, shown_id
 from sidecar.snapshots.missing import scrubbed_of, trimmed_words
 
 
@@ -28,7 +28,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
         ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE"),
         [
             (
-                row.memory,
+                shown_id(row.memory),
                 row.head or ("damaged" if row.problem else "none"),
                 when(row.created) if row.created else "",
                 str(row.snapshots),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.archives import adopt, download
 from sidecar.engine.privacy import where
 from sidecar.errors import UsageError
+from sidecar.files import written_whole
 from sidecar.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.wiring import open_sandbox
@@ -73,15 +72,8 @@ async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
         return Result({})
     target = Path(args.output)
     codec = {".zst": "zst", ".tar": ""}.get(target.suffix, "gz")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            manifest = await download(engine, args.memory, args.snapshot, file, codec)
-        os.replace(partial, target)
-    except OSError as problem:
-        raise UsageError(f"{target} cannot be written: {problem.strerror}.") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(target) as file:
+        manifest = await download(engine, args.memory, args.snapshot, file, codec)
     written = target.stat().st_size
     document = {
         "memory": args.memory,

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
-from sidecar.client.files import CHUNK, opened, written_whole
+from sidecar.client.files import CHUNK, opened
 from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
 from sidecar.client.methods import described
 from sidecar.client.problems import ServiceUnreachable, told_plainly
@@ -25,6 +25,7 @@ from sidecar.client.settings import client_settings
 from sidecar.client.talks import Course, Plan
 from sidecar.client.wire import Call, check
 from sidecar.errors import SidecarError
+from sidecar.files import written_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,9 +1,8 @@
-"""Tarballs on this side: read whole to be adopted, written whole or not at all when downloaded."""
+"""Tarballs on this side, to be adopted."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,17 +22,3 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         raise UsageError(f"{path} cannot be read: {problem.strerror}.") from None
     with file:
         yield file, os.fstat(file.fileno()).st_size
-
-
-@contextmanager
-def written_whole(target: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place only once all of it is written. Raise ``UsageError`` when it cannot be."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            yield file
-        os.replace(partial, target)
-    except OSError as problem:
-        raise UsageError(f"{target} cannot be written: {problem.strerror}.") from None
-    finally:
-        partial.unlink(missing_ok=True)

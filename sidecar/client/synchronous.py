@@ -14,7 +14,7 @@ from tenacity import Retrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
-from sidecar.client.files import opened, written_whole
+from sidecar.client.files import opened
 from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
 from sidecar.client.methods import described
 from sidecar.client.problems import ServiceUnreachable, told_plainly
@@ -23,6 +23,7 @@ from sidecar.client.settings import client_settings
 from sidecar.client.talks import Course, Plan
 from sidecar.client.wire import Call, check
 from sidecar.errors import SidecarError
+from sidecar.files import written_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")

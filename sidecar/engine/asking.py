@@ -144,7 +144,7 @@ async def ask(
         request, fallback = {**request, "contained": asdict(ground)}, ""
     call = program.call(request, fallback=fallback)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
-    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit)
+    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit, environment=call.environment)
     try:
         value, inline = program.answer(finished.output, call.nonce)
     except BadAnswer:

@@ -16,6 +16,7 @@ from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ObjectMissing, ProgramFailed, StoreError
 from sidecar.ids import Keys, new_pack_id
 from sidecar.ports import Link, Store
+from sidecar.program import LONGEST_VARIABLE, concealed
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool, Spooled
 
@@ -50,7 +51,7 @@ async def bring(
     links = [await _link_to_put(engine, key, size, digest) for key, _, size, digest in parts]
     if None in links:
         raise NotDirect
-    request = {
+    request: dict[str, Any] = {
         "do": "send",
         "memory": question["memory"],
         "snapshot": question["snapshot"],
@@ -61,6 +62,7 @@ async def bring(
             if link is not None
         ],
     }
+    _check_length(request["parts"])
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
     (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
     unclaimed |= {pack, index, ours}
@@ -98,7 +100,13 @@ async def links_for(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
             if link is None:
                 raise NotDirect
             parts.append({"bytes": size, "sha256": digest, "link": _told(link)})
+    _check_length(parts)
     return parts
+
+
+def _check_length(parts: list[dict[str, Any]]) -> None:
+    if len(concealed(parts)) > LONGEST_VARIABLE:
+        raise NotDirect("its links are too long")
 
 
 async def _link_to_put(engine: Engine, key: str, size: int, sha256: str) -> Link | None:

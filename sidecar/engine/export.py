@@ -23,8 +23,8 @@ from sidecar.engine.receiving import check, receive
 from sidecar.engine.room import Fits, room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import Keys, check_memory_id, memory_key
+from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, UntrustedSandbox
+from sidecar.ids import Keys, memory_key
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
@@ -135,7 +135,7 @@ class BaseDamaged(SnapshotDamaged):
 async def _begin(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> Run:
-    check_memory_id(request.memory)
+    await engine.repository.admit(request.memory)
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
     presence, state, survey = await together(
@@ -189,9 +189,22 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                     engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
                 )
             roots = {root.name: root.layout for root in base.roots} if base else {}
-            arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
+            try:
+                arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
+            except UntrustedSandbox as problem:
+                _give_up_base(run, question, answer, problem)
+                raise
             return answer, Grown(base, entries, indexes, arrived, read)
     raise AssertionError("unreachable")
+
+
+def _give_up_base(run: Run, question: dict[str, Any], answer: ExportAnswer, problem: UntrustedSandbox) -> None:
+    """Have a delta that makes no sense asked for again as a full export, once: what it builds on is noted in the sandbox,
+    where the agent can write, and whose notes are not true would never be exported again."""
+    if answer.base and answer.base not in question["unusable"]:
+        question["unusable"] = sorted([*question["unusable"], answer.base])
+        run.warnings.append(f"What the sandbox noted of {answer.base} is not so; all of the memory was read again.")
+        problem.retryable = True
 
 
 def _question(run: Run) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from sidecar.errors import UsageError
-from sidecar.ids import Keys, check_memory_id, new_snapshot_id
+from sidecar.ids import Keys, check_new_memory_id, new_snapshot_id
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
@@ -17,7 +17,7 @@ from sidecar.snapshots.resolving import resolve
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
     """Begin a new memory with a copy of a snapshot. The two share nothing afterwards."""
-    check_memory_id(new)
+    check_new_memory_id(new)
     source = await repository.manifest(memory, await resolve(repository, memory, wanted))
     if await repository.exists(new):
         raise UsageError(f"There is a memory {new!r} already.", hint="Choose another name, or delete that one first.")

@@ -128,10 +128,12 @@ class CountedSandbox:
     async def prolong(self, seconds: float) -> Presence:
         return await self._sandbox.prolong(seconds)
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(
+        self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
+    ) -> Finished:
         self._trips["command"] += 1
-        self.transferred_bytes += len(command)
-        finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit)
+        self.transferred_bytes += len(command) + sum(map(len, (environment or {}).values()))
+        finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit, environment=environment)
         self._trips["command"] += finished.trips - 1
         self.transferred_bytes += len(finished.output)
         return finished

@@ -15,7 +15,6 @@ from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
 from sidecar.engine.privacy import shown
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
-from sidecar.ids import check_memory_id
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.snapshots.manifest import Manifest
@@ -31,7 +30,7 @@ async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> 
     Raise a ``SidecarError`` when nothing could be tried. Outcome ``incomplete`` says that the sandbox refused; what it had
     is as it was.
     """
-    check_memory_id(request.memory)
+    await engine.repository.admit(request.memory)
     run = _Run(engine, CountedSandbox(sandbox, engine.progress), request, time.monotonic())
     try:
         if engine.direct:

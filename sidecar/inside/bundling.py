@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import Any, BinaryIO, Dict
 
-from . import index
+from . import index, places
 from .packing import Packer
 from .scratch import Scratch
 
@@ -25,7 +25,7 @@ class Bundle:
     @property
     def packer(self) -> Packer:
         if self._packer is None:
-            self._file = open(self._path, "wb", buffering=0)
+            self._file = open(places.create_file(self._path), "wb", buffering=0)
             self._packer = Packer(self._file, self._zstd)
         return self._packer
 

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 import os
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional
 
-from . import places
+from . import places, rows
 from .index import Entry
+
+Row = rows.Row
 
 # A change within one tick of the file system's clock can leave the times as they were; such entries are read again.
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
 PREFIX, LINEAGE = "index-", "lineage"
 LONGEST_LINEAGE = 100
 LONGEST_FILE = 1 << 20
-# By the quickest means there is, and only what changed: memories have thousands of files, and most stay as they are.
-VERSION = "4 %d.%d" % sys.version_info[:2]
+# By a quick means, and only what changed: memories have thousands of files, and most stay as they are. Up to version 4
+# it was Python's own (marshal), which takes whatever it is given: nothing written so is read any more.
+VERSION = "5 " + sys.byteorder
+MOST_BYTES = 128 << 20
+"""Of a file: some 600,000 rows. Larger ones are not kept, and not believed: then exports are full."""
 FULL_SHARE = 8
 """A file of changes that has more than one in so many of the rows is written whole again."""
 
@@ -35,9 +39,6 @@ class Known(NamedTuple):
     entry: Entry
     signature: list[Any]
     first_page: str = ""
-
-
-Row = Tuple[Tuple[Any, ...], List[Any], str]
 
 
 def signature(status: os.stat_result) -> list[int]:
@@ -88,7 +89,7 @@ def load(folder: str, snapshots: list[str]) -> Base | None:
     """The cached index of the first of these; ``None`` when there is none or it is damaged."""
     try:
         return _load(folder, snapshots[0]) if snapshots else None
-    except (OSError, ValueError, TypeError, KeyError, IndexError, EOFError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -127,12 +128,11 @@ def _read_lineage(folder: str) -> list[str]:
 
 
 def _write_lineage(folder: str, lines: list[str]) -> None:
-    _write(os.path.join(folder, LINEAGE), "".join(line + "\n" for line in lines).encode("ascii"))
+    places.write_file(os.path.join(folder, LINEAGE), "".join(line + "\n" for line in lines).encode("ascii"))
 
 
 def _write_index(folder: str, base: Base) -> None:
-    entries = base.entries if base.changed is None else base.changed
-    rows = marshal.dumps({path: row and (tuple(row[0]), row[1], row[2]) for path, row in entries.items()})
+    sizes, body = rows.dump(base.entries if base.changed is None else base.changed)
     head = {
         "cache": VERSION,
         "snapshot": base.snapshot,
@@ -140,13 +140,11 @@ def _write_index(folder: str, base: Base) -> None:
         "rules": base.rules,
         "full": base.full,
         "policy": base.policy,
-        "sha256": hashlib.sha256(rows).hexdigest(),
+        "sections": sizes,
+        "sha256": hashlib.sha256(body).hexdigest(),
     }
-    _write(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + rows)
-
-
-def _write(target: str, data: bytes) -> None:
-    places.write_file(target, data)
+    if len(body) < MOST_BYTES:
+        places.write_file(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + body)
 
 
 def _tidy(folder: str, keep: set[str]) -> None:
@@ -156,25 +154,46 @@ def _tidy(folder: str, keep: set[str]) -> None:
 
 
 def _load(folder: str, snapshot: str) -> Base:
-    head, rows = _read(folder, snapshot)
-    base = Base(snapshot, head["taken"], rows, head["rules"], head["full"], policy=head.get("policy", ""))
+    head, entries, gone = _read(folder, snapshot)
+    base = Base(snapshot, head["taken"], entries, head["rules"], head["full"], policy=head["policy"])
     if not base.full:
+        if gone:
+            raise ValueError("gone from nothing")
         return base
-    above, entries = _read(folder, base.full)
-    if above["full"]:
+    above, whole, nothing = _read(folder, base.full)
+    if above["full"] or nothing:
         raise ValueError("changes of changes")
-    for path, row in rows.items():
-        if row is None:
-            entries.pop(path, None)
-        else:
-            entries[path] = row
-    return base._replace(entries=entries, changed=rows)
+    whole.update(entries)
+    for path in gone:
+        whole.pop(path, None)
+    changed: Dict[str, Optional[Row]] = dict(entries)
+    changed.update(dict.fromkeys(gone))
+    return base._replace(entries=whole, changed=changed)
 
 
-def _read(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    with open(places.open_file(os.path.join(folder, PREFIX + snapshot)), "rb") as file:
-        head, rows = json.loads(file.readline()), file.read()
-    # Only what was written here, by a Python like this one, is taken apart.
-    if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(rows).hexdigest():
+HEAD = {
+    "cache": str,
+    "snapshot": str,
+    "taken": int,
+    "rules": str,
+    "full": str,
+    "policy": str,
+    "sections": list,
+    "sha256": str,
+}
+
+
+def _read(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Row], list[str]]:
+    """One file: its head, its rows, and what it says is gone. Raise OSError or ValueError."""
+    if "/" in snapshot or "\0" in snapshot:
+        raise ValueError("no name of a snapshot")
+    data = places.read_file(os.path.join(folder, PREFIX + snapshot), MOST_BYTES + rows.LONGEST_LINE)
+    end = data.find(b"\n", 0, rows.LONGEST_LINE)
+    body = memoryview(data)[end + 1 :]
+    head = rows.parse(data[:end])
+    if type(head) is not dict or {name: type(value) for name, value in head.items()} != HEAD:
+        raise ValueError("another head")
+    # Only what was written here, by a machine like this one, is taken apart; and only as it was written.
+    if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(body).hexdigest():
         raise ValueError("another cache")
-    return head, marshal.loads(rows)
+    return (head, *rows.load(head["sections"], body))

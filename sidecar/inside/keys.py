@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from . import places
 
 NOTES = "keys"
-LONGEST_NOTES = 16 << 20
+MOST_NOTES = 64 << 20
 MOST_TRANSCRIPTS, ENOUGH = 8, 1 << 16
 MOST_NEAR = 500
 
@@ -92,22 +92,27 @@ def recalled(memory: str, root: str, layout: dict[str, Any]) -> Keys:
     if not keyed:
         return Keys()
     try:
-        rows = json.loads(places.read_file(os.path.join(memory, NOTES), LONGEST_NOTES)).get(root, {})
-        known = {name: Key(*row) for name, row in rows.items()}
-        if not all(_is_name(key.local) and isinstance(key.path, str) for key in known.values()):
-            raise ValueError("no names of folders")
-        return Keys(keyed["folder"], known)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        notes = json.loads(places.read_file(os.path.join(memory, NOTES), MOST_NOTES))
+    except (OSError, ValueError, RecursionError):
         return Keys(keyed["folder"])
+    rows = notes.get(root) if isinstance(notes, dict) else None
+    if not isinstance(rows, dict) or not all(_is_name(name) and _is_key(row) for name, row in rows.items()):
+        return Keys(keyed["folder"])
+    return Keys(keyed["folder"], {name: Key(*row) for name, row in rows.items()})
+
+
+def _is_key(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 2 and _is_name(row[0]) and isinstance(row[1], str)
+
+
+def _is_name(name: Any) -> bool:
+    """Whether it could be the name of a folder, and nothing that leads elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def write_down(memory: str, keys: dict[str, Keys]) -> None:
-    text = json.dumps({root: known.known for root, known in keys.items()})
-    places.write_file(os.path.join(memory, NOTES), text.encode("ascii"))
-
-
-def _is_name(text: Any) -> bool:
-    return isinstance(text, str) and "/" not in text and text not in ("", ".", "..")
+    notes = json.dumps({root: known.known for root, known in keys.items()})
+    places.write_file(os.path.join(memory, NOTES), notes.encode("ascii"))
 
 
 def paths_of(folder: str, keys: Keys, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
@@ -150,8 +155,8 @@ def _told(folder: str, name: str, keyed: dict[str, Any]) -> str:
     """The path in a folder's transcripts that gives the folder its name; of others nobody knows what they mean here."""
     key = re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*")' % re.escape(keyed["path_key"]).encode())
     try:
-        files = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
-        for file in sorted(files)[:MOST_TRANSCRIPTS]:
+        transcripts = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
+        for file in sorted(transcripts)[:MOST_TRANSCRIPTS]:
             for text in set(key.findall(_ends(os.path.join(folder, file)))):
                 path = json.loads(text)
                 if slug(path, keyed["longest"]) == name:

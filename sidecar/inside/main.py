@@ -22,15 +22,18 @@ from . import places
 from .refusal import Refusal
 from .scratch import Scratch
 
-LONGEST_ANSWER = 64 << 20
+LINKS = "MEMORY_SIDECAR_LINKS"
+MOST_ANSWER = 64 << 20
 
 
 def main(argument: str) -> int:
     gc.disable()  # one request, and out: there is nothing worth looking for
-    request = json.loads(zlib.decompress(base64.b64decode(argument)))
+    request = _unpacked(argument)
+    links = os.environ.pop(LINKS, "")  # before anything else is started, which would have it too
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
     inline = b""
     try:
+        _add_links(request, links)
         answer, inline = _run(request, home)
     except Refusal as refusal:
         answer = _error(refusal.code, refusal.message, refusal.retryable)
@@ -42,6 +45,23 @@ def main(argument: str) -> int:
     )
     _print(request["nonce"], answer, inline)
     return 0
+
+
+def _unpacked(text: str) -> Any:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def _add_links(request: dict[str, Any], text: str) -> None:
+    """Give the parts of a request their links, which came in the environment, where other users cannot see them."""
+    parts = request.get("links", request.get("parts", []))
+    try:
+        links = _unpacked(text) if parts else []
+    except (ValueError, zlib.error):
+        links = []
+    if len(links) != len(parts):
+        raise Refusal("no-direct", "The links did not arrive.")
+    for part, link in zip(parts, links):
+        part["link"] = link
 
 
 def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
@@ -123,10 +143,11 @@ def _answer_file(scratch: Scratch) -> str:
 def _last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
     """What came of a restore whose answer was lost on the way."""
     try:
-        operation, answer = json.loads(places.read_file(_answer_file(scratch), LONGEST_ANSWER))
-    except (OSError, ValueError, TypeError, RecursionError):
+        kept = json.loads(places.read_file(_answer_file(scratch), MOST_ANSWER))
+    except (OSError, ValueError, RecursionError):
         return None
-    return answer if operation == request["operation"] and isinstance(answer, dict) else None
+    mine = isinstance(kept, list) and len(kept) == 2 and kept[0] == request["operation"] and isinstance(kept[1], dict)
+    return kept[1] if mine else None
 
 
 def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:

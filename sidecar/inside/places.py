@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from _thread import _local
 from typing import Callable, Dict, Tuple, TypeVar
 
@@ -64,24 +65,41 @@ def open_file(place: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
 
 
 def read_file(place: str, most: int) -> bytes:
-    """A small file. Raise OSError, also when it has more than ``most`` bytes."""
-    with open(open_file(place), "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, "larger than it can be", place)
+    """A small file. Raise OSError, also when it is no plain file or has more than ``most`` bytes."""
+    descriptor = open_file(place)
+    with open(descriptor, "rb") as file:
+        data = file.read(most + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    if data is None or len(data) > most:
+        raise OSError(errno.EFBIG, "not a file of ours", place)
     return data
 
 
-def write_file(place: str, data: bytes, mode: int = 0o600, durable: bool = False) -> None:
-    """Put a file with these contents here, whole or not at all. What was called so before, a link too, is replaced."""
+def write_file(place: str, data: bytes, durable: bool = False) -> None:
+    """Put a file of ours here, whole or not at all. Whatever was called so before, a link or a folder too, is replaced."""
     new = place + ".new"
-    remove(new)
-    with open(open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    with open(create_file(new), "wb") as file:
         file.write(data)
         if durable:
             file.flush()
             os.fsync(file.fileno())
-    rename(new, place)
+    try:
+        rename(new, place)
+    except IsADirectoryError:
+        remove(place)
+        rename(new, place)
+
+
+def create_file(place: str) -> int:
+    """A descriptor of a new file that is for its user alone; whatever was there is gone.
+
+    It belongs to whom its folder does: root works in the homes of others, too.
+    """
+    remove(place)
+    descriptor = open_file(place, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    owner = os.fstat(_folder(place))
+    if owner.st_uid != 0 and os.geteuid() == 0:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    return descriptor
 
 
 def status(place: str) -> os.stat_result:
@@ -120,11 +138,15 @@ def make_link(target: str, place: str) -> None:
 
 
 def remove(place: str) -> None:
-    """Delete a file or a link; one that is not there is fine."""
+    """Have nothing of ours at a path, whatever was there."""
     try:
         _act(lambda folder: os.unlink(_name(place), dir_fd=folder), place)
     except FileNotFoundError:
         pass
+    except (IsADirectoryError, PermissionError):  # what unlinking a folder is called differs
+        import shutil
+
+        shutil.rmtree(place)
 
 
 def remove_folder(place: str) -> None:

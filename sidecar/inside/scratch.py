@@ -5,6 +5,9 @@
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
+
+All of it is for the sandbox's user alone. That user's agent can put anything in the place of any of it, so links in place of
+our own folders are not followed, and what the files say is checked by whoever reads them.
 """
 
 from __future__ import annotations
@@ -43,15 +46,13 @@ class Scratch:
         self._request = request or {}
         self.base = os.path.realpath(self._base(home))
         self.contained = containment(self._request, self.base)
-        self.memory = self._folder(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
-        if os.path.islink(self.memory):
-            raise Refusal("in-the-way", "%s is a link; it has to be a folder." % self.memory)
+        self.memory = self._own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         self.journal = os.path.join(self.memory, "journal")
         self._turn = self._take_turn(wait)
         self._tidy()
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
         places.make_folder(self.work, 0o700)
-        self._lock = places.open_file(os.path.join(self.work, "lock"), os.O_CREAT | os.O_RDWR)
+        self._lock = self._lock_file(os.path.join(self.work, "lock"))
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _base(self, home: str) -> str:
@@ -63,11 +64,17 @@ class Scratch:
         except OSError:
             import tempfile
 
-            base = self._folder(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
-            status = os.lstat(base)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            base = self._own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            if os.lstat(base).st_uid != os.geteuid():
                 raise
             return base
+
+    def _own(self, path: str) -> str:
+        """A folder of ours, never behind a link: what is written, removed and given away in it must not be elsewhere."""
+        self._folder(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise Refusal("in-the-way", "%s is a link; it has to be a folder." % path)
+        return path
 
     def _folder(self, path: str, mode: int = 0o700) -> str:
         if not os.path.isdir(path):
@@ -84,7 +91,7 @@ class Scratch:
 
     def _take_turn(self, wait: float) -> int:
         """One run at a time per memory and sandbox, so that nobody mistakes a swap under way for an abandoned one."""
-        turn = places.open_file(os.path.join(self.memory, "turn"), os.O_CREAT | os.O_RDWR)
+        turn = self._lock_file(os.path.join(self.memory, "turn"))
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -96,6 +103,16 @@ class Scratch:
                         "sandbox-busy", "Another export or restore is running in this sandbox.", True
                     ) from None
                 time.sleep(0.05)
+
+    def _lock_file(self, path: str) -> int:
+        if places.exists(path):
+            return places.open_file(path, os.O_RDWR)
+        try:
+            made = places.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:  # made by another run just now
+            return places.open_file(path, os.O_RDWR)
+        self.give(path)
+        return made
 
     def _tidy(self) -> None:
         """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
@@ -137,7 +154,5 @@ class Scratch:
             places.write_file(os.path.join(self.work, "keep"), self.snapshot.encode())
         else:
             shutil.rmtree(self.work, ignore_errors=True)
-        for name in os.listdir(self.memory):
-            self.give(os.path.join(self.memory, name))
         os.close(self._lock)
         os.close(self._turn)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +173,9 @@ class SignedStore:
 
     async def purge(self, prefix: str) -> int:
         return await self._inner.purge(prefix)
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,6 +162,9 @@ class SealedStore:
 
     async def purge(self, prefix: str) -> int:
         return await self._inner.purge(_hidden(await self.opening.to_read(), prefix))
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
 
     async def close(self) -> None:
         await self._inner.close()

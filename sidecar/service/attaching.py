@@ -61,8 +61,8 @@ def keeper_of(request: Request) -> Keeper:
 @router.put("", responses=TROUBLE)
 async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
     """Look after a sandbox: export it now and then, and before its provider ends it."""
-    check_memory_id(memory)
     sidecar = sidecar_of(request)
+    await sidecar.engine.repository.admit(memory)
     async with sidecar.sandboxes.use(body.sandbox, wake=body.wake) as sandbox:
         await sandbox.connect()
     restored = None

@@ -11,7 +11,6 @@ from typing import Any
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.guards import check_reasons
 from sidecar.errors import SidecarError
-from sidecar.ids import check_memory_id
 from sidecar.retention.forgetting import Forgot
 from sidecar.service.events import Events
 from sidecar.service.metrics import Metrics
@@ -38,7 +37,7 @@ class Sidecar:
 
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
         """Accept an export. Under a ``key`` that was used before, it is that one."""
-        check_memory_id(request.memory)
+        await self.engine.repository.admit(request.memory)
         check_reasons(request.allow)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
@@ -57,7 +56,7 @@ class Sidecar:
         self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "", conversation: str = ""
     ) -> Operation:
         """Accept a restore. Under a ``key`` that was used before, it is that one."""
-        check_memory_id(request.memory)
+        await self.engine.repository.admit(request.memory)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
             async with self.sandboxes.use(sandbox, wake=wake) as box:

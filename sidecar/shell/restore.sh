@@ -11,7 +11,7 @@ fail() { leave; answer error ",\"error\":{\"code\":\"$1\",\"message\":\"$(escape
 [ "$(($(wc -c < "$bundle")))" = "$bytes" ] || fail upload-damaged "The upload did not arrive whole." true
 unpacked="${bundle%.bundle}.unpacked"
 stages="$unpacked"
-mkdir -p "$unpacked" && gzip -dc "$bundle" | ( cd "$unpacked" && tar -xpf - ) || fail disk-full "The memory could not be unpacked."
+( umask 077; mkdir -p "$unpacked" ) && gzip -dc "$bundle" | ( cd "$unpacked" && tar -xpf - ) || fail disk-full "The memory could not be unpacked."
 checked=true
 if command -v sha256sum >/dev/null 2>&1; then
     ( cd "$unpacked/new" && sha256sum -c --quiet ../sums >/dev/null 2>&1 || sha256sum -c ../sums >/dev/null 2>&1 ) || fail incomplete "Not every file arrived as it was."
@@ -56,6 +56,6 @@ for root in $roots; do
     move "$unpacked/new/$name" "$folder" < "$unpacked/$name.put" || { undo; fail swap-failed "A file could not be put into $folder."; }
 done
 files=$(cat "$unpacked"/*.put 2>/dev/null | wc -l)
-mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* && printf '%s\n' "$snapshot" > "$cache/$key/lineage"
+( umask 077; mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* "$cache/$key/lineage" && printf '%s\n' "$snapshot" > "$cache/$key/lineage" )
 leave
 answer complete ",\"files\":$((files)),\"checked\":$checked"

@@ -323,7 +323,7 @@ def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypa
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", deleting_flock)
-    with disk_folders.locked(lock), lock.open("ab") as other, pytest.raises(BlockingIOError):
+    with disk_folders.locked(lock, disk_folders.PRIVATE), lock.open("ab") as other, pytest.raises(BlockingIOError):
         flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -454,3 +454,14 @@ async def test_closing_twice_is_fine(place: Place) -> None:
 async def test_closing_what_was_never_reached_is_fine(place: Place) -> None:
     await place.sandbox.close()
     assert place.provider.control_calls() == []
+
+
+async def test_variables_reach_the_command_and_nobody_else_sees_them(place: Place) -> None:
+    secret = "s3cret/+=" * 3000
+    command = 'printf %s "$HIDDEN" | wc -c; printf %s "$HIDDEN" | cksum; tr "\\0" " " < /proc/$$/cmdline'
+    done = await place.sandbox.run(command, timeout=20, output_limit=4 * MIB, environment={"HIDDEN": secret})
+    assert done.exit_code == 0, done
+    count, _, _ = done.output.decode().partition("\n")
+    assert int(count) == len(secret)
+    assert b"s3cret" not in done.output, "in the command line"
+    assert (await place.said('echo "${HIDDEN:-none}"')) == "none", "only for the one command"

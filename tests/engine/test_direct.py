@@ -384,10 +384,10 @@ async def test_other_bytes_than_a_sandbox_said_are_refused_and_nothing_of_them_i
 class Boasting(Watched):
     """It says that it sent its pack to the bucket, and sent nothing."""
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         request = request_in(command)
         if request["do"] != "send":
-            return await super().run(command, timeout=timeout, output_limit=output_limit)
+            return await super().run(command, **how)
         said = {"status": "sent", "memory": request["memory"], "snapshot": request["snapshot"]}
         return Finished(0, framed(request["nonce"], said))
 

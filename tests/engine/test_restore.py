@@ -458,10 +458,10 @@ class _KilledSandbox(WatchedSandbox):
         self.moment = moment
         self.killed = False
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         if request_in(command)["do"] == "tidy":
-            return await super().run(command, timeout=timeout, output_limit=output_limit)
-        running = asyncio.create_task(super().run(command, timeout=timeout, output_limit=output_limit))
+            return await super().run(command, **how)
+        running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._kill, running)
         return await running
 

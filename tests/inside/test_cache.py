@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from sidecar.wiring import open_sandbox
 from tests.parts.memories import engine_on
 
 
-def row(path: str, digest: str = "d") -> cache.Row:
+def row(path: str, contents: str = "d") -> cache.Row:
+    digest = hashlib.sha256(contents.encode()).hexdigest()
     return cache.Known(index.Entry(path, index.FILE, 0o644, 1, 2, digest), [1, 2, 3, 4, 5])
 
 

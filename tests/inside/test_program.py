@@ -7,6 +7,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,8 @@ class OldSandbox(WatchedSandbox):
         super().__init__(home)
         self._environment = {**self._environment, "PATH": str(programs)}
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        finished = await super().run(command, timeout=timeout, output_limit=output_limit)
+    async def run(self, command: str, **how: Any) -> Finished:
+        finished = await super().run(command, **how)
         assert b'"python":"3.8"' in finished.output, finished
         return finished
 

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,8 +142,8 @@ class WorkingIn(WatchedSandbox):
         super().__init__(home)
         self.folder = folder
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        return await super().run(f"cd {self.folder}\n{command}", timeout=timeout, output_limit=output_limit)
+    async def run(self, command: str, **how: Any) -> Finished:
+        return await super().run(f"cd {self.folder}\n{command}", **how)
 
 
 async def test_a_root_that_a_limit_left_out_is_not_missing(engine: Engine, tmp_path: Path) -> None:

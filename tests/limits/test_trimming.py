@@ -9,6 +9,7 @@ import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,8 +295,8 @@ async def test_a_sandbox_may_not_drop_what_it_was_not_told_to(home: Path, tmp_pa
     assert (await exported(engine, home)).outcome == "committed"
 
     class Lying(WatchedSandbox):
-        async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-            finished = await super().run(command, timeout=timeout, output_limit=output_limit)
+        async def run(self, command: str, **how: Any) -> Finished:
+            finished = await super().run(command, **how)
             told = finished.output.replace(
                 b'"skipped_more":0', b'"skipped_more":0,"dropped_bytes":99999,"dropped_files":9'
             )

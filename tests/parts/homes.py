@@ -244,9 +244,9 @@ class WatchedSandbox(LocalSandbox):
         super().__init__(home.resolve())
         self.calls: list[str] = []
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         self.calls.append("run")
-        return await super().run(command, timeout=timeout, output_limit=output_limit)
+        return await super().run(command, **how)
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         self.calls.append("upload")

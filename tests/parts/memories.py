@@ -68,12 +68,12 @@ class Watched:
     async def prolong(self, seconds: float) -> Presence:
         return await self._sandbox.prolong(seconds)
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         request = request_in(command) if "inside" in command else {}
         self.commands.append(request)
         if self._before is not None and inspect.isawaitable(acting := self._before(request)):
             await acting
-        return await self._sandbox.run(command, timeout=timeout, output_limit=output_limit)
+        return await self._sandbox.run(command, **how)
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         self.uploads.append(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from sidecar.errors import HeadMoved, ObjectMissing
@@ -71,5 +71,8 @@ class MemoryStore:
         gone = [key for key in self.objects if key.startswith(prefix)]
         await self.delete(gone)
         return len(gone)
+
+    async def warnings(self) -> Sequence[str]:
+        return []
 
     async def close(self) -> None: ...
