@@ -9,6 +9,7 @@ It and the sidecar see the folders under the same path: ``--sandboxes`` is a vol
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -81,6 +82,16 @@ class Sidecar:
             connection.close()
 
 
+def token_for(url: str) -> str:
+    """The token of the environment; else, for a sidecar on this machine, the one that it keeps for its user."""
+    token = os.environ.get("MEMORY_SIDECAR_TOKEN", "")
+    if not token and urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        with contextlib.suppress(OSError):
+            token = Path(state, "memory-sidecar", "token").read_text("ascii").strip()
+    return token
+
+
 def converse(sidecar: Sidecar, sandboxes: Path) -> int:
     """One conversation. Return how many it remembers, this one included."""
     conversation = str(uuid.uuid4())
@@ -115,7 +126,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS", help="between two of them")
     args = parser.parse_args()
 
-    sidecar = Sidecar(args.url, os.environ.get("MEMORY_SIDECAR_TOKEN", ""), args.memory)
+    sidecar = Sidecar(args.url, token_for(args.url), args.memory)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Told to stop, it ends the conversation it is in, export included.

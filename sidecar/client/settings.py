@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import ssl
 from typing import Any
 
 import httpx
 
 from sidecar import __version__
 from sidecar.errors import BadConfig
+from sidecar.local_token import read_token
+from sidecar.loopback import is_loopback
 
-URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
+URL, TOKEN, CA = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN", "MEMORY_SIDECAR_CA"
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0
 IDLE_SECONDS = 3.0
@@ -21,7 +23,8 @@ IDLE_SECONDS = 3.0
 def client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
     """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
     address = _address(url if url is not None else os.environ.get(URL, ""))
-    secret = _secret(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
+    is_here = is_loopback(address.host)
+    secret = _secret(token if token is not None else _known_token(is_here))
     return {
         "base_url": address,
         "headers": {
@@ -31,8 +34,27 @@ def client_settings(url: str | None, token: str | None, read_timeout: float) -> 
         "timeout": httpx.Timeout(read_timeout, connect=CONNECT_SECONDS, write=WRITE_SECONDS),
         "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
         # What listens on this machine is not reached through the network's proxy.
-        "trust_env": not _is_here(address.host),
+        "trust_env": not is_here,
+        "verify": _authorities(),
     }
+
+
+def _known_token(is_here: bool) -> str:
+    """The token of the environment; else, for a service on this machine and no other, the one that it keeps for this user."""
+    given = os.environ.get(TOKEN, "").split(",")[0].strip()
+    return given or (read_token() if is_here else "")
+
+
+def _authorities() -> ssl.SSLContext | bool:
+    """Who vouches for the service's certificate: those in the file that ``MEMORY_SIDECAR_CA`` names, else the usual ones."""
+    file = os.environ.get(CA, "")
+    if not file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except (OSError, ValueError) as problem:  # among them ssl.SSLError
+        why = "it holds no certificate" if isinstance(problem, ssl.SSLError) else getattr(problem, "strerror", problem)
+        raise BadConfig(f"{CA}: {file} cannot be used: {why}.", hint="Name a file of certificates (PEM).") from None
 
 
 def _address(text: str) -> httpx.URL:
@@ -55,10 +77,3 @@ def _secret(token: str) -> str:
     if not token.isascii() or any(not character.isprintable() or character == " " for character in token):
         raise BadConfig("The token holds characters that no token has.")
     return token
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

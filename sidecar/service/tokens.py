@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.errors import BadConfig
+from sidecar.local_token import SHORTEST, make_token
+from sidecar.loopback import is_loopback
 
-SHORTEST = 16
+PLACE = ("service", "token_file")
 
 
 class Tokens:
@@ -34,29 +35,34 @@ class Tokens:
 def load_tokens(file: str) -> Tokens:
     """The tokens of ``MEMORY_SIDECAR_TOKEN`` (several: separated by commas) and of a file, one a line.
 
-    Raise ``BadConfig`` when the file cannot be read or a token is too short to be one.
+    Raise ``BadConfig`` when the file cannot be read or holds none, or a token is too short to be one.
     """
     given = os.environ.get("MEMORY_SIDECAR_TOKEN", "").split(",")
     if file:
         try:
             given += Path(file).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
-            raise BadConfig(f"The token file {file} cannot be read: {problem}.") from None
+            raise BadConfig(f"The token file {file} cannot be read: {problem}.", at=PLACE) from None
     tokens = [token.strip() for token in given if token.strip()]
     if any(len(token) < SHORTEST for token in tokens):
         raise BadConfig(f"A token has fewer than {SHORTEST} characters.", hint="Make one: openssl rand -hex 32")
+    if file and not tokens:
+        raise BadConfig(f"The token file {file} holds no token.", hint="Make one: openssl rand -hex 32", at=PLACE)
     return Tokens(tokens)
+
+
+def with_local_token(tokens: Tokens, host: str) -> Tokens:
+    """The tokens that were given; without any, on loopback, the one that is kept for this user, made if need be.
+
+    Raise ``BadConfig`` when that one cannot be kept, or others could have read it.
+    """
+    return tokens if tokens or not is_loopback(host) else Tokens([make_token()])
 
 
 def check_bind(host: str, tokens: Tokens) -> None:
     """Raise ``BadConfig`` when anybody on the network could call without a token."""
-    if tokens or host == "localhost":
+    if tokens or is_loopback(host):
         return
-    try:
-        if ipaddress.ip_address(host.strip("[]")).is_loopback:
-            return
-    except ValueError:
-        pass
     raise BadConfig(
         f"Without a token the service listens on loopback only, not on {host}.",
         hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), or bind to 127.0.0.1.",

@@ -24,14 +24,18 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
-    def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str) -> None:
+    def __init__(
+        self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str, token: str
+    ) -> None:
         self.log = log
+        self._token = token
         config = log.with_suffix(".toml")
         given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         config.write_text(f"[service]\n{given}\n{more}")
         self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
-        self._command += ["--bind=127.0.0.1:0"]
-        self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": TOKEN, **env}
+        if "bind" not in settings:
+            self._command += ["--bind=127.0.0.1:0"]
+        self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": token, **env}
         self.start()
 
     def start(self) -> None:
@@ -48,7 +52,12 @@ class Service:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
         self.url = said[-1]["address"]
-        self.http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def lines(self) -> list[dict[str, Any]]:
         """What it logged: each line is one JSON object, or the service broke."""
@@ -92,10 +101,17 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 @contextmanager
 def serving(
-    store: str | Path, log: Path, env: Mapping[str, str] | None = None, *, more: str = "", **settings: Any
+    store: str | Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    more: str = "",
+    given_token: str = TOKEN,
+    **settings: Any,
 ) -> Iterator[Service]:
+    """With ``given_token=""`` the service gets none: it makes one, or with ``token="off"`` goes without."""
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {}, more)
+    service = Service(url, log, settings, env or {}, more, given_token)
     try:
         yield service
     finally:
