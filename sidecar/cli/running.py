@@ -19,9 +19,10 @@ from sidecar.config import Config, load_config
 from sidecar.engine import Engine
 from sidecar.errors import UsageError
 from sidecar.local_token import TokenNotKept, make_token
+from sidecar.loopback import is_loopback
 from sidecar.progress import Unwatched
 from sidecar.service.server import serve
-from sidecar.service.settings import AUTO, Service
+from sidecar.service.settings import AUTO, Service, address
 
 URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
 ANY_PORT = "127.0.0.1:0"
@@ -44,9 +45,11 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
         raise UsageError("There is no command to run.", hint="memory-sidecar run -- COMMAND…")
     config = load_config(args.config, store=args.store)
     await check_policy(engine, args)
-    # Where only the command calls, on loopback, there is nothing for TLS to protect, and no certificate names the address.
-    here = {"bind": args.bind} if args.bind else {"bind": ANY_PORT, "tls_cert": "", "tls_key": ""}
-    config = replace(config, service=replace(config.service, **here))
+    settings = replace(config.service, bind=args.bind or ANY_PORT)
+    if is_loopback(address(settings.bind)[0]):
+        # Nothing travels that TLS could protect, and certificates seldom name a loopback address.
+        settings = replace(settings, tls_cert="", tls_key="")
+    config = replace(config, service=settings)
     token = _token(config.service)
     service = _Service(replace(engine, progress=Unwatched()), config)
     relay = _Relay(service.hurried)

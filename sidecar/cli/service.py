@@ -55,7 +55,7 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 def _page(settings: Service, url: str) -> str:
-    """Where a person can look. A link with the token is shown on a terminal alone: other output may be kept for others to read."""
+    """Where a person can look. A link with the token is for a terminal alone: other output may be kept for others to read."""
     if not _is_kept(settings):
         return f"A page for people: {url}"
     if sys.stdout.isatty():

@@ -25,7 +25,14 @@ class Service:
     """``memory-sidecar serve`` and a client of it."""
 
     def __init__(
-        self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str, token: str
+        self,
+        store: str,
+        log: Path,
+        settings: Mapping[str, Any],
+        env: Mapping[str, str],
+        more: str,
+        token: str,
+        files: int,
     ) -> None:
         self.log = log
         self._token = token
@@ -35,6 +42,8 @@ class Service:
         self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
         if "bind" not in settings:
             self._command += ["--bind=127.0.0.1:0"]
+        if files:
+            self._command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *self._command]
         self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": token, **env}
         self.start()
 
@@ -107,11 +116,13 @@ def serving(
     *,
     more: str = "",
     given_token: str = TOKEN,
+    files: int = 0,
     **settings: Any,
 ) -> Iterator[Service]:
-    """With ``given_token=""`` the service gets none: it makes one, or with ``token="off"`` goes without."""
+    """With ``given_token=""`` the service gets none: it makes one, or with ``token="off"`` goes without. With ``files`` it may
+    have no more than so many open."""
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {}, more, given_token)
+    service = Service(url, log, settings, env or {}, more, given_token, files)
     try:
         yield service
     finally:
