@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -127,3 +129,36 @@ def serving(
         yield service
     finally:
         service.close()
+
+
+def without_settings(**more: str) -> dict[str, str]:
+    """The environment without any setting of ours but these."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("MEMORY_SIDECAR_")}, **more}
+
+
+@contextmanager
+def printed(tmp_path: Path, *, terminal: bool, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """What a service prints when it is ready, on a terminal or into a pipe; it runs meanwhile."""
+    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0"]
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    with (tmp_path / "stderr").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=PROJECT,
+            env=without_settings(**(env or {})),
+            stdout=writing,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    os.close(writing)
+    try:
+        said, deadline = "", time.monotonic() + 60
+        while not re.search(r"curl \S+/v1/memories[^/].*\n", said):
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "stderr").read_text()
+            said += os.read(reading, 1 << 16).decode()
+        yield said.replace("\r\n", "\n")
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        os.close(reading)
+    assert "Traceback" not in (tmp_path / "stderr").read_text()

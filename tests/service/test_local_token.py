@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shutil
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,7 @@ from sidecar.client.settings import client_settings
 from sidecar.errors import BadConfig
 from sidecar.local_token import make_token, read_token, token_path
 from tests.parts.homes import PROJECT, empty_home, three_tier_home
-from tests.parts.services import TOKEN, serving
+from tests.parts.services import TOKEN, printed, serving, without_settings
 
 A_TOKEN = "0123456789abcdef" * 4
 
@@ -48,40 +44,13 @@ def keep(state: Path, text: str = A_TOKEN, mode: int = 0o600) -> Path:
     return file
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**{name: value for name, value in os.environ.items() if not name.startswith("MEMORY_SIDECAR_")}, **more}
-
-
 def refused(tmp_path: Path, *words: str, **more: str) -> str:
     """What a service that does not start says."""
     command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0", *words]
-    ran = subprocess.run(command, cwd=PROJECT, env=environment(**more), capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, cwd=PROJECT, env=without_settings(**more), capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2, ran
     assert "Traceback" not in ran.stderr and A_TOKEN not in ran.stderr + ran.stdout
     return ran.stderr
-
-
-@contextmanager
-def printed(tmp_path: Path, *, terminal: bool, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """What a service prints when it is ready, on a terminal or into a pipe; it runs meanwhile."""
-    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0"]
-    reading, writing = pty.openpty() if terminal else os.pipe()
-    with (tmp_path / "stderr").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment(**(env or {})), stdout=writing, stderr=log, stdin=subprocess.DEVNULL
-        )
-    os.close(writing)
-    try:
-        said, deadline = "", time.monotonic() + 60
-        while not re.search(r"curl \S+/v1/memories[^/].*\n", said):
-            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "stderr").read_text()
-            said += os.read(reading, 1 << 16).decode()
-        yield said.replace("\r\n", "\n")
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0
-        os.close(reading)
-    assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
 def test_the_first_start_makes_a_token_and_later_ones_keep_it(tmp_path: Path, state: Path) -> None:
@@ -123,7 +92,11 @@ def test_the_printed_calls_work_as_they_are(tmp_path: Path, state: Path) -> None
         assert len(calls) == 3
         answers = [
             subprocess.run(
-                ["sh", "-c", f"{call} -sS"], env=environment(HOME=str(home)), capture_output=True, text=True, timeout=60
+                ["sh", "-c", f"{call} -sS"],
+                env=without_settings(HOME=str(home)),
+                capture_output=True,
+                text=True,
+                timeout=60,
             ).stdout
             for call in calls
         ]
@@ -289,7 +262,9 @@ def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: 
     ]
 
     def said(**more: str) -> str:
-        ran = subprocess.run(command, cwd=PROJECT, env=environment(**more), capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(
+            command, cwd=PROJECT, env=without_settings(**more), capture_output=True, text=True, timeout=60
+        )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.splitlines()[-1]
 
@@ -298,7 +273,7 @@ def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: 
     assert re.fullmatch(r"[0-9a-f]{64} \[\]", nowhere) and nowhere != said()
     assert said(MEMORY_SIDECAR_SERVICE_TOKEN="off") != said()
     kept(state).chmod(0o644)
-    ran = subprocess.run(command, cwd=PROJECT, env=environment(), capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, cwd=PROJECT, env=without_settings(), capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2 and "by others" in ran.stderr and "Traceback" not in ran.stderr
 
 
