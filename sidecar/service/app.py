@@ -65,6 +65,8 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
+        redirect_slashes=False,
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper

@@ -40,6 +40,8 @@ def receive(connection: socket.socket) -> Answer:
     with suppress(ConnectionError):
         while not _is_whole(got) and (chunk := connection.recv(1 << 16)):
             got += chunk
+            if got.startswith(b"HTTP/1.1 100 ") and END in got:
+                got = got.partition(END)[2]
     head, _, body = got.partition(END)
     if not head.startswith(b"HTTP/1."):
         return Answer(0, {}, got)
