@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Generator
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ def client_settings(url: str | None, token: str | None, read_timeout: float) -> 
     """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
     address = _address(url if url is not None else os.environ.get(URL, ""))
     is_here = is_loopback(address.host)
-    secret = _secret(token if token is not None else _known_token(is_here))
+    secret = _secret(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
     return {
         "base_url": address,
         "headers": {
@@ -36,13 +37,21 @@ def client_settings(url: str | None, token: str | None, read_timeout: float) -> 
         # What listens on this machine is not reached through the network's proxy.
         "trust_env": not is_here,
         "verify": _authorities(),
+        # The token that a service keeps for its user is for services on this machine, and for no other.
+        "auth": _KeptToken() if is_here and token is None and not secret else None,
     }
 
 
-def _known_token(is_here: bool) -> str:
-    """The token of the environment; else, for a service on this machine and no other, the one that it keeps for this user."""
-    given = os.environ.get(TOKEN, "").split(",")[0].strip()
-    return given or (read_token() if is_here else "")
+class _KeptToken(httpx.Auth):
+    """Sends the token that the service keeps for its user, read for each call: the service may start, and make it, after us."""
+
+    def __init__(self) -> None:
+        read_token()  # what is wrong with it is said at once
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if token := read_token():
+            request.headers["Authorization"] = f"Bearer {token}"
+        yield request
 
 
 def _authorities() -> ssl.SSLContext | bool:

@@ -19,6 +19,7 @@ from sidecar.client.settings import client_settings
 from sidecar.errors import BadConfig
 from sidecar.local_token import make_token, read_token, token_path
 from tests.parts.homes import PROJECT, empty_home, three_tier_home
+from tests.parts.s3_servers import free_port
 from tests.parts.services import TOKEN, printed, serving, without_settings
 
 A_TOKEN = "0123456789abcdef" * 4
@@ -242,9 +243,28 @@ def test_a_client_sends_it_nowhere_else(state: Path, address: str) -> None:
 
 
 def _sent_to(address: str, **given: Any) -> str | None:
-    with httpx.Client(**client_settings(address, given.get("token"), 1.0)) as http:
-        value: str | None = http.build_request("GET", "/").headers.get("authorization")
-        return value
+    """The token that a client sends along to a service there."""
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200)
+
+    settings = client_settings(address, given.get("token"), 1.0)
+    with httpx.Client(**settings, transport=httpx.MockTransport(answer)) as http:
+        http.get("/v1/memories")
+    return seen[0]
+
+
+def test_a_client_that_was_there_before_the_first_service_finds_its_token(tmp_path: Path, state: Path) -> None:
+    port = free_port()
+    client = Client(f"http://127.0.0.1:{port}")
+    assert not state.exists()
+    with serving(tmp_path / "store", tmp_path / "log", given_token="", bind=f"127.0.0.1:{port}"):
+        assert client.memories() == []
+        kept(state).chmod(0o644)
+        with pytest.raises(BadConfig, match="by others"):
+            client.memories()
 
 
 def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: Path) -> None:
@@ -268,10 +288,10 @@ def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: 
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.splitlines()[-1]
 
-    assert said() == said() == f"{kept(state).read_text().strip()} []"
+    own = said()
+    assert own == f"{kept(state).read_text().strip()} []"
     nowhere = said(XDG_STATE_HOME="/dev/null/nowhere")
-    assert re.fullmatch(r"[0-9a-f]{64} \[\]", nowhere) and nowhere != said()
-    assert said(MEMORY_SIDECAR_SERVICE_TOKEN="off") != said()
+    assert re.fullmatch(r"[0-9a-f]{64} \[\]", nowhere) and nowhere != own
     kept(state).chmod(0o644)
     ran = subprocess.run(command, cwd=PROJECT, env=without_settings(), capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2 and "by others" in ran.stderr and "Traceback" not in ran.stderr

@@ -76,13 +76,6 @@ def test_the_service_speaks_tls_and_the_client_believes_the_right_certificate(
         for connection in (*silent, plain):
             assert _is_ended(connection)
             connection.close()
-        old = ssl.create_default_context(cafile=str(cert))
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with (
-            pytest.raises((ssl.SSLError, OSError)),
-            socket.create_connection(("127.0.0.1", service.port)) as connection,
-        ):
-            old.wrap_socket(connection, server_hostname="127.0.0.1")
         assert Client(service.url).memories() == []
         assert "Traceback" not in service.log.read_text() and len(service.lines()) < 30
 
