@@ -150,12 +150,14 @@ class Connection(H11Protocol):
             if now - self._closes_since > allowance.head:
                 self.drop()
         elif not self._busy:
-            if now - (self._began or self._waits_since) > allowance.head:
+            if now - (self._began or self._waits_since) <= allowance.head:
+                return
+            if self._began:  # those that are silent are not worth a word: browsers open some in advance
                 warn("connections are closed that sent no whole request in time", seconds=allowance.head)
-                if self._began and self.conn.their_state is h11.IDLE:
-                    self._refuse(TOO_SLOW)
-                else:
-                    self.drop()
+            if self._began and self.conn.their_state is h11.IDLE:
+                self._refuse(TOO_SLOW)
+            else:
+                self.drop()
         elif self._unread_since and now - self._unread_since > allowance.body:
             warn("connections are closed whose callers do not read their answers", seconds=allowance.body)
             self.drop()
@@ -177,7 +179,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, problem: Problem) -> None:
         """Answer, where an answer can still be given, and close."""
-        if self.cycle is not None:  # whoever works on it learns that nobody waits for the answer
+        if self.cycle is not None:  # the application learns that its answer is no longer waited for
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body, headers = _answer(problem)
@@ -260,6 +262,7 @@ class Listener:
         connection.entering = entering
 
         def entered(task: asyncio.Task[object]) -> None:
+            connection.entering = None
             if task.cancelled() or task.exception() is not None:
                 accepted.close()
                 self.forget(connection)

@@ -24,7 +24,8 @@ ARCHIVES = "/archives"
 """Tarballs arrive at paths that end so; the route itself says which types it takes."""
 WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 FROM_OUR_PAGE = frozenset({"same-origin", "none"})
-"""What a browser says of a request that our page made, or that somebody typed into the address bar."""
+"""What a browser says of a request that our page made, or that was typed into the address bar."""
+LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"transfer-encoding"})
 SAFE_HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"cache-control": b"no-store",
@@ -73,7 +74,7 @@ class Hosts:
 
 
 class Door:
-    """Refuses what a page of somebody else sent, and bodies that are not what they should be."""
+    """Refuses what was sent to another name or by another's page, and bodies that are not what they should be."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
@@ -91,7 +92,8 @@ class Door:
             return None
         said: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
-            said.setdefault(name, []).append(value.decode("latin-1"))
+            if name in LOOKED_AT:
+                said.setdefault(name, []).append(value.decode("latin-1"))
         hosts = said.get(b"host", [])
         if not self._hosts.allow(hosts):
             return _wrong_host(hosts)
@@ -121,17 +123,14 @@ def _is_json(said: dict[bytes, list[str]]) -> bool:
 
 
 def _wrong_host(hosts: Sequence[str]) -> Problem:
-    said = (
-        f"Its name is not {hosts[0][:200]!r}"
-        if len(hosts) == 1
-        else "Several Host headers"
-        if hosts
-        else "No Host header"
-    )
+    if len(hosts) == 1:
+        detail = f"This service may not be called as {hosts[0][:200]!r}."
+    else:
+        detail = "A request needs one Host header; this one has " + ("several." if hosts else "none.")
     return Problem(
         status=421,
         title="Host not allowed",
-        detail=f"The service may not be called so. {said}.",
+        detail=detail,
         code="host-not-allowed",
         hint="Call it by the address it listens on, or add the name to [service] hosts (MEMORY_SIDECAR_SERVICE_HOSTS).",
     )

@@ -18,6 +18,8 @@ import uvicorn
 
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig
+from sidecar.local_token import make_token, token_path
+from sidecar.loopback import is_loopback
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
 from sidecar.service.connections import Allowance, Connection, Listener, allowed_connections
@@ -33,7 +35,7 @@ from sidecar.service.operations import Operation
 from sidecar.service.settings import AUTO, Service, Webhook, address
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tls import load_tls
-from sidecar.service.tokens import check_bind, load_tokens, with_local_token
+from sidecar.service.tokens import Tokens, check_bind, load_tokens
 from sidecar.service.webhooks import Deliveries
 
 DELIVERY_SECONDS = 3.0
@@ -60,8 +62,8 @@ async def serve(
     log = structlog.get_logger("sidecar")
     host, port = address(settings.bind)
     tokens = load_tokens(settings.token_file)
-    if settings.token == AUTO:
-        tokens = with_local_token(tokens, host)
+    if kept := not tokens and settings.token == AUTO and is_loopback(host):
+        tokens = Tokens([make_token()])
     check_bind(host, tokens)
     tls = load_tls(settings)
     await engine.repository.store.prepare()
@@ -87,6 +89,8 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
+    if kept:
+        log.info("callers on this machine need the token that is kept for this user", file=str(token_path()))
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)

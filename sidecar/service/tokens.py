@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.errors import BadConfig
-from sidecar.local_token import SHORTEST, make_token
+from sidecar.local_token import SHORTEST
 from sidecar.loopback import is_loopback
 
 PLACE = ("service", "token_file")
@@ -49,14 +49,6 @@ def load_tokens(file: str) -> Tokens:
     if file and not tokens:
         raise BadConfig(f"The token file {file} holds no token.", hint="Make one: openssl rand -hex 32", at=PLACE)
     return Tokens(tokens)
-
-
-def with_local_token(tokens: Tokens, host: str) -> Tokens:
-    """The tokens that were given; without any, on loopback, the one that is kept for this user, made if need be.
-
-    Raise ``BadConfig`` when that one cannot be kept, or others could have read it.
-    """
-    return tokens if tokens or not is_loopback(host) else Tokens([make_token()])
 
 
 def check_bind(host: str, tokens: Tokens) -> None:

@@ -7,7 +7,7 @@ let token = sessionStorage.getItem("token") || "";
 let shown = "";
 let last = 0;
 
-// The link that `serve` prints carries the token behind the #, which browsers send to nobody. It goes out of sight at once.
+// The link that `serve` prints carries the token behind the #, which browsers never send. It goes out of sight at once.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!given) return;
