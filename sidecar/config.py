@@ -75,7 +75,7 @@ SECTIONS: dict[str, type[Any]] = {
     "encryption": Encryption,
     "signing": Signing,
 }
-OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "DIRECT", "POSTGRES", *VARIABLES}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
 """What else may follow the prefix, beside SECTION_KEY."""
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.errors import SandboxNotAllowed
 from sidecar.inside.containment import is_in
 from sidecar.inside.roots import at_hint
+from sidecar.local_token import TokenNotKept, token_path
 from sidecar.ports import Ground
 from sidecar.spool import PREFIX
 
@@ -68,16 +69,13 @@ def policy_for(config: Config, config_file: str) -> LocalPolicy:
         *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("IDENTITY_FILE", "PASSPHRASE_FILE")),
         *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("SIGNING_KEY_FILE", "PREVIOUS_PASSPHRASE_FILE")),
         *(config.encryption.passphrase_file, config.encryption.previous_passphrase_file, config.signing.key_file),
-        *(config.service.token_file, config_file),
+        *(config.service.token_file, config.service.tls_cert, config.service.tls_key, config_file),
     ]
-    own = [*([str(store)] if store else []), *filter(None, files), str(state_folder())]
+    own = [*([str(store)] if store else []), *filter(None, files)]
+    with contextlib.suppress(TokenNotKept):
+        own.append(str(token_path().parent))
     spools = os.path.join(os.path.realpath(tempfile.gettempdir()), f"{PREFIX}*")
     return LocalPolicy(roots=_real(config.service.local_roots), apart=(*_real(own), spools))
-
-
-def state_folder() -> Path:
-    """Where a user's own services keep what they must find again: their token."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "memory-sidecar"
 
 
 def _real(paths: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -89,6 +90,21 @@ def forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No service or client of the tests keeps or finds a token in the home of whoever runs them."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "shared"))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def forget_tokens(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds a token that another one has kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(own_state / secrets.token_hex(8)))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ It and the sidecar see the folders under the same path: ``--sandboxes`` is a vol
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -37,13 +38,11 @@ class Refused(Exception):
 class Sidecar:
     """The two verbs over HTTP. A call that got no answer is sent again under the same key: it is done once."""
 
-    def __init__(self, url: str, token: str, memory: str) -> None:
+    def __init__(self, url: str, memory: str) -> None:
+        self._url = url
         address = urllib.parse.urlsplit(url)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
         self._path = f"/v1/memories/{urllib.parse.quote(memory, safe='')}"
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
 
     def restore(self, sandbox: Path, key: str) -> dict[str, Any]:
         return self._call("restores", {"sandbox": f"local:{sandbox}"}, key)
@@ -71,7 +70,9 @@ class Sidecar:
     def _send(self, verb: str, body: dict[str, str], key: str) -> tuple[int, dict[str, Any]]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_SECONDS)
         try:
-            headers = {**self._headers, "Idempotency-Key": key}
+            headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+            if token := token_for(self._url):
+                headers["Authorization"] = f"Bearer {token}"
             connection.request("POST", f"{self._path}/{verb}", json.dumps(body), headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
@@ -79,6 +80,16 @@ class Sidecar:
             raise http.client.HTTPException(f"not JSON: {problem}") from None
         finally:
             connection.close()
+
+
+def token_for(url: str) -> str:
+    """The token of the environment; else, for a sidecar on this machine, the one that it keeps for its user."""
+    token = os.environ.get("MEMORY_SIDECAR_TOKEN", "")
+    if not token and urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        with contextlib.suppress(OSError):
+            token = Path(state, "memory-sidecar", "token").read_text("ascii").strip()
+    return token
 
 
 def converse(sidecar: Sidecar, sandboxes: Path) -> int:
@@ -115,7 +126,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS", help="between two of them")
     args = parser.parse_args()
 
-    sidecar = Sidecar(args.url, os.environ.get("MEMORY_SIDECAR_TOKEN", ""), args.memory)
+    sidecar = Sidecar(args.url, args.memory)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Told to stop, it ends the conversation it is in, export included.

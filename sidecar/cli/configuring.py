@@ -17,6 +17,7 @@ from sidecar.errors import BadConfig, BadReference, StoreError
 from sidecar.sealing.given import Given, given
 from sidecar.sections import settable, variable
 from sidecar.service.settings import Webhook
+from sidecar.service.tls import load_tls
 from sidecar.wiring import open_repository, open_sink
 
 
@@ -28,6 +29,7 @@ def run_config(args: argparse.Namespace) -> Result:
     searched = open_sink(config.postgres) is not None
     unknown = unknown_variables()
     try:
+        load_tls(config.service)
         keys = given(config.encryption, config.signing)
         unseen = asyncio.run(_compared_with_the_store(config, keys, args))
     except BadConfig as problem:
@@ -85,6 +87,8 @@ def options_page() -> str:
         "| `store` | `MEMORY_SIDECAR_STORE` | a folder under the user's data home | Where snapshots live |",
         "| `direct` | `MEMORY_SIDECAR_DIRECT` | `false` | Packs straight between sandbox and bucket |",
         "| | `MEMORY_SIDECAR_TOKEN` | | Bearer tokens the service accepts, separated by commas |",
+        "| | `MEMORY_SIDECAR_URL`, `MEMORY_SIDECAR_CA` | | For the [client](client.md): where the service is, and a file with "
+        "the certificates that vouch for it |",
         "| | `MEMORY_SIDECAR_POSTGRES` | | The URL of a Postgres database to search memories in: see [search](search.md) |",
     ]
     for section, kind in SECTIONS.items():

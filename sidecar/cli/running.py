@@ -18,8 +18,11 @@ from sidecar.cli.result import Result
 from sidecar.config import Config, load_config
 from sidecar.engine import Engine
 from sidecar.errors import UsageError
+from sidecar.local_token import TokenNotKept, make_token
+from sidecar.loopback import is_loopback
 from sidecar.progress import Unwatched
 from sidecar.service.server import serve
+from sidecar.service.settings import AUTO, Service, address
 
 URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
 ANY_PORT = "127.0.0.1:0"
@@ -42,8 +45,12 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
         raise UsageError("There is no command to run.", hint="memory-sidecar run -- COMMAND…")
     config = load_config(args.config, store=args.store)
     await check_policy(engine, args)
-    config = replace(config, service=replace(config.service, bind=args.bind or ANY_PORT))
-    token = _token()
+    settings = replace(config.service, bind=args.bind or ANY_PORT)
+    if is_loopback(address(settings.bind)[0]):
+        # Nothing travels that TLS could protect, and certificates seldom name a loopback address.
+        settings = replace(settings, tls_cert="", tls_key="")
+    config = replace(config, service=settings)
+    token = _token(config.service)
     service = _Service(replace(engine, progress=Unwatched()), config)
     relay = _Relay(service.hurried)
     async with service.running() as url:
@@ -140,13 +147,21 @@ def _typed() -> bool:
         os.close(terminal)
 
 
-def _token() -> str:
-    """The first token that is set, or a new one that nobody else knows. The service reads it from the environment."""
+def _token(settings: Service) -> str:
+    """The first token that is set; else the one that is kept for this user; else one for this run alone. The service reads it
+    from the environment. Raise ``BadConfig`` when others could have read the one that is kept."""
     given = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
     if not given:
-        given = [secrets.token_hex(32)]
+        given = [_kept_token() if settings.token == AUTO else secrets.token_hex(32)]
         os.environ[TOKEN] = given[0]
     return given[0]
+
+
+def _kept_token() -> str:
+    try:
+        return make_token()
+    except TokenNotKept:  # the command gets it by its environment all the same
+        return secrets.token_hex(32)
 
 
 def _reachable(url: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import ssl
+from collections.abc import Generator
 from typing import Any
 
 import httpx
 
 from sidecar import __version__
 from sidecar.errors import BadConfig
+from sidecar.local_token import read_token
+from sidecar.loopback import is_loopback
 
-URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
+URL, TOKEN, CA = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN", "MEMORY_SIDECAR_CA"
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0
 IDLE_SECONDS = 3.0
@@ -21,6 +24,7 @@ IDLE_SECONDS = 3.0
 def client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
     """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
     address = _address(url if url is not None else os.environ.get(URL, ""))
+    is_here = is_loopback(address.host)
     secret = _secret(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
     return {
         "base_url": address,
@@ -31,8 +35,35 @@ def client_settings(url: str | None, token: str | None, read_timeout: float) -> 
         "timeout": httpx.Timeout(read_timeout, connect=CONNECT_SECONDS, write=WRITE_SECONDS),
         "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
         # What listens on this machine is not reached through the network's proxy.
-        "trust_env": not _is_here(address.host),
+        "trust_env": not is_here,
+        "verify": _authorities(),
+        # The token that a service keeps for its user is for services on this machine, and for no other.
+        "auth": _KeptToken() if is_here and token is None and not secret else None,
     }
+
+
+class _KeptToken(httpx.Auth):
+    """Sends the token that the service keeps for its user, read for each call: the service may start, and make it, after us."""
+
+    def __init__(self) -> None:
+        read_token()  # what is wrong with it is said at once
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if token := read_token():
+            request.headers["Authorization"] = f"Bearer {token}"
+        yield request
+
+
+def _authorities() -> ssl.SSLContext | bool:
+    """Who vouches for the service's certificate: those in the file that ``MEMORY_SIDECAR_CA`` names, else the usual ones."""
+    file = os.environ.get(CA, "")
+    if not file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except (OSError, ValueError) as problem:  # among them ssl.SSLError
+        why = "it holds no certificate" if isinstance(problem, ssl.SSLError) else getattr(problem, "strerror", problem)
+        raise BadConfig(f"{CA}: {file} cannot be used: {why}.", hint="Name a file of certificates (PEM).") from None
 
 
 def _address(text: str) -> httpx.URL:
@@ -55,10 +86,3 @@ def _secret(token: str) -> str:
     if not token.isascii() or any(not character.isprintable() or character == " " for character in token):
         raise BadConfig("The token holds characters that no token has.")
     return token
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,15 +13,25 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service import attaching, keeping, memories, pages, searching, system, verbs
+from sidecar.service.door import Door, Hosts, SafeHeaders
 from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
-from sidecar.service.problems import Problem, answer, on_bad_request, on_http_error, on_sidecar_error
+from sidecar.service.problems import (
+    Problem,
+    answer,
+    documented,
+    on_bad_request,
+    on_caller_gone,
+    on_http_error,
+    on_sidecar_error,
+)
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import Tokens
 from sidecar.service.warming import warm
@@ -38,7 +48,7 @@ class PlainJSON(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
+def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> Any:
     """The ASGI application around a sidecar."""
 
     @asynccontextmanager
@@ -55,6 +65,8 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
+        redirect_slashes=False,
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper
@@ -69,8 +81,9 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens) -> Any:
     app.add_exception_handler(SidecarError, on_sidecar_error)
     app.add_exception_handler(RequestValidationError, on_bad_request)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_caller_gone)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return WholeSegments(Gate(app, tokens, sidecar.settings.body_bytes))
+    return SafeHeaders(WholeSegments(Door(Gate(app, tokens, sidecar.settings.body_bytes), hosts)))
 
 
 class Gate:
@@ -88,7 +101,7 @@ class Gate:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         if self._tokens and scope["path"] not in OPEN_TO_ALL and not self._tokens.accept(authorization):
-            hint = "Send the header Authorization: Bearer <token>."
+            hint = "Send the header Authorization: Bearer <token>; `memory-sidecar serve` prints where its token is."
             problem = Problem(
                 status=401, title="Unauthorized", detail="No valid token.", code="unauthorized", hint=hint
             )
@@ -129,6 +142,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = TypeAdapter(Problem).json_schema()
     add_examples(schemas)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "application/json" in operation.get("requestBody", {}).get("content", {}):
+                operation["responses"].update({"415": documented(415)[415]})
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     app.openapi_schema = document

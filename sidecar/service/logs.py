@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from sidecar.characters import printable
+from sidecar.service.repeats import Repeats
 
 SECRET_WORDS = ("token", "secret", "password", "api_key", "authorization", "url")
 
@@ -37,7 +38,35 @@ def set_up(form: str) -> None:
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
+    handler.addFilter(_is_news)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+_repeats = Repeats()
+
+
+def warn(event: str, **details: Any) -> None:
+    """Log a warning that callers can cause as often as they like: it is said a few times a minute, then counted."""
+    if _repeats.may_say(event):
+        structlog.get_logger("sidecar").warning(event, **details)
+
+
+def tell_repeats(*, all_of_them: bool = False) -> None:
+    """Log how often more was said what was held back; to be called every now and then, and at the end."""
+    for kind, count in _repeats.take_counts(all_of_them=all_of_them):
+        structlog.get_logger("sidecar").warning("the same again", what=kind, times=count)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether what a library logs may pass. A kind is a message before its values are filled in, and where an error was raised:
+    two different errors under one message are both seen."""
+    kind = f"{record.name}: {str(record.msg).partition(chr(10))[0][:200]}"
+    if record.exc_info and record.exc_info[1] is not None:
+        trace, place = record.exc_info[2], ""
+        while trace is not None:
+            place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+        kind += f" ({type(record.exc_info[1]).__name__} at {place})"
+    return _repeats.may_say(kind)
 
 
 def _without_secrets(logger: Any, method: str, event: Any) -> Any:

@@ -9,8 +9,11 @@ from fastapi import Path
 from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sidecar.errors import BadMemoryId
+from sidecar.service.problems import answer, problem_of
+
 SLASH = "\ue000"
-"""Stands for a slash inside a segment, between here and the route: a private character that no id may hold."""
+"""Stands for a slash inside a segment, between here and the route: a private character, refused when a caller sends it."""
 
 
 class WholeSegments:
@@ -23,6 +26,10 @@ class WholeSegments:
         if scope["type"] == "http" and scope.get("raw_path"):
             raw = scope["raw_path"].partition(b"?")[0].decode("latin-1")
             segments = [unquote(segment, errors="surrogateescape") for segment in raw.split("/")]
+            if any(SLASH in segment for segment in segments):
+                problem = BadMemoryId("A path may not hold the private character U+E000.")
+                await answer(problem_of(problem))(scope, receive, send)
+                return
             scope = {**scope, "path": "/".join(segment.replace("/", SLASH) for segment in segments)}
         await self._app(scope, receive, send)
 

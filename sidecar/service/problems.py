@@ -105,17 +105,23 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     return answer(problem, dict(error.headers or {}))
 
 
+async def on_caller_gone(request: Request, error: Exception) -> JSONResponse:
+    """A caller hung up before it had sent everything: nothing of ours went wrong, and no one reads the answer."""
+    return answer(Problem(status=400, title="Bad request", detail="The request was cut short.", code="bad-request"))
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route may answer besides success, for the OpenAPI document."""
     reasons = {
         400: "What was asked for makes no sense",
         401: "No valid bearer token",
-        403: "It is not allowed",
+        403: "The sandbox may not be one here, or the request comes from a page of another origin",
         404: "There is no such thing",
         409: "It cannot be done as things are",
         410: "The sandbox is gone",
         413: "More than the limits allow",
         415: "Another kind of content is expected",
+        421: "The service may not be called by that name",
         422: "The request is not valid",
         424: "The sandbox or its provider failed",
         429: "Too much is under way; see Retry-After",
@@ -123,4 +129,4 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         507: "The store is full",
     }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": reasons[status], "content": content} for status in (401, *statuses)}
+    return {status: {"description": reasons[status], "content": content} for status in (401, 403, 421, *statuses)}

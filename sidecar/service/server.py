@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -17,8 +18,12 @@ import uvicorn
 
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig
+from sidecar.local_token import make_token, token_path
+from sidecar.loopback import is_loopback
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
+from sidecar.service.connections import Allowance, Connection, Listener, allowed_connections
+from sidecar.service.door import Hosts
 from sidecar.service.drills import Drills
 from sidecar.service.housekeeping import Housekeeping
 from sidecar.service.index_metrics import IndexMetrics
@@ -27,9 +32,10 @@ from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
-from sidecar.service.settings import Service, Webhook, address
+from sidecar.service.settings import AUTO, Service, Webhook, address
 from sidecar.service.sidecar import Sidecar
-from sidecar.service.tokens import check_bind, load_tokens
+from sidecar.service.tls import load_tls
+from sidecar.service.tokens import Tokens, check_bind, load_tokens
 from sidecar.service.webhooks import Deliveries
 
 DELIVERY_SECONDS = 3.0
@@ -56,7 +62,10 @@ async def serve(
     log = structlog.get_logger("sidecar")
     host, port = address(settings.bind)
     tokens = load_tokens(settings.token_file)
+    if kept := not tokens and settings.token == AUTO and is_loopback(host):
+        tokens = Tokens([make_token()])
     check_bind(host, tokens)
+    tls = load_tls(settings)
     await engine.repository.store.prepare()
     sidecar = Sidecar(engine, settings)
     deliveries = _deliveries(sidecar, webhooks)
@@ -69,16 +78,19 @@ async def serve(
     jobs.start()
     indexing = _indexing(sidecar, index_every)
     listener = _listen(host, port)
-    url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    server = _Server(
-        uvicorn.Config(
-            make_app(sidecar, keeper, tokens), log_config=None, access_log=False, lifespan="on", server_header=False
-        )
+    scheme = "http" if tls is None else "https"
+    url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
+    config = uvicorn.Config(
+        app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on", server_header=False
     )
+    server = _Server(config, _allowance(settings, log), tls)
     stopping, hurried = told or _signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
+    if kept:
+        log.info("callers on this machine need the token that is kept for this user", file=str(token_path()))
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
@@ -90,6 +102,13 @@ async def serve(
     server.force_exit = hurried.is_set()
     await asyncio.wait({serving}, timeout=5)
     return HURRIED if hurried.is_set() else UNSAVED if left else 0
+
+
+def _allowance(settings: Service, log: structlog.BoundLogger) -> Allowance:
+    connections = allowed_connections(settings.connections)
+    if connections < settings.connections:
+        log.warning("fewer connections than wanted: the limit of open files is low", connections=connections)
+    return Allowance(connections=connections, head=settings.header_timeout, body=settings.body_timeout)
 
 
 def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
@@ -142,15 +161,27 @@ async def _finish(sidecar: Sidecar, keeper: Keeper, grace: float) -> tuple[list[
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own ideas about signals."""
+    """uvicorn without its own ideas about signals, and with a listener of ours."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, allowance: Allowance, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
+        self._allowance = allowance
+        self._tls = tls
+        self._listeners: list[Listener] = []
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets=[])
+        self._listeners = [Listener(one, self._connection, self._allowance, self._tls) for one in sockets or ()]
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown()
+
+    def _connection(self, listener: Listener) -> Connection:
+        return Connection(listener, self)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

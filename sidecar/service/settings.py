@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
 from sidecar.local_policy import LocalPolicy
+from sidecar.loopback import is_loopback
 from sidecar.sections import check_least
+from sidecar.service.authorities import ANY, Authority
 
 FORMS = ("auto", "json", "console")
-LEAST = {"concurrency": 1, "body_bytes": 1, "lease": 1, "checkpoint_every": 1}
+LEAST = {
+    "concurrency": 1,
+    "body_bytes": 1,
+    "lease": 1,
+    "checkpoint_every": 1,
+    "connections": 8,
+    "header_timeout": 1,
+    "body_timeout": 1,
+}
+AUTO, OFF = "auto", "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     bind: str = "127.0.0.1:8077"
     """Where to listen. Without a token only a loopback address is allowed."""
+    hosts: list[str] = field(default_factory=list)
+    """Names by which it may be called (the Host header), beside those of loopback: "sidecar.internal", "10.0.0.7:8077". Empty:
+    none on a loopback address, any elsewhere."""
+    token: str = AUTO
+    """On loopback, where no token is given: "auto" makes one at the first start and keeps it for this user; "off" lets every
+    program on this machine call."""
     token_file: str = ""
     """A file with bearer tokens, one a line; beside those in MEMORY_SIDECAR_TOKEN."""
     local_roots: list[str] = field(default_factory=list)
     """Folders of this machine that may be sandboxes (`local:`), with all they hold. Empty: on a loopback address any, on
     others none."""
+    tls_cert: str = ""
+    """A file with a certificate, and those of its issuers, to speak TLS with (PEM); with ``tls_key``."""
+    tls_key: str = ""
+    """The file with the certificate's private key (PEM), without a passphrase."""
     concurrency: int = 4
     """How many exports and restores run at once."""
     queue: int = 500
     """How many may wait; more are refused with 429."""
     body_bytes: int = 1 << 20
     """The largest request, tarballs to be adopted aside."""
+    connections: int = 600
+    """How many connections may be open at once, fewer where the system allows few open files. Idle ones make room for new
+    ones; where none is idle, more are refused with 503."""
+    header_timeout: float = 10.0
+    """Seconds that a caller may take to send the head of a request."""
+    body_timeout: float = 60.0
+    """Seconds for which a caller may stand still while it sends a body or has an answer to read."""
     grace: float = 25.0
     """Seconds to finish what runs and to save what is attached, when told to stop."""
     log: str = "auto"
@@ -50,6 +77,17 @@ def check_service(settings: Service) -> Service:
     if settings.log not in FORMS:
         may_be = " or ".join(f'"{form}"' for form in FORMS)
         raise BadConfig(f"[service] log must be {may_be}, not {settings.log!r}.", at=("service", "log"))
+    if settings.token not in (AUTO, OFF):
+        # Not shown: whoever sets this to something else may have put a token there.
+        hint = "A token itself goes into MEMORY_SIDECAR_TOKEN, or into the file that token_file names."
+        raise BadConfig(f'[service] token must be "{AUTO}" or "{OFF}".', hint=hint, at=("service", "token"))
+    for name in settings.hosts:
+        if name != ANY and Authority.parse(name) is None:
+            hint = "Write names such as sidecar.internal or 10.0.0.7:8077, without http://."
+            raise BadConfig(f"[service] hosts: {name!r} is no name of a host.", hint=hint, at=("service", "hosts"))
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        missing = "tls_key" if settings.tls_cert else "tls_cert"
+        raise BadConfig(f"[service] {missing} is missing: TLS needs both files.", at=("service", missing))
     address(settings.bind)
     return settings
 
@@ -57,14 +95,6 @@ def check_service(settings: Service) -> Service:
 def local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
     """Which folders of this machine callers may name."""
     return replace(policy, confined=bool(settings.local_roots) or not is_loopback(address(settings.bind)[0]))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def address(bind: str) -> tuple[str, int]:

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.errors import BadConfig
-from sidecar.service.settings import is_loopback
+from sidecar.local_token import SHORTEST
+from sidecar.loopback import is_loopback
 
-SHORTEST = 16
+PLACE = ("service", "token_file")
 
 
 class Tokens:
@@ -34,17 +35,19 @@ class Tokens:
 def load_tokens(file: str) -> Tokens:
     """The tokens of ``MEMORY_SIDECAR_TOKEN`` (several: separated by commas) and of a file, one a line.
 
-    Raise ``BadConfig`` when the file cannot be read or a token is too short to be one.
+    Raise ``BadConfig`` when the file cannot be read or holds none, or a token is too short to be one.
     """
     given = os.environ.get("MEMORY_SIDECAR_TOKEN", "").split(",")
     if file:
         try:
             given += Path(file).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
-            raise BadConfig(f"The token file {file} cannot be read: {problem}.") from None
+            raise BadConfig(f"The token file {file} cannot be read: {problem}.", at=PLACE) from None
     tokens = [token.strip() for token in given if token.strip()]
     if any(len(token) < SHORTEST for token in tokens):
         raise BadConfig(f"A token has fewer than {SHORTEST} characters.", hint="Make one: openssl rand -hex 32")
+    if file and not tokens:
+        raise BadConfig(f"The token file {file} holds no token.", hint="Make one: openssl rand -hex 32", at=PLACE)
     return Tokens(tokens)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -24,14 +26,27 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
-    def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str) -> None:
+    def __init__(
+        self,
+        store: str,
+        log: Path,
+        settings: Mapping[str, Any],
+        env: Mapping[str, str],
+        more: str,
+        token: str,
+        files: int,
+    ) -> None:
         self.log = log
-        config, bind = log.with_suffix(".toml"), settings.get("bind", "127.0.0.1:0")
+        self._token = token
+        config = log.with_suffix(".toml")
         given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         config.write_text(f"[service]\n{given}\n{more}")
         self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
-        self._command += [f"--bind={bind}"]
-        self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": TOKEN, **env}
+        if "bind" not in settings:
+            self._command += ["--bind=127.0.0.1:0"]
+        if files:
+            self._command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *self._command]
+        self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": token, **env}
         self.start()
 
     def start(self) -> None:
@@ -48,7 +63,12 @@ class Service:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
         self.url = said[-1]["address"].replace("//0.0.0.0:", "//127.0.0.1:")
-        self.http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def lines(self) -> list[dict[str, Any]]:
         """What it logged: each line is one JSON object, or the service broke."""
@@ -92,11 +112,53 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 @contextmanager
 def serving(
-    store: str | Path, log: Path, env: Mapping[str, str] | None = None, *, more: str = "", **settings: Any
+    store: str | Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    more: str = "",
+    given_token: str = TOKEN,
+    files: int = 0,
+    **settings: Any,
 ) -> Iterator[Service]:
+    """With ``given_token=""`` the service gets none: it makes one, or with ``token="off"`` goes without. With ``files`` it may
+    have no more than so many open."""
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {}, more)
+    service = Service(url, log, settings, env or {}, more, given_token, files)
     try:
         yield service
     finally:
         service.close()
+
+
+def without_settings(**more: str) -> dict[str, str]:
+    """The environment without any setting of ours but these."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("MEMORY_SIDECAR_")}, **more}
+
+
+@contextmanager
+def printed(tmp_path: Path, *, terminal: bool, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """What a service prints when it is ready, on a terminal or into a pipe; it runs meanwhile."""
+    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0"]
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    with (tmp_path / "stderr").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=PROJECT,
+            env=without_settings(**(env or {})),
+            stdout=writing,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    os.close(writing)
+    try:
+        said, deadline = "", time.monotonic() + 60
+        while not re.search(r"curl \S+/v1/memories[^/].*\n", said):
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "stderr").read_text()
+            said += os.read(reading, 1 << 16).decode()
+        yield said.replace("\r\n", "\n")
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        os.close(reading)
+    assert "Traceback" not in (tmp_path / "stderr").read_text()

@@ -18,6 +18,8 @@ from sidecar.ids import Keys
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, observe, three_tier_home
 from tests.parts.services import Service, path, serving
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
@@ -105,7 +107,8 @@ def test_heads_fork_roll_back_and_go(service: Service, home: Path) -> None:
         (lambda s: s.export("me", "local:/tmp", colour="red"), 422, "bad-request"),
         (lambda s: s.restore("me", "local:/tmp", mode="sideways"), 422, "bad-request"),
         (lambda s: s.restore("me", "local:/tmp", snapshot="@yesterday"), 400, "bad-reference"),
-        (lambda s: s.http.post(path("me", "exports"), content=b"{"), 422, "bad-request"),
+        (lambda s: s.http.post(path("me", "exports"), content=b"{", headers=JSON), 422, "bad-request"),
+        (lambda s: s.http.post(path("me", "exports"), content=b"{}"), 415, "unsupported-media-type"),
         (lambda s: s.http.get(path("nobody")), 404, "memory-not-found"),
         (lambda s: s.http.get(path("nobody", "snapshots")), 404, "memory-not-found"),
         (lambda s: s.http.get("/v1/operations/none"), 404, "not-found"),

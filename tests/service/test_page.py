@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from tests.parts.browser import browsing
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
 from tests.parts.services import TOKEN, path, serving, until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-]
 EVIL = "<img src=x onerror=document.title='run'>"
 
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page()
-        page.set_default_timeout(30_000)
+    with browsing() as page:
         yield page
-        browser.close()
 
 
 def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path) -> None:

@@ -7,6 +7,15 @@ let token = sessionStorage.getItem("token") || "";
 let shown = "";
 let last = 0;
 
+// The link that `serve` prints carries the token behind the #, which browsers never send. It goes out of sight at once.
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return;
+  token = given;
+  sessionStorage.setItem("token", token);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 class Refused extends Error {}
 
 async function ask(path, more = {}) {
@@ -197,6 +206,8 @@ one("search").querySelector("form").onsubmit = (event) => {
   event.preventDefault();
   find().catch(() => { one("found").textContent = "no answer"; });
 };
+takeToken();
+onhashchange = () => { takeToken(); refresh(); };
 refresh();
 follow();
 setInterval(refresh, EVERY);

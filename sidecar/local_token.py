@@ -1,0 +1,113 @@
+"""The token that a service on loopback makes for its user, in a file that only this user can read.
+
+``serve`` makes it at its first start; clients on the same machine read it. There is one for each user, and it stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from sidecar.errors import BadConfig
+
+SHORTEST = 16
+LONGEST = 4096
+OTHERS = 0o077
+OTHERS_MAY_WRITE = 0o022
+WITHOUT = 'Or give a token in MEMORY_SIDECAR_TOKEN or [service] token_file, or go without: [service] token = "off".'
+
+
+class TokenNotKept(BadConfig):
+    """There is no place to keep a token in."""
+
+
+def token_path() -> Path:
+    """Where the token is kept. Raise ``TokenNotKept`` when this user has no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+    if not os.path.isabs(state):
+        try:
+            state = str(Path.home() / ".local" / "state")
+        except RuntimeError:
+            raise _not_kept("There is no home folder to keep the service's token in.") from None
+    return Path(state) / "memory-sidecar" / "token"
+
+
+def read_token() -> str:
+    """The token that was kept, or "". Raise ``BadConfig`` for a file that others can read or that is not this user's."""
+    try:
+        path = token_path()
+    except TokenNotKept:
+        return ""
+    return _read(path)
+
+
+def make_token() -> str:
+    """The token that was kept, or a new one, from now on kept. Services that start at the same time get the same one.
+
+    Raise ``BadConfig`` as ``read_token`` does, and ``TokenNotKept`` when it cannot be written.
+    """
+    path = token_path()
+    if token := _read(path):
+        return token
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _check_folder(path.parent)
+        # Written under another name, and whole when it gets its own: a link fails where another service was first.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".token-") as draft:
+            draft.write(f"{secrets.token_hex(32)}\n".encode())
+            draft.flush()
+            os.fsync(draft.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft.name, path)
+    except OSError as problem:
+        raise _not_kept(f"The service's token cannot be kept in {path}: {problem.strerror}.") from None
+    if not (token := _read(path)):
+        raise _not_kept(f"The service's token, kept in {path}, was removed at once.")
+    return token
+
+
+def _read(path: Path) -> str:
+    try:
+        # Neither through a link to some other file, nor waiting for the writer of a pipe.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as problem:
+        raise BadConfig(f"The token file {path} cannot be read: {problem.strerror}.", hint=WITHOUT) from None
+    with open(file, "rb") as opened:
+        seen = os.fstat(file)
+        if not stat.S_ISREG(seen.st_mode):
+            raise _unsafe(path, "is not an ordinary file")
+        if seen.st_uid != os.geteuid():
+            raise _unsafe(path, "belongs to another user")
+        if seen.st_mode & OTHERS:
+            raise _unsafe(path, f"can be read or changed by others (mode {stat.S_IMODE(seen.st_mode):04o})")
+        token = opened.read(LONGEST).decode("ascii", "replace").strip()
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise _unsafe(path, "does not hold a token")
+    return token
+
+
+def _check_folder(folder: Path) -> None:
+    seen = folder.stat()
+    if seen.st_uid != os.geteuid():
+        raise BadConfig(f"The folder {folder} belongs to another user; no token is kept there.", hint=WITHOUT)
+    if seen.st_mode & OTHERS_MAY_WRITE:
+        hint = f"chmod 700 {folder}. {WITHOUT}"
+        raise BadConfig(f"Others may write to the folder {folder}; no token is kept there.", hint=hint)
+
+
+def _unsafe(path: Path, why: str) -> BadConfig:
+    hint = f"Remove it: the next start of the service makes a new one. {WITHOUT}"
+    return BadConfig(f"The token file {path} {why}; it is not used.", hint=hint)
+
+
+def _not_kept(message: str) -> TokenNotKept:
+    hint = f"Set XDG_STATE_HOME to a folder that can be written. {WITHOUT}"
+    return TokenNotKept(message, hint=hint, at=("service", "token"))
