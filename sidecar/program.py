@@ -53,7 +53,19 @@ EXPORT = (
 TIDY = ("refusal", "scratch", "swap", "main")
 SEND = ("refusal", "scratch", "swap", "direct", "main")
 RESTORE = (
-    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
+    *(
+        *COMMON,
+        "layers",
+        "compression",
+        "tarballs",
+        "unpacking",
+        "holders",
+        "drain",
+        "worker",
+        "versions",
+        "direct",
+        "naming",
+    ),
     *("unsaved", "restore", "main"),
 )
 LOOK = (

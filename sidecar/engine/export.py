@@ -35,6 +35,7 @@ from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool, spool
+from sidecar.threads import run_long
 
 MOST_KNOWN = 100
 
@@ -145,6 +146,8 @@ async def _begin(
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
     snapshot = request.snapshot or fresh
+    if engine.reached is not None:
+        await engine.reached(snapshot)
     engine.progress.about(snapshot)
     warnings = [*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)]
     return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
@@ -189,7 +192,9 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                     engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
                 )
             roots = {root.name: root.layout for root in base.roots} if base else {}
-            arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
+            arrived = await run_long(
+                check, engine, answer, bundle, entries, roots, stored, seconds=engine.timing.unpack
+            )
             return answer, Grown(base, entries, indexes, arrived, read)
     raise AssertionError("unreachable")
 

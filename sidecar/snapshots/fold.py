@@ -6,13 +6,19 @@ pack's size doubles; once the deltas outweigh half the full pack, everything bec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import zstandard
+
+from sidecar.errors import SnapshotDamaged
 from sidecar.inside.digests import SUM_BYTES, block_count
 from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index
 from sidecar.inside.layers import apply_index, layered
 from sidecar.inside.packing import Packer
+from sidecar.inside.refusal import Refusal
 from sidecar.inside.unpacking import Staged, Unpacker
 
 MOST_PACKS = 8
@@ -45,12 +51,24 @@ def first_to_fold(sizes: list[int]) -> int:
 
 
 def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
-    """Unpack a snapshot's files into a folder and check them all."""
+    """Unpack a snapshot's files into a folder and check them all. Raise ``SnapshotDamaged``."""
     unpacker = Unpacker(entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)))
-    for pack in packs:
-        with pack.path.open("rb") as stream:
-            unpacker.apply(stream, pack.codec, pack.index)
-    return unpacker.checked()
+    with _damage_told():
+        for pack in packs:
+            with pack.path.open("rb") as stream:
+                unpacker.apply(stream, pack.codec, pack.index)
+        return unpacker.checked()
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """The reader is that of the in-sandbox program: what it refuses is here a snapshot that is not whole."""
+    try:
+        yield
+    except Refusal as refused:
+        raise SnapshotDamaged(refused.message) from None
+    except zstandard.ZstdError as problem:
+        raise SnapshotDamaged(f"A pack could not be unpacked: {problem}.") from None
 
 
 def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
@@ -80,9 +98,10 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
     unpacker = Unpacker(
         touched_entries, dict.fromkeys({path.split("/")[0] for path in entries}, str(folder)), partial=True
     )
-    for delta in deltas:
-        with delta.path.open("rb") as stream:
-            unpacker.apply(stream, delta.codec, delta.index)
+    with _damage_told():
+        for delta in deltas:
+            with delta.path.open("rb") as stream:
+                unpacker.apply(stream, delta.codec, delta.index)
     changes: list[Change] = []
     with target.open("wb", buffering=0) as file:
         packer = Packer(file, allow_zstd=any(delta.codec == "zst" for delta in deltas))
