@@ -8,7 +8,7 @@ from sidecar.errors import BadConfig
 from sidecar.sections import check_least
 
 FORMS = ("auto", "json", "console")
-LEAST = {"concurrency": 1, "body_bytes": 1, "lease": 1, "checkpoint_every": 1}
+LEAST = {"concurrency": 1, "uploads": 1, "body_bytes": 1, "lease": 1, "checkpoint_every": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,9 @@ class Service:
     queue: int = 500
     """How many may wait; more are refused with 429."""
     body_bytes: int = 1 << 20
-    """The largest request, tarballs to be adopted aside."""
+    """The largest request, tarballs to be adopted aside: those may be as large as a pack (``limits.packed_bytes``)."""
+    uploads: int = 8
+    """How many tarballs to be adopted may be on their way in at once; more are refused with 429."""
     grace: float = 25.0
     """Seconds to finish what runs and to save what is attached, when told to stop."""
     log: str = "auto"
@@ -52,7 +54,8 @@ def check_service(settings: Service) -> Service:
 def address(bind: str) -> tuple[str, int]:
     """The host and port to listen on. Raise ``BadConfig`` when it is none."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535 or not host:
+    number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not number or int(port) > 65535 or not host:
         hint = "Write host:port, such as 127.0.0.1:8077."
         raise BadConfig(f"{bind!r} is no address to listen on.", hint=hint, at=("service", "bind"))
     return host.strip("[]"), int(port)
