@@ -45,10 +45,20 @@ def whole(place, size, sha256):
     return place
 
 
+class Whole:
+    def __init__(self, plain):
+        self.plain = plain
+
+    def read(self, size):  # tarfile would go on for as long as a header says, also when nothing comes
+        data = self.plain.read(size)
+        check(data, "a pack ends before it should")
+        return data
+
+
 def lay(pack, lines, entries, output):
     zstd = ["zstd", "-q", "-d", "-c", pack]
     plain = gzip.open(pack) if pack.endswith(".gz") else subprocess.Popen(zstd, stdout=subprocess.PIPE).stdout  # noqa: SIM115
-    with plain, tarfile.open(None, "r|", plain, encoding="utf-8", errors="surrogateescape") as tar:
+    with plain, tarfile.open(None, "r|", Whole(plain), encoding="utf-8", errors="surrogateescape") as tar:
         for member in tar:
             path = re.sub("^@blocks/", "", member.name)
             if not member.isreg() or entries.get(path, {}).get("type") != "file":  # gone, or another type, by the end

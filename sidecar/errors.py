@@ -24,7 +24,8 @@
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
     │   ├── UnsafePath · UnsafeLink · UnsafeMember
-    │   └── SizeMismatch · DigestMismatch · PackBomb
+    │   ├── SizeMismatch · DigestMismatch · PackBomb
+    │   └── UnpackTimeout          it took longer to read than it may
     ├── SinkError                  exit 1   the database that is searched; never in the way of an export
     │   ├── SinkUnreachable · SinkBusy   (a retry can help)
     │   └── SinkDenied · SinkUnfit
@@ -298,6 +299,14 @@ class DigestMismatch(UntrustedSandbox):
 
 class PackBomb(UntrustedSandbox):
     code = "pack-bomb"
+
+
+class UnpackTimeout(UntrustedSandbox):
+    code = "unpack-timeout"
+    default_hint = (
+        "Nothing was stored and the head did not move. If it is only large, raise [timing] unpack in the config; else look at"
+        " where it comes from."
+    )
 
 
 class SinkError(SidecarError):

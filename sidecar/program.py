@@ -58,7 +58,19 @@ _OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "s
 TIDY = _OWN
 SEND = (*_OWN, "direct")
 RESTORE = (
-    *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
+    *(
+        *COMMON,
+        "layers",
+        "compression",
+        "tarballs",
+        "unpacking",
+        "holders",
+        "drain",
+        "worker",
+        "versions",
+        "direct",
+        "naming",
+    ),
     *("unsaved", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")

@@ -29,6 +29,13 @@ class SpoolFull(SidecarError):
     default_hint = "Free space in the temporary folder, or point TMPDIR to a larger disk; nothing was changed."
 
 
+def no_room(problem: OSError) -> SpoolFull | None:
+    """What to raise instead, when a file could not be written because the temporary folder is full."""
+    if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return SpoolFull(f"No space left in {tempfile.gettempdir()}.")
+
+
 @dataclass(frozen=True, slots=True)
 class Spooled:
     path: Path
@@ -57,8 +64,8 @@ class Spool:
                     if most is not None and size > most:
                         break
         except OSError as problem:
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SpoolFull(f"No space left in {self.folder.parent}.") from None
+            if full := no_room(problem):
+                raise full from None
             raise
         return Spooled(path, size, digest.hexdigest())
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.parts.commands import done, python_38
 from tests.parts.homes import PROJECT, Tree, claude_mem_home, observe, three_tier_home, tree, without_cache, write
+from tests.parts.hostile_archives import PLANTED, plant
 from tests.parts.s3_servers import S3Server
 
 READER = PROJECT / "docs" / "read_snapshot.py"
@@ -229,6 +230,15 @@ def test_reader_refuses_one_flipped_byte_in_any_object(store: Path, share: float
         place.write_bytes(good)
         kinds.add(place.name.split(".")[1])
     assert kinds == {"json", "tar", "index"}
+
+
+@pytest.mark.parametrize("case", ["size-by-pax", "size-of-another", "size-base-256", "no-end", "no-tarball"])
+def test_reader_does_not_wait_for_what_a_planted_pack_says_it_holds(case: str, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/MEMORY.md").write_text("# Long term\n")
+    export(tmp_path / "home", tmp_path / "store", "me")
+    plant(tmp_path / "store", PLANTED[case]())
+    assert read(tmp_path / "store", "me", tmp_path / "out").startswith("Refused: ")
 
 
 def test_reader_refuses_a_manifest_of_another_memory(store: Path, tmp_path: Path) -> None:

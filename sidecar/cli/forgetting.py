@@ -54,7 +54,10 @@ def wanted_retention(configured: Retention, args: argparse.Namespace) -> Retenti
 def _grace(text: str) -> str:
     """Seconds, or a duration."""
     try:
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else duration(text).total_seconds()
+        plain = text.replace(".", "", 1)
+        seconds = (
+            float(text) if plain.isascii() and plain.isdecimal() and len(plain) < 16 else duration(text).total_seconds()
+        )
     except ValueError as problem:
         raise UsageError(f"--grace {text} is no duration.", hint=f"{str(problem).capitalize()}.") from None
     return f"{seconds:.3f}s"

@@ -130,7 +130,7 @@ def _phrase(status: int) -> str:
 
 def _seconds(text: str) -> float | None:
     """``Retry-After``: seconds, or a date."""
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdecimal() and len(text) < 10:
         return float(text)
     try:
         then = parsedate_to_datetime(text)

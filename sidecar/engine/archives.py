@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import posixpath
@@ -21,7 +20,7 @@ from sidecar.engine.limiting import Bounds, bounds
 from sidecar.engine.notes import Noted, on_members, on_top, ours, read
 from sidecar.engine.parts import Engine
 from sidecar.engine.privacy import shown
-from sidecar.engine.unpacked import NotAnArchive, entry_member, members, plain_name, unpack
+from sidecar.engine.unpacked import NotAnArchive, entry_member, members, unpack
 from sidecar.errors import PackBomb
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
@@ -32,9 +31,9 @@ from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.resolving import resolve
 from sidecar.spool import spool
+from sidecar.threads import Deadline, run_long
 
-MOST_SKIPPED = 50
-MOST_COMMENTS = 5_000
+MOST_COMMENTS, LONGEST_COMMENTS = 5_000, 4 << 20
 MOST_PROJECTS = 1_000
 
 
@@ -46,7 +45,7 @@ async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, c
         engine.progress.step("fetching", manifest.packed_bytes)
         fetched = await fetch(repository.store, manifest, scratch)
         engine.progress.step("writing")
-        await asyncio.to_thread(_write_tar, fetched, engine.layouts, scratch.new(), target, codec)
+        await run_long(_write_tar, fetched, engine.layouts, scratch.new(), target, codec)
     return manifest
 
 
@@ -97,7 +96,7 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
         home.mkdir()
         engine.progress.step("unpacking")
         within = bounds(engine.limits.of(request.memory))
-        skipped, noted = await asyncio.to_thread(_unpack, engine, archive, home, within)
+        skipped, noted = await run_long(_unpack, engine, archive, home, within, seconds=engine.timing.unpack)
         sandbox = engine.open_home(home)
         sandbox.ref = f"import:{archive.name}"
         places = None if noted.projects is None else places_of(noted.projects).values()
@@ -107,20 +106,12 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
     return replace(receipt, skipped=[*(replace(row, path=shown(row.path)) for row in skipped), *receipt.skipped])
 
 
-def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> tuple[list[Skip], Noted]:
+def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds, deadline: Deadline) -> tuple[list[Skip], Noted]:
     """Unpack what is memory; return what is not, and what the tarball says besides."""
-    names: list[str] = []
-    comments: dict[str, None] = {}
-    with members(archive, within) as tar:
-        for member in tar:
-            names += filter(None, [plain_name(member)])
-            comments |= ours(member.pax_headers)
-            if len(comments) > MOST_COMMENTS:
-                raise PackBomb("The tarball has more comments than any memory has projects.")
-    noted = read(comments)
-    if len(noted.projects or []) > MOST_PROJECTS:
-        raise PackBomb("The tarball names more projects than any memory has.")
+    names, noted = _survey(archive, within, deadline)
     places = list(filter(None, places_of(noted.projects or []).values()))
+    folders = sum(place.count("/") + 1 for place in places)
+    within.check("files", folders, f"The projects of the tarball need {folders:,} folders")
     for place in places:
         check_path(place)
     placements = placements_of(names, engine.layouts, noted.projects)
@@ -128,5 +119,22 @@ def _unpack(engine: Engine, archive: Path, home: Path, within: Bounds) -> tuple[
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
     for place in places:
         (home / place).mkdir(parents=True, exist_ok=True)
-    left = unpack(archive, home, lambda name: placed(name, placements), within)
-    return [Skip(path=name, reason="not part of the memory") for name in left[:MOST_SKIPPED]], noted
+    left = unpack(archive, home, lambda name: placed(name, placements), within, deadline)
+    return [Skip(path=name, reason="not part of the memory") for name in left], noted
+
+
+def _survey(archive: Path, within: Bounds, deadline: Deadline) -> tuple[list[str], Noted]:
+    """The names in a tarball, and what its comments say."""
+    names: list[str] = []
+    comments: dict[str, None] = {}
+    length = 0
+    for name, member, _ in members(archive, within, deadline):
+        names += filter(None, [name])
+        for comment in ours(member.pax_headers).keys() - comments.keys():
+            comments[comment], length = None, length + len(comment)
+        if len(comments) > MOST_COMMENTS or length > LONGEST_COMMENTS:
+            raise PackBomb("The tarball has more comments than any memory has projects.")
+    noted = read(comments)
+    if len(noted.projects or []) > MOST_PROJECTS:
+        raise PackBomb("The tarball names more projects than any memory has.")
+    return names, noted

@@ -35,6 +35,7 @@ from sidecar.snapshots.fetch import fetch_entries
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool, spool
+from sidecar.threads import run_long
 
 MOST_KNOWN = 100
 
@@ -145,6 +146,8 @@ async def _begin(
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
     snapshot = request.snapshot or fresh
+    if engine.reached is not None:
+        await engine.reached(snapshot)
     engine.progress.about(snapshot)
     warnings = [*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)]
     return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
@@ -190,7 +193,9 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
                 )
             roots = {root.name: root.layout for root in base.roots} if base else {}
             try:
-                arrived = await asyncio.to_thread(check, engine, answer, bundle, entries, roots, stored)
+                arrived = await run_long(
+                    check, engine, answer, bundle, entries, roots, stored, seconds=engine.timing.unpack
+                )
             except UntrustedSandbox as problem:
                 _give_up_base(run, question, answer, problem)
                 raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from sidecar.inside.roots import numbered
 from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout, Root
 from sidecar.snapshots.manifest import Manifest
@@ -37,11 +37,13 @@ def laid_out(manifest: Manifest, layouts: Layouts) -> tuple[dict[str, str], list
 def places_of(projects: list[str]) -> dict[str, str]:
     """Where in a tarball of a home each project is: where it was in the home, or in the file system."""
     places: dict[str, str] = {}
-    for project in projects:
+    taken: set[str] = set()
+    for project in dict.fromkeys(projects):
         place = _relative(project)
-        while place in places.values():  # /work and ~/work
+        while place in taken:  # /work and ~/work
             place += "-2"
         places[project] = place
+        taken.add(place)
     return places
 
 
@@ -51,12 +53,12 @@ def _relative(hint: str) -> str:
 
 def spec_of(root: str, layout: Layout | None) -> tuple[Root | None, int]:
     """Which of its layout's roots this one is, and in which project."""
-    base, _, number = root.rpartition("-")
+    base, number = numbered(root)
     for spec in layout.roots if layout else ():
         if spec.name == root:
             return spec, 1
-        if spec.name == base and number.isdecimal():
-            return spec, int(number)
+        if number and spec.name == base:
+            return spec, number
     return None, 1
 
 
@@ -70,21 +72,17 @@ def _in_order(named: list[str], folders: Mapping[str, str], numbers: Mapping[str
     return list(dict.fromkeys([*order, *(folders[name] for name in sorted(folders, key=numbers.__getitem__))]))
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A folder of the tarball and where it belongs in a home."""
-
-    prefix: str
-    target: str
+Placements = Mapping[str, str]
+"""Folders of a tarball, and where each belongs in a home."""
 
 
-def placements_of(names: list[str], layouts: Layouts, projects: list[str] | None) -> list[Placement]:
+def placements_of(names: list[str], layouts: Layouts, projects: list[str] | None) -> Placements:
     """Which folders of a tarball are memory: a layout's usual folder, wherever it is; else the folder of its database;
     for project layouts those of ``projects``, else the shallowest that holds any of their files, outside of those."""
     roots = [
         (layout, root) for layout in layouts.values() for root in layout.roots if projects is None or not root.project
     ]
-    placements = [Placement(place, place) for place in places_of(projects or []).values()]
+    placements = {place: place for place in places_of(projects or []).values()}
     for layout, root in roots:
         usual = [path.removeprefix("~/").removeprefix("./") for path in root.paths]
         ways = [posixpath.join(path, root.below).rstrip("/") for path in usual] or [root.below]
@@ -92,14 +90,16 @@ def placements_of(names: list[str], layouts: Layouts, projects: list[str] | None
         if not prefixes and projects is None and not root.project and len(layout.roots) == 1:
             databases = compiled(layout.databases)
             prefixes = {posixpath.dirname(name) for name in names if databases.match(posixpath.basename(name))}
-        placements += [Placement(min(prefixes, key=len), ways[0])] if prefixes else []
+        if prefixes:
+            placements.setdefault(min(prefixes, key=lambda prefix: (len(prefix), prefix)), ways[0])
     others = [name for name in names if placed(name, placements) is None]
     for layout, root in roots:
         if root.project and not root.below:
             firsts = compiled(pattern.split("/")[0] for pattern in layout.keep + layout.databases)
             found = [posixpath.dirname(name) for name in others if firsts.match(posixpath.basename(name))]
-            placements += [Placement(min(found, key=lambda p: (p.count("/"), len(p))), "")] if found else []
-    return sorted(placements, key=lambda placement: -len(placement.prefix))
+            if found:
+                placements.setdefault(min(found, key=lambda p: (p.count("/"), len(p))), "")
+    return placements
 
 
 def _find(name: str, folder: str) -> int:
@@ -107,10 +107,11 @@ def _find(name: str, folder: str) -> int:
     return f"/{name}/".find(f"/{folder}/")
 
 
-def placed(name: str, placements: list[Placement]) -> str | None:
+def placed(name: str, placements: Placements) -> str | None:
     """Where a member of a tarball goes in a home; none when it is not part of the memory."""
-    for placement in placements:
-        prefix = f"{placement.prefix}/" if placement.prefix else ""
-        if name.startswith(prefix) and name != placement.prefix:
-            return posixpath.join(placement.target, name[len(prefix) :])
+    above = name
+    while above:
+        above = above.rpartition("/")[0]
+        if above in placements:
+            return posixpath.join(placements[above], name[len(above) :].lstrip("/"))
     return None

@@ -54,18 +54,19 @@ def ours(headers: Mapping[str, str]) -> dict[str, None]:
 
 def read(comments: Iterable[str]) -> Noted:
     """All that these comments say together; those that make no sense say nothing."""
-    noted = Noted()
+    projects: list[str] | None = None
+    keyed: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for comment in comments:
         try:
-            more = msgspec.json.decode(comment.removeprefix(BEGIN), type=Noted)
-        except msgspec.MsgspecError:
+            # Not msgspec's decoder: paths that are not UTF-8 come as lone surrogates, which it refuses.
+            more = msgspec.convert(json.loads(comment.removeprefix(BEGIN)), Noted, strict=True)
+        except (ValueError, RecursionError):  # msgspec's own errors among them
             continue
-        noted = Noted(
-            projects=noted.projects if more.projects is None else more.projects,
-            keyed=noted.keyed | more.keyed,
-            versions=noted.versions | more.versions,
-        )
-    return noted
+        projects = projects if more.projects is None else more.projects
+        keyed.update(more.keyed)
+        versions.update(more.versions)
+    return Noted(projects=projects, keyed=keyed, versions=versions)
 
 
 def as_noted(answer: ExportAnswer, noted: Noted, layouts: Layouts) -> ExportAnswer:

@@ -26,6 +26,7 @@ from sidecar.wiring import open_home
 if TYPE_CHECKING:
     from sidecar.sink.indexing import MemoryIndex
 
+Reached = Callable[[str], Awaitable[None]]
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -45,11 +46,13 @@ class Timing:
     """A sandbox that would end sooner than in so many seconds is prolonged while it is worked with."""
     direct: int = 600
     """Seconds for which a link straight to the bucket is good."""
+    unpack: float = 1800.0
+    """Seconds that checking or unpacking what arrived may take here, and a tarball to arrive over HTTP."""
 
 
 def check_timing(timing: Timing) -> Timing:
     """Raise ``BadConfig`` for what no export could be made in."""
-    check_least(timing, "timing", {"command": 1, "direct": 1})
+    check_least(timing, "timing", {"command": 1, "direct": 1, "unpack": 1})
     return timing
 
 
@@ -69,6 +72,9 @@ class Engine:
     direct: bool = False
     """Let packs go straight between sandbox and bucket, where the store can make links."""
     progress: Progress = field(default_factory=Unwatched)
+    reached: Reached | None = None
+    """Called once the sandbox was reached and there is something to do, before anything is stored or changed; an export says
+    which id its snapshot would have."""
     fence: Callable[[], Awaitable[None]] | None = None
     """Called before a head is moved; raises when whoever asked for that has lost the right to."""
     forgot: Callable[[str, int], None] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import shutil
@@ -22,6 +21,7 @@ from sidecar.retries import retrying
 from sidecar.snapshots.fetch import Fetched
 from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool, Spooled, file_chunks
+from sidecar.threads import run_long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ async def place(
                 if problem.code != "no-zstd":
                     raise
                 packs = [
-                    await asyncio.to_thread(_as_gzip, pack, scratch) if codec == "zst" else pack
+                    await run_long(_as_gzip, pack, scratch) if codec == "zst" else pack
                     for pack, codec in zip(packs, codecs, strict=True)
                 ]
                 codecs = ["gz"] * len(packs)

@@ -11,6 +11,7 @@ from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
 from sidecar.engine.direct import RELAYED, NotDirect, bring
+from sidecar.engine.homes import spec_of
 from sidecar.engine.limiting import Bounds, check_dropped, check_layouts, loosest
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, SizeMismatch, UnsafePath
@@ -18,9 +19,10 @@ from sidecar.inside.index import DIR, FILE, Entry, Index
 from sidecar.inside.layers import apply_index
 from sidecar.inside.rules import Rules, is_secret
 from sidecar.snapshots.arrival import check_pack, read_index
-from sidecar.snapshots.claims import LONGEST_NAME, LONGEST_PATH, check_entries, check_path
+from sidecar.snapshots.claims import LONGEST_NAME, check_entries, check_hint, check_path
 from sidecar.snapshots.fold import PackFile
 from sidecar.spool import Spool, Spooled
+from sidecar.threads import Deadline
 
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
 """Where bundles lie in a sandbox: a sandbox must not make us fetch, or remove, anything else."""
@@ -104,11 +106,12 @@ def check(
     bundle: Spooled,
     base: dict[str, Entry],
     roots: Mapping[str, str],
-    stored: str = "",
+    stored: str,
+    deadline: Deadline,
 ) -> Arrived:
     """Check a bundle as hostile input and lay it over ``base``, whose roots those are, with their layouts.
 
-    Raise ``UntrustedSandbox`` or ``LimitExceeded``.
+    Raise ``UntrustedSandbox`` (``UnpackTimeout`` when it takes too long) or ``LimitExceeded``.
     """
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
@@ -129,7 +132,7 @@ def check(
     check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
-    check_pack(bundle.path, answer.codec, index, engine.progress)
+    check_pack(bundle.path, answer.codec, index, engine.progress, deadline)
     _check_rules(engine, answer, index)
     return Arrived(PackFile(bundle.path, answer.codec, index, stored), entries)
 
@@ -141,11 +144,9 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
         raise BadAnswer("The sandbox names a root twice.")
     for root in answer.roots:
         layout = engine.layouts.get(root.layout)
-        stem = root.name.rpartition("-")[0] if root.name.rpartition("-")[2].isdigit() else root.name
-        if layout is None or not {root.name, stem} & {known.name for known in layout.roots}:
+        if layout is None or spec_of(root.name, layout)[0] is None:
             raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
-        if ".." in root.hint.split("/") or "\0" in root.hint:
-            raise UnsafePath(f"The root {root.name!r} is said to be at {root.hint[:200]!r}.")
+        check_hint(f"The root {root.name!r}", root.hint)
 
 
 def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
@@ -162,8 +163,7 @@ def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
     if any(len(root) > LONGEST_NAME or len(version) > LONGEST_NAME for root, version in answer.versions.items()):
         raise BadAnswer("The sandbox names a version that is none.")
     for hint in (*answer.projects, *answer.keyed.values()):
-        if not hint.startswith(("~", "/")) or ".." in hint.split("/") or "\0" in hint or len(hint) > LONGEST_PATH:
-            raise UnsafePath(f"A project is said to be at {hint[:200]!r}.")
+        check_hint("A project", hint)
 
 
 def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:

@@ -93,6 +93,8 @@ async def _from_the_bucket(run: _Run) -> RestoreReceipt:
         reach(run.sandbox), choose_unread(engine.repository, request.memory, request.snapshot)
     )
     run.manifest = manifest
+    if engine.reached is not None:
+        await engine.reached(manifest.snapshot)
     engine.progress.about(manifest.snapshot)
     engine.progress.step("putting it in place")
     async with kept_alive(engine, run.sandbox, presence, run.warnings):
@@ -112,6 +114,8 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
         if choice is None:
             return await _nothing(run)
         run.manifest, run.wanted = choice.fetched.manifest, choice.wanted
+        if engine.reached is not None:
+            await engine.reached(run.manifest.snapshot)
         run.warnings += choice.warnings
         engine.progress.about(run.manifest.snapshot)
         uploads: list[str] = []

@@ -18,6 +18,7 @@ from sidecar.snapshots.fetch import fetch_packs
 from sidecar.snapshots.fold import MOST_PACKS, PackFile, first_to_fold, fold_deltas, fold_to_full, outweigh
 from sidecar.snapshots.manifest import Manifest, Pack
 from sidecar.spool import Spool
+from sidecar.threads import run_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ async def measure_packs(
         engine.progress.step("folding packs")
         below, new = await _folded(engine, base, indexes, new, spool, whole=whole)
     text = io.BytesIO()
-    await asyncio.to_thread(index.write, text, new.index)
+    await run_long(index.write, text, new.index)
     data = text.getvalue()
-    size, digest = await asyncio.to_thread(_measure, new.path)
+    size, digest = await run_long(_measure, new.path)
     pack = Pack(
         id=new.stored or new_pack_id(),
         kind=new.index.kind,
@@ -72,10 +73,10 @@ async def _folded(
     packs = [*(PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in fetched), new]
     folder, target = spool.new(), spool.new()
     if start == 0:
-        folded = await asyncio.to_thread(fold_to_full, packs, folder, target)
+        folded = await run_long(fold_to_full, packs, folder, target)
     else:
-        folded = await asyncio.to_thread(fold_deltas, indexes[:start], packs, folder, target)
-    await asyncio.to_thread(check_pack, folded.path, folded.codec, folded.index)
+        folded = await run_long(fold_deltas, indexes[:start], packs, folder, target)
+    await run_long(check_pack, folded.path, folded.codec, folded.index)
     return base.packs[:start], folded
 
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-import shutil
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 from sidecar.engine.limiting import Bounds
-from sidecar.errors import SidecarError, UnsafeLink, UnsafeMember, UnsafePath
-from sidecar.inside.compression import opened
+from sidecar.errors import BadAnswer, PackBomb, SidecarError, UnsafeLink, UnsafeMember, UnsafePath
+from sidecar.inside.digests import Readable
 from sidecar.inside.index import DIR, LINK, Entry
 from sidecar.inside.packing import CHUNK
-from sidecar.snapshots.arrival import HEADER_ALLOWANCE, UNREADABLE, bounded, open_tar
-from sidecar.snapshots.claims import FARTHEST_TIME, check_path
+from sidecar.inside.tarballs import HEADER_ALLOWANCE, Contents
+from sidecar.snapshots.arrival import UNREADABLE, tar_members, unpacked
+from sidecar.snapshots.claims import FARTHEST_TIME, LONGEST_PATH, check_path
+from sidecar.spool import no_room
+from sidecar.threads import Deadline
+
+LONGEST_HEADER = 256 << 10
+"""Of a tarball that others made: what it says of projects is in one."""
+LONGEST_TAIL = 16 << 20
+"""How much may come after the mark for the end: tapes are filled up to whole records."""
+NAME_ALLOWANCE, LEAST_NAMES = 256, 1 << 20
+"""Bytes that the name of a member may take in our memory, on average over as many as there may be."""
+MOST_LEFT_OUT = 50
 
 
 class NotAnArchive(SidecarError):
@@ -38,19 +49,54 @@ def entry_member(entry: Entry, name: str) -> tarfile.TarInfo:
     return member
 
 
+def members(
+    archive: Path, within: Bounds, deadline: Deadline, what: str = ""
+) -> Iterator[tuple[str, tarfile.TarInfo, Readable]]:
+    """A tarball's members, whatever its codec: the plain name of each, what its header says, and its contents.
+
+    They are counted as they come. Raise ``NotAnArchive`` when it is not a whole tarball, and when anything in it is unsafe
+    or beyond the bounds.
+    """
+    what = what or archive.name
+    most = within.most.bytes + HEADER_ALLOWANCE * (within.most.files + 8)
+    longest = max(NAME_ALLOWANCE * within.most.files, LEAST_NAMES)
+    files = names = 0
+    with _readable(what), unpacked(archive, _codec(archive), most, deadline=deadline) as plain:
+        for member, contents in tar_members(plain, most, LONGEST_HEADER):
+            files, names = files + 1, names + sys.getsizeof(member.name) + sys.getsizeof(member.linkname)
+            within.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
+            if names > longest:
+                raise PackBomb("The names in the tarball are longer than those of any memory.")
+            yield plain_name(member), member, _Contents(contents, what)
+        tail = 0
+        while data := plain.read(CHUNK):
+            tail += len(data)
+            if tail > LONGEST_TAIL:
+                raise PackBomb("The tarball goes on for long after its end.")
+
+
+def _codec(archive: Path) -> str:
+    with archive.open("rb") as file:
+        return {b"\x1f\x8b": "gz", b"\x28\xb5": "zst", b"\x50\x2a": "zst"}.get(file.read(2), "")
+
+
 @contextlib.contextmanager
-def members(archive: Path, bounds: Bounds) -> Iterator[tarfile.TarFile]:
-    """A tarball's members, whatever its codec. Raise ``NotAnArchive`` when it is not a whole one."""
-    most = bounds.most.bytes + HEADER_ALLOWANCE * (bounds.most.files + 8)
+def _readable(what: str) -> Iterator[None]:
     try:
-        with archive.open("rb") as file, contextlib.ExitStack() as stack:
-            magic = file.read(4)
-            file.seek(0)
-            codec = {b"\x1f\x8b": "gz", b"\x28\xb5": "zst"}.get(magic[:2], "")
-            plain = stack.enter_context(opened(file, codec)) if codec else file
-            yield stack.enter_context(open_tar(bounded(plain, most)))
+        yield
     except UNREADABLE as problem:
-        raise NotAnArchive(f"{archive.name} cannot be read as a tarball: {problem}.") from None
+        raise NotAnArchive(f"{what} cannot be read as a tarball: {problem}.") from None
+
+
+class _Contents:
+    """A member's contents, read where files are written: whose fault it is when something fails must stay clear."""
+
+    def __init__(self, contents: Contents, what: str) -> None:
+        self._contents, self._what = contents, what
+
+    def read(self, size: int, /) -> bytes:
+        with _readable(self._what):
+            return self._contents.read(size)
 
 
 def plain_name(member: tarfile.TarInfo) -> str:
@@ -64,69 +110,98 @@ def plain_name(member: tarfile.TarInfo) -> str:
     return name
 
 
-def unpack(archive: Path, home: Path, place: Callable[[str], str | None], bounds: Bounds) -> list[str]:
-    """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the names left out.
+def unpack(
+    archive: Path, home: Path, place: Callable[[str], str | None], within: Bounds, deadline: Deadline, what: str = ""
+) -> list[str]:
+    """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the first names left out.
 
     Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the bounds.
     """
-    links: list[tuple[str, str]] = []
-    folders: list[tuple[Path, int]] = []
+    links: dict[str, str] = {}
+    folders: list[tuple[str, int]] = []
     left: list[str] = []
-    total = files = 0
-    with members(archive, bounds) as tar:
-        for member in tar:
-            name = plain_name(member)
-            relative = place(name) if name else None
-            if relative is None:
-                left += [name] if name and not member.isdir() else []
-                continue
-            files, total = files + 1, total + member.size
-            bounds.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
-            bounds.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
-            bounds.check("bytes", total, f"The tarball holds {total:,} bytes or more")
-            target = home / relative
-            if member.issym():
-                links.append((relative, member.linkname))
-            elif member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-                folders.append((target, member.mode & 0o777 | 0o700))
-            else:
-                contents = tar.extractfile(member)
-                assert contents is not None
-                _write(target, contents, member)
-    for relative, link in links:
-        inside = os.path.normpath(os.path.join(os.path.dirname(relative), link))
-        if os.path.isabs(link) or inside == ".." or inside.startswith("../"):
-            raise UnsafeLink(f"The link {relative!r} in {archive.name} leads out of the memory.")
-        target = home / relative
-        if not os.path.lexists(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(link)
+    total = 0
+    for name, member, contents in members(archive, within, deadline, what):
+        relative = place(name) if name else None
+        if relative is None:
+            left += [name] if name and not member.isdir() and len(left) < MOST_LEFT_OUT else []
+        elif member.issym():
+            _check_link(relative, member.linkname)
+            links[relative] = member.linkname
+        elif member.isdir():
+            with _made(name):
+                (home / relative).mkdir(parents=True, exist_ok=True)
+            folders.append((relative, member.mode & 0o777 | 0o700))
+        else:
+            total += member.size
+            within.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
+            within.check("bytes", total, f"The tarball holds {total:,} bytes or more")
+            links.pop(relative, None)
+            with _made(name):
+                _write(home / relative, contents, member)
+    _make_links(home, links)
     for folder, mode in folders:
-        os.chmod(folder, mode)
+        os.chmod(home / folder, mode)
     return left
 
 
-def unpack_members(archive: Path, home: Path, places: Mapping[str, str], bounds: Bounds) -> None:
-    """Unpack a tarball whose first folders are names of roots, each to its own place."""
+def _check_link(relative: str, link: str) -> None:
+    inside = os.path.normpath(os.path.join(os.path.dirname(relative), link))
+    if not link or os.path.isabs(link) or "\0" in link or inside == ".." or inside.startswith("../"):
+        raise UnsafeLink(f"The link {relative!r} in the tarball leads out of the memory.")
+    if len(os.fsencode(link)) > LONGEST_PATH:
+        raise UnsafeLink(f"The link {relative!r} in the tarball leads farther than a file system takes.")
+
+
+def _make_links(home: Path, links: Mapping[str, str]) -> None:
+    # All folders before any link: none is made through a link then, and what is below a link has a folder in its place.
+    for relative in links:
+        with _made(relative):
+            (home / relative).parent.mkdir(parents=True, exist_ok=True)
+    for relative, link in links.items():
+        with _made(relative):
+            if (home / relative).is_dir():
+                raise IsADirectoryError
+            (home / relative).unlink(missing_ok=True)
+            (home / relative).symlink_to(link)
+
+
+def unpack_members(archive: Path, home: Path, places: Mapping[str, str], within: Bounds, deadline: Deadline) -> None:
+    """Unpack a tarball that a sandbox brought, whose first folders are names of roots, each to its own place."""
     home.mkdir()
     for folder in places.values():
         (home / folder).mkdir(parents=True, exist_ok=True)
 
     def place(name: str) -> str | None:
         root, _, rest = name.partition("/")
-        return f"{places[root]}/{rest}" if root in places and rest else None
+        return f"{places[root]}/{rest}".lstrip("/") if root in places and rest else None
 
-    unpack(archive, home, place, bounds)
-
-
-def _write(target: Path, contents: IO[bytes], member: tarfile.TarInfo) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
-            shutil.copyfileobj(contents, file, CHUNK)
+        unpack(archive, home, place, within, deadline, "What the sandbox brought")
+    except NotAnArchive as problem:
+        raise BadAnswer(problem.message) from None
+
+
+@contextlib.contextmanager
+def _made(name: str) -> Iterator[None]:
+    """Say what it means when something cannot be made in a folder of our own."""
+    try:
+        yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise UnsafePath(f"{member.name!r} is both a file and a folder in the tarball.") from None
+        raise UnsafePath(f"{name!r} is both a folder and something else in the tarball.") from None
+    except OSError as problem:
+        if full := no_room(problem):
+            raise full from None
+        if problem.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ELOOP):
+            raise UnsafePath(f"{name!r} is not a name that the file system here takes.") from None
+        raise
+
+
+def _write(target: Path, contents: Readable, member: tarfile.TarInfo) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        while data := contents.read(CHUNK):
+            file.write(data)
     os.chmod(target, member.mode & 0o777 | 0o600)
     seconds = member.mtime if math.isfinite(member.mtime) else 0
     moment = max(-FARTHEST_TIME, min(FARTHEST_TIME, round(seconds * 1e9)))

@@ -5,13 +5,13 @@ Slower (everything travels every time) and with fewer guarantees; the receipt sa
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import io
 import posixpath
 import secrets
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,24 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
+from sidecar.engine.homes import spec_of
 from sidecar.engine.limiting import bounds
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
 from sidecar.engine.unpacked import entry_member, unpack_members
-from sidecar.errors import BadAnswer, ProgramFailed
+from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.inside.databases import quick_check
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
-from sidecar.inside.roots import hint_for
+from sidecar.inside.roots import hint_for, numbered
 from sidecar.layouts import Layout, Root
 from sidecar.progress import Unwatched
-from sidecar.shell import place_of, restore_script
+from sidecar.shell import named_roots, place_of, restore_script
+from sidecar.snapshots.claims import check_hint
 from sidecar.snapshots.fetch import Fetched
 from sidecar.snapshots.fold import materialise
-from sidecar.snapshots.manifest import Root as ManifestRoot
 from sidecar.spool import Spool, Spooled, file_chunks
+from sidecar.threads import run_long
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -61,12 +63,13 @@ async def read_tarball(
     There is no bundle when that refuses to: the answer says why.
     """
     within = bounds(engine.limits)
+    known = _known_roots(engine, answer, question)
     tarball = await arrive(engine, sandbox, answer, scratch, within=within)
     await tidy(engine, sandbox, question["memory"], question["snapshot"])
     home = scratch.new()
-    numbers = _numbers(engine, answer, named=question["projects"] is not None)
-    places = {root.name: _place_here(engine, root, numbers.get(root.name, 0)) for root in answer.roots}
-    await asyncio.to_thread(unpack_members, tarball.path, home, places, within)
+    numbers = _numbers(known, named=question["projects"] is not None)
+    places = {name: _place_here(root, numbers.get(name, 0)) for name, root in known.items()}
+    await run_long(unpack_members, tarball.path, home, places, within, seconds=engine.timing.unpack)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
@@ -94,30 +97,44 @@ def _late(local: ExportAnswer) -> list[str]:
     return [LATE] if any(local.found.values()) else []
 
 
-def _known(engine: Engine, root: FoundRoot | ManifestRoot) -> tuple[Root | None, int]:
-    """A root of a snapshot in its layout, and which of the projects it is in: 1 for the first, 0 for none."""
-    for known in engine.layouts[root.layout].roots if root.layout in engine.layouts else ():
-        stem, _, number = root.name.rpartition("-")
-        if root.name == known.name:
-            return known, int(known.project)
-        if stem == known.name and number.isdigit():
-            return known, int(number)
-    return None, 0
+def _known_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, Root]:
+    """The roots that a sandbox says it brings, as their layouts have them, by name.
+
+    Their names become places on our disk: raise ``BadAnswer`` or ``UnsafePath`` unless each is one that was asked for, once.
+    """
+    layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
+    asked = {(name, layout.name): root for name, layout, root, _ in named_roots(layouts, question["projects"])}
+    known: dict[str, Root] = {}
+    for found in answer.roots:
+        root = asked.get((found.name, found.layout))
+        if root is None or found.name in known:
+            raise BadAnswer(f"The sandbox brings a root {found.name[:80]!r} that was not asked for, or twice.")
+        _check_place(f"The root {found.name!r}", found.hint)
+        known[found.name] = root
+    if answer.home:
+        _check_place("The home", answer.home)
+    if not known:
+        raise BadAnswer("The sandbox brings a tarball without any root.")
+    return known
 
 
-def _numbers(engine: Engine, answer: ExportAnswer, *, named: bool) -> dict[str, int]:
-    """Which project each root is in. When none was named, they count as they were found, as in the program."""
-    numbers = {root.name: number for root in answer.roots if (number := _known(engine, root)[1])}
+def _check_place(what: str, hint: str) -> None:
+    """The shell takes control characters out of what it says; so whoever says them is not ours."""
+    check_hint(what, hint)
+    if not hint.startswith("/") or any(ord(c) < 32 or ord(c) == 127 for c in hint):
+        raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
+
+
+def _numbers(known: Mapping[str, Root], *, named: bool) -> dict[str, int]:
+    """Which project each root is in, from 1. When none was named, they count as they were found, as in the program."""
+    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
     order = sorted(set(numbers.values()))
     return numbers if named else {name: order.index(number) + 1 for name, number in numbers.items()}
 
 
-def _place_here(engine: Engine, root: FoundRoot, number: int) -> str:
-    known, _ = _known(engine, root)
-    if known is None:
-        return f"unknown/{root.name}"
-    top = f"projects/{number}" if known.project else known.paths[0].removeprefix("~/")
-    return posixpath.join(top, known.below).rstrip("/")
+def _place_here(root: Root, number: int) -> str:
+    top = f"projects/{number}" if root.project else root.paths[0].removeprefix("~/")
+    return posixpath.join(top, root.below).rstrip("/")
 
 
 def _hint(answer: ExportAnswer, places: dict[str, str], root: FoundRoot) -> str:
@@ -153,7 +170,7 @@ async def send_tarball(
 ) -> Answer:
     """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
     target = scratch.new()
-    checks = await asyncio.to_thread(_write_tarball, fetched, scratch.new(), target)
+    checks = await run_long(_write_tarball, fetched, scratch.new(), target)
     uploads.append(path := upload_path())
     engine.progress.step("sending", target.stat().st_size)
     await sandbox.upload(path, file_chunks(target))
@@ -177,8 +194,12 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
     given = question["projects"] or []
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
-        known, number = _known(engine, root)
-        assert known is not None
+        known, number = spec_of(root.name, layout)
+        if known is None:
+            raise UnknownLayout(
+                f"This memory has a root {root.name[:80]!r} that its layout {root.layout!r} does not have here.",
+                hint="Use the config file with which this memory was exported.",
+            )
         project: str | None = None
         if known.project and number <= len(given):
             project = given[number - 1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import cache, index, keys
 from .fitting import Fit
-from .roots import Root, absent, find_roots, keyed_here, projects_here
+from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
 from .rules import is_secret
 from .scratch import Scratch
 from .steady import Steady
@@ -110,8 +110,7 @@ class Export:
             if path in self.taking.entries:
                 continue
             root = path.split("/")[0]
-            stem, _, number = root.rpartition("-")
-            if root in asked or (number.isdigit() and stem in asked):
+            if root in asked or numbered(root)[0] in asked:
                 gone.append(path)
             else:
                 self.taking.entries[path] = row

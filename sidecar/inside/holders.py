@@ -42,7 +42,7 @@ def find_holders(paths: list[str]) -> list[Holder]:
     names = {os.path.realpath(path): path for path in paths}
     ours = {os.getpid(), *_ancestors(os.getpid())}
     holders = []
-    for pid in map(int, filter(str.isdigit, _entries("/proc"))):
+    for pid in map(int, filter(str.isdecimal, _entries("/proc"))):
         held = set() if pid in ours else _held(pid, inodes, names)
         if held:
             try:

@@ -14,6 +14,9 @@ from .keys import Keys, paths_of
 from .refusal import Refusal
 from .rules import Rules, compiled
 
+MOST_PROJECTS = 5000
+"""As many folders as are looked into for projects."""
+
 
 class Root(NamedTuple):
     """A named root, the folder it is here, and the layouts that read it (a project can hold several)."""
@@ -31,6 +34,18 @@ class Root(NamedTuple):
     def path(self, relative: str) -> str:
         """The travelling name of what is here at ``relative``."""
         return self.name + "/" + self.keys.stored(relative)
+
+
+def numbered(name: str) -> tuple[str, int]:
+    """The name a layout has for a root, and its number: ``project-2`` is the second ``project``. 0 for one without.
+
+    Names come from sandboxes and stores: what is a digit in another script, or too large, is no number.
+    """
+    stem, _, digits = name.rpartition("-")
+    if stem and digits.isascii() and digits.isdecimal() and len(digits) < 6 and digits[0] != "0":
+        if 1 < int(digits) <= MOST_PROJECTS:
+            return stem, int(digits)
+    return name, 0
 
 
 def hint_for(folder: str, home: str) -> str:
@@ -155,15 +170,15 @@ def place_roots(
     for root in wanted:
         if ".." in root["hint"].split("/"):
             raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
-        base, _, number = root["name"].rpartition("-")
-        key = base if number.isdigit() and base in specs else root["name"]
+        base, number = numbered(root["name"])
+        key = base if number and base in specs else root["name"]
         if key not in specs:
             raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
         layout, spec = specs[key]
         if not spec.get("project"):
             folder = _own_folder(spec, home, projects, root["hint"])
         else:
-            order = int(number) - 1 if key != root["name"] else 0
+            order = number - 1 if key != root["name"] else 0
             below = spec.get("below", "")
             if order < len(given):
                 folder = os.path.realpath(os.path.join(given[order], below))

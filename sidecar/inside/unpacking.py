@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 import zlib
-from typing import IO, BinaryIO, NamedTuple
+from gzip import BadGzipFile
+from typing import BinaryIO, NamedTuple
 
 from . import digests, places
 from .compression import opened
 from .index import FILE, Entry, Index
-from .packing import BLOCKS_PREFIX, CHUNK
+from .packing import BLOCKS_PREFIX, CHUNK, member_of
 from .refusal import Refusal
+from .tarballs import HEADER_ALLOWANCE, BadTarball, Contents, Tarball
 
 
 class Section(io.RawIOBase):
@@ -62,24 +63,27 @@ class Unpacker:
     def apply(self, stream: BinaryIO, codec: str, index: Index) -> None:
         """Lay one pack over those before it. Raise Refusal (``pack-damaged``) when it is not a whole tarball."""
         patches = {change.entry.path: change for change in index.changes if change.blocks}
+        lengths = dict(member_of(change) for change in index.changes if change.entry.type == FILE)
+        most = sum(lengths.values()) + HEADER_ALLOWANCE * (len(index.changes) + 8)
         try:
-            with opened(stream, codec) as plain, _tarball(plain) as tar:
-                for member in tar:
-                    contents = tar.extractfile(member) if member.isreg() else None
-                    if contents is None:
+            with opened(stream, codec) as plain:
+                for member, contents in Tarball(plain, most):
+                    if not member.isreg() or member.name not in lengths:
                         continue
+                    if member.size != lengths[member.name]:
+                        raise BadTarball("%r is not as long as the index says" % member.name)
                     if not member.name.startswith(BLOCKS_PREFIX):
                         self._write(member.name, contents)
                         continue
                     patch = patches.get(member.name[len(BLOCKS_PREFIX) :])
                     if patch is not None and patch.blocks is not None:
                         self._patch(patch.entry, patch.blocks, contents)
-        except (tarfile.TarError, EOFError, ValueError, zlib.error) as problem:
+        except (BadGzipFile, EOFError, ValueError, zlib.error) as problem:
             raise Refusal("pack-damaged", "A pack could not be unpacked: %s." % problem, True) from None
         finally:
             places.forget()  # the sidecar unpacks in many folders, one after the other
 
-    def _write(self, path: str, contents: IO[bytes]) -> None:
+    def _write(self, path: str, contents: Contents) -> None:
         place = self._places.get(path)
         if place is None:
             return
@@ -91,7 +95,7 @@ class Unpacker:
                 _write_sparsely(file, data)
             file.truncate()
 
-    def _patch(self, entry: Entry, blocks: list[int], contents: IO[bytes]) -> None:
+    def _patch(self, entry: Entry, blocks: list[int], contents: Contents) -> None:
         place = self._places.get(entry.path)
         if place is None:
             return
@@ -130,10 +134,6 @@ class Unpacker:
                 "incomplete", "%d of %d files are missing or differ: %s" % (len(wrong), len(self._places), first)
             )
         return staged
-
-
-def _tarball(plain: BinaryIO) -> tarfile.TarFile:
-    return tarfile.open(fileobj=plain, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape")
 
 
 def _write_sparsely(file: BinaryIO, data: bytes) -> None:

@@ -30,7 +30,7 @@ def version_here(layout: dict[str, Any], home: str) -> str:
                         found.append(json.loads(file.read(LONGEST))["version"])
                 except (OSError, ValueError, KeyError, TypeError, RecursionError):
                     continue
-    return max((text for text in found if isinstance(text, str) and text[:1].isdigit()), key=rank, default="")
+    return max((text for text in found if isinstance(text, str) and text[:1].isdecimal()), key=rank, default="")
 
 
 def rank(text: str) -> tuple[list[int], bool, str]:

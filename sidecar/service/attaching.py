@@ -18,6 +18,7 @@ from sidecar.service.bodies import Body, Name
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
+from sidecar.service.repeated import Asked
 from sidecar.service.verbs import IdempotencyKey, sidecar_of
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
@@ -108,12 +109,15 @@ async def detach(
     """Stop looking after it."""
     keeper, repeated = keeper_of(request), sidecar_of(request).repeated
     check_memory_id(memory)
-    call = await repeated.begin(key, memory, "detach", {"export": export}) if key else None
+    asked = Asked(key, memory, "detach", {"export": export}) if key else None
+    call = await repeated.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, AttachmentAnswer)
         await keeper.detach(before.attachment)
         return before
     await keeper.find(memory)
+    if asked is not None and call is None:
+        call, _ = await repeated.begin(asked)
     exported = await keeper.save(memory, "detached") if export else None
     assert exported is None or isinstance(exported, ExportReceipt)
     answer = AttachmentAnswer(attachment=await keeper.find(memory), exported=exported)

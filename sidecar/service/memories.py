@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from sidecar.engine import ExportRequest
-from sidecar.engine.archives import adopt, download
+from sidecar.engine.archives import download
 from sidecar.engine.heads import fork, rollback
+from sidecar.engine.limiting import bounds
 from sidecar.engine.looking import (
     MemoryRow,
     compare,
@@ -39,12 +41,14 @@ from sidecar.service.bodies import (
 )
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
-from sidecar.service.verbs import sidecar_of
+from sidecar.service.uploads import MEDIA_TYPES, check_media_type
+from sidecar.service.verbs import ACCEPTED, Wait, accepted, sidecar_of
 from sidecar.spool import CHUNK, spool
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = documented(400, 404, 409, 422, 503)
 CHANGING = documented(400, 404, 409, 413, 422, 503, 507)
+ADOPTING = documented(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
@@ -131,11 +135,11 @@ async def get_diff(
 @router.post(
     "/memories/{memory}/archives",
     response_model=ExportReceipt,
-    responses=CHANGING,
+    responses={**ACCEPTED, **ADOPTING},
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES},
         }
     },
 )
@@ -144,16 +148,22 @@ async def post_archive(
     memory: MemoryId,
     label: Annotated[str, Query(max_length=1000)] = "",
     allow: Annotated[list[str] | None, Query(max_length=10, description="Guards that are not to object.")] = None,
+    wait: Wait = True,
 ) -> Any:
-    """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
-    check_memory_id(memory)
-    async with spool() as scratch:
-        taken = await scratch.take(request.stream())
+    """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
+    sidecar = sidecar_of(request)
+    await sidecar_of(request).engine.repository.admit(memory)
+    check_media_type(request.headers)
+    sidecar.operations.check_intake()
+    engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
+    async with AsyncExitStack() as held:
+        scratch = await held.enter_async_context(spool())
+        within = bounds(engine.limits.of(memory))
+        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
         archive = taken.path.rename(scratch.folder / "upload")  # what the receipt calls it
-        wanted = ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
-        receipt = await adopt(sidecar_of(request).engine, archive, wanted)
-    sidecar_of(request).changed(memory)
-    return receipt
+        operation = sidecar.adopt(archive, wanted)
+        operation.held = held.pop_all()  # it begins when we wait, and needs the file until it has ended
+    return await operation.result() if wait else accepted(operation)
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -53,6 +53,8 @@ class Operation:
     receipt: Receipt | None = None
     problem: SidecarError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What it needs until it has ended, however it ends."""
 
     def about(self, snapshot: str) -> None:
         self.snapshot = snapshot
@@ -124,15 +126,20 @@ class Operations:
 
         What the service does of itself (``ours``) is neither refused for want of room nor while it winds down.
         """
-        if self.stopping and not ours:
-            raise Stopping("The service is about to end and takes no more work.")
-        if len(self._open) >= self._most and not ours:
-            raise TooBusy(f"{len(self._open)} operations run or wait already.")
+        if not ours:
+            self.check_intake()
         self._remember(operation)
         task = asyncio.create_task(self._run(operation, work))
         self._open[task] = operation
         task.add_done_callback(lambda done: self._open.pop(done, None))
         return operation
+
+    def check_intake(self) -> None:
+        """Raise ``TooBusy`` or ``Stopping`` when nothing more is accepted now."""
+        if self.stopping:
+            raise Stopping("The service is about to end and takes no more work.")
+        if len(self._open) >= self._most:
+            raise TooBusy(f"{len(self._open)} operations run or wait already.")
 
     def repeat(self, operation: Operation, receipt: Receipt) -> Operation:
         """An operation that was done before: nothing happens, and its receipt is there."""
@@ -191,6 +198,7 @@ class Operations:
             self._log.exception(f"{operation.kind} broke")
             operation.problem, operation.state = SidecarError(f"An unexpected {type(problem).__name__}."), "failed"
         finally:
+            await operation.held.aclose()
             operation.finished = time.time()
             self._tell(operation)
             operation.ended.set()

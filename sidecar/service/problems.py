@@ -17,6 +17,7 @@ from sidecar.service.attachments import NotAttached
 from sidecar.service.leases import LeaseLost
 from sidecar.service.operations import Stopping, TooBusy
 from sidecar.service.repeated import KeyReused
+from sidecar.service.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.spool import SpoolFull
 
 RETRY_SECONDS = 5
@@ -25,6 +26,9 @@ MEDIA_TYPE = "application/problem+json"
 # The first that fits. What a sandbox or its provider did is a failed dependency, not a failure of the service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
+    (UnsupportedMediaType, 415),
+    (UploadTimeout, 408),
+    (UploadCut, 400),
     (TooBusy, 429),
     (Stopping, 503),
     (errors.MemoryNotFound, 404),
@@ -117,6 +121,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         401: "No valid bearer token",
         403: "The sandbox may not be one here, or the request comes from a page of another origin",
         404: "There is no such thing",
+        408: "The body did not arrive in time",
         409: "It cannot be done as things are",
         410: "The sandbox is gone",
         413: "More than the limits allow",

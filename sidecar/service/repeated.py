@@ -1,12 +1,12 @@
 """Calls that may be sent twice: under one ``Idempotency-Key`` a thing is done once, also across a restart.
 
-The store remembers each key with the snapshot the export will have. A call that comes again finds its receipt there; or,
-if the service died in between, whether that snapshot was made: then it is settled, and not made a second time.
+The store remembers each key with the snapshot the export will have, from the moment the sandbox was reached: a call that
+names a sandbox that is not there, or that the queue refuses, writes nothing. A call that comes again finds its receipt there;
+or, if the service died in between, whether that snapshot was made: then it is settled, and not made a second time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -24,6 +24,7 @@ from sidecar.snapshots.marks import hold
 from sidecar.snapshots.sealed import seal, unseal
 
 LONGEST_KEY = 255
+REUSED = "This Idempotency-Key was used for another call."
 SETTLED = "This call was sent before; the service ended before it could answer, and what it had stored counts."
 
 
@@ -46,30 +47,53 @@ class Call:
     """What was answered."""
 
 
+class Asked:
+    """A call that came under a key. Raise ``UsageError`` for a key that is too long."""
+
+    def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> None:
+        if len(key) > LONGEST_KEY:
+            raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
+        self.key, self.memory, self.kind = key, memory, kind
+        self.digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Under which it can be found while it waits or runs."""
+        return self.memory, self.key
+
+    def check_same(self, other: Asked) -> None:
+        """Raise ``KeyReused`` unless both ask for the same."""
+        if (self.kind, self.digest) != (other.kind, other.digest):
+            raise KeyReused(REUSED)
+
+
 class Repeated:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def begin(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> Call:
-        """Remember a call, or find it remembered. Raise ``KeyReused`` when it was another one."""
-        if len(key) > LONGEST_KEY:
-            raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
-        repository, store = self._engine.repository, self._engine.repository.store
-        digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
-        state, ids = await asyncio.gather(repository.head(memory), repository.snapshot_ids(memory))
-        snapshot, _ = await repository.next_id(memory, state, ids)
-        call = Call(key, memory, kind, digest, snapshot)
+    async def find(self, asked: Asked) -> Call | None:
+        """The call, if it is remembered. Raise ``KeyReused`` when it was another one."""
+        call = await self._find(asked.memory, asked.key)
+        if call is not None and (call.kind, call.body) != (asked.kind, asked.digest):
+            raise KeyReused(REUSED)
+        return call
+
+    async def begin(self, asked: Asked, snapshot: str = "") -> tuple[Call, bool]:
+        """Remember a call, with the snapshot it is to make; or find it remembered, and say so.
+
+        Raise ``KeyReused`` when it was another one.
+        """
+        store = self._engine.repository.store
+        call = Call(asked.key, asked.memory, asked.kind, asked.digest, snapshot)
         await store.prepare()
         try:
-            await store.swap(Keys.of(memory).call(key), _encoded(call), expected=None)
+            await store.swap(Keys.of(asked.memory).call(asked.key), _encoded(call), expected=None)
         except HeadMoved:
-            before = await self._find(memory, key)
+            before = await self.find(asked)
             if before is None:
                 raise
-            if (before.kind, before.body) != (kind, digest):
-                raise KeyReused("This Idempotency-Key was used for another call.") from None
-            return before
-        return call
+            return before, True
+        return call, False
 
     async def _find(self, memory: str, key: str) -> Call | None:
         stored = await self._engine.repository.store.get(Keys.of(memory).call(key))

@@ -13,6 +13,7 @@ from sidecar.service.authorities import ANY, Authority
 FORMS = ("auto", "json", "console")
 LEAST = {
     "concurrency": 1,
+    "uploads": 1,
     "body_bytes": 1,
     "lease": 1,
     "checkpoint_every": 1,
@@ -47,7 +48,9 @@ class Service:
     queue: int = 500
     """How many may wait; more are refused with 429."""
     body_bytes: int = 1 << 20
-    """The largest request, tarballs to be adopted aside."""
+    """The largest request, tarballs to be adopted aside: those may be as large as a pack (``limits.packed_bytes``)."""
+    uploads: int = 8
+    """How many tarballs to be adopted may be on their way in at once; more are refused with 429."""
     connections: int = 600
     """How many connections may be open at once, fewer where the system allows few open files. Idle ones make room for new
     ones; where none is idle, more are refused with 503."""
@@ -100,7 +103,8 @@ def local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
 def address(bind: str) -> tuple[str, int]:
     """The host and port to listen on. Raise ``BadConfig`` when it is none."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535 or not host:
+    number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not number or int(port) > 65535 or not host:
         hint = "Write host:port, such as 127.0.0.1:8077."
         raise BadConfig(f"{bind!r} is no address to listen on.", hint=hint, at=("service", "bind"))
     return host.strip("[]"), int(port)

@@ -6,19 +6,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.archives import adopt
 from sidecar.engine.guards import check_reasons
-from sidecar.errors import SidecarError
+from sidecar.engine.parts import Reached
 from sidecar.retention.forgetting import Forgot
 from sidecar.service.events import Events
 from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
-from sidecar.service.repeated import Call, Repeated
+from sidecar.service.repeated import Asked, Call, Repeated
 from sidecar.service.sandboxes import Sandboxes
 from sidecar.service.settings import Service, local_policy
+from sidecar.service.uploads import Uploads
 from sidecar.wiring import open_sandbox
+
+
+class _Begun(Exception):
+    """The call is remembered already: it is under way elsewhere, or was when a service died."""
 
 
 class Sidecar:
@@ -33,21 +40,23 @@ class Sidecar:
         self.repeated = Repeated(engine)
         self.on_change: list[Callable[[str], None]] = []
         """Called with a memory whose head was moved, or that was deleted, other than by an export."""
-        self._by_key: dict[tuple[str, str], Operation] = {}
+        self.uploads = Uploads(settings.uploads)
+        self._by_key: dict[tuple[str, str], tuple[Asked, Operation]] = {}
+        """Calls under a key that wait or run."""
 
     async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
         """Accept an export. Under a ``key`` that was used before, it is that one."""
         await self.engine.repository.admit(request.memory)
         check_reasons(request.allow)
 
-        async def work(operation: Operation, call: Call | None) -> Receipt:
+        async def work(operation: Operation, call: Call | None, reached: Reached | None) -> Receipt:
             ours = request
             if call is not None:
                 if (stored := await self.repeated.settled(call, sandbox)) is not None:
                     return stored
                 ours = replace(request, snapshot=call.snapshot)
             async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await export(replace(self.engine, progress=operation), box, ours)
+                return await export(replace(self.engine, progress=operation, reached=reached), box, ours)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
         return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
@@ -58,48 +67,84 @@ class Sidecar:
         """Accept a restore. Under a ``key`` that was used before, it is that one."""
         await self.engine.repository.admit(request.memory)
 
-        async def work(operation: Operation, call: Call | None) -> Receipt:
+        async def work(operation: Operation, call: Call | None, reached: Reached | None) -> Receipt:
             async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await restore(replace(self.engine, progress=operation), box, request)
+                return await restore(replace(self.engine, progress=operation, reached=reached), box, request)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
+    def adopt(self, archive: Path, request: ExportRequest) -> Operation:
+        """Accept a tarball, to be exported as if it were a sandbox. The file must be there until that has ended."""
+        check_reasons(request.allow)
+
+        async def work(operation: Operation) -> Receipt:
+            return await adopt(replace(self.engine, progress=operation), archive, request)
+
+        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
+
     async def _accept(
         self,
         operation: Operation,
-        work: Callable[[Operation, Call | None], Awaitable[Receipt]],
+        work: Callable[[Operation, Call | None, Reached | None], Awaitable[Receipt]],
         key: str,
         body: dict[str, Any],
     ) -> Operation:
         if not key:
-            return self.operations.start(operation, lambda started: work(started, None))
-        running = self._by_key.get((operation.memory, key))
-        call = await self.repeated.begin(key, operation.memory, operation.kind, body)
-        if running is not None and not running.ended.is_set():
-            return running
-        if (answered := self.repeated.answered(call)) is not None:
-            return self.operations.repeat(operation, answered)
+            return self.operations.start(operation, lambda started: work(started, None, None))
+        asked = Asked(key, operation.memory, operation.kind, body)
+        running = self._by_key.get(asked.place)
+        call = await self.repeated.find(asked)
         # From here to the start nothing else runs: two repetitions cannot both start.
-        running = self._by_key.get((operation.memory, key))
-        if running is not None and not running.ended.is_set():
-            return running
+        running = running or self._by_key.get(asked.place)
+        if running is not None:
+            before, under_way = running
+            asked.check_same(before)
+            return under_way
+        if call is not None and (answered := self.repeated.answered(call)) is not None:
+            return self.operations.repeat(operation, answered)
 
         async def once(started: Operation) -> Receipt:
             try:
-                # One that fails is not forgotten: what it may have stored already is settled by its repetition.
-                receipt = await work(started, call)
-                await self.repeated.end(call, receipt.as_dict())
-                return receipt
+                return await self._once(started, work, asked, call)
             finally:
-                self._by_key.pop((operation.memory, key), None)
+                self._by_key.pop(asked.place, None)
 
-        self._by_key[operation.memory, key] = operation
+        started = self.operations.start(operation, once)
+        self._by_key[asked.place] = asked, started
+        return started
+
+    async def _once(
+        self,
+        operation: Operation,
+        work: Callable[[Operation, Call | None, Reached | None], Awaitable[Receipt]],
+        asked: Asked,
+        call: Call | None,
+    ) -> Receipt:
+        """Do it, if it was not done before, and remember the answer.
+
+        A key is remembered from when the sandbox was reached: a call that comes to nothing before that leaves no trace. One
+        that fails later is not forgotten: what it may have stored already is settled by its repetition.
+        """
+
+        async def reached(snapshot: str) -> None:
+            nonlocal call
+            if call is not None:  # it began anew
+                return
+            call, before = await self.repeated.begin(asked, snapshot)
+            if before:
+                raise _Begun
+
         try:
-            return self.operations.start(operation, once)
-        except SidecarError:
-            self._by_key.pop((operation.memory, key), None)
-            raise
+            receipt = await work(operation, call, None if call else reached)
+        except _Begun:  # by another service, since we looked
+            assert call is not None
+            if (answered := self.repeated.answered(call)) is not None:
+                return answered
+            receipt = await work(operation, call, None)
+        if call is not None:
+            await self.repeated.end(call, receipt.as_dict())
+        return receipt
 
     def changed(self, memory: str) -> None:
         for call in self.on_change:

@@ -50,7 +50,7 @@ async def export_memory(
         allow=tuple(body.allow),
     )
     operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, key=key)
-    return await operation.result() if wait else _accepted(operation)
+    return await operation.result() if wait else accepted(operation)
 
 
 @router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
@@ -68,7 +68,7 @@ async def restore_memory(
     operation = await sidecar_of(request).restore(
         wanted, body.sandbox, wake=body.wake, key=key, conversation=body.conversation
     )
-    return await operation.result() if wait else _accepted(operation)
+    return await operation.result() if wait else accepted(operation)
 
 
 @router.get("/operations/{id}", responses=documented(404, 422))
@@ -84,7 +84,8 @@ async def look_at_operation(request: Request, id: str) -> OperationAnswer:
     return _standing(operation)
 
 
-def _accepted(operation: Operation) -> Response:
+def accepted(operation: Operation) -> Response:
+    """The answer to a caller that does not wait."""
     from fastapi.encoders import jsonable_encoder
 
     where = f"/v1/operations/{operation.id}"

@@ -16,22 +16,26 @@ from sidecar.inside.rules import SECRET_ENDS, SECRET_NAMES, alternatives
 from sidecar.layouts import Layout, Root
 
 
+def named_roots(layouts: Iterable[Layout], projects: list[str] | None) -> list[tuple[str, Layout, Root, str]]:
+    """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is."""
+    named = []
+    numbers: dict[str, int] = {}
+    for layout in layouts:
+        for root in layout.roots:
+            for place in _places(root, projects):
+                number = numbers[root.name] = numbers.get(root.name, 0) + 1
+                named.append((root.name if number == 1 else f"{root.name}-{number}", layout, root, place))
+    return named
+
+
 def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
     """The shell half of an export request."""
-    roots = [
-        (layout, root, place)
-        for layout in layouts
-        for root in layout.roots
-        for place in _places(root, request["projects"])
-    ]
+    roots = named_roots(layouts, request["projects"])
     lines = [*_common(request)]
-    numbers: dict[str, int] = {}
     firsts: dict[str, int] = {}
-    for number, (layout, root, place) in enumerate(roots, 1):
+    for number, (name, layout, _, place) in enumerate(roots, 1):
         first = firsts.setdefault(layout.name, number)
-        numbers[root.name] = numbers.get(root.name, 0) + 1
-        name = root.name if numbers[root.name] == 1 else f"{root.name}-{numbers[root.name]}"
-        lines += [f"name_{number}={name}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
+        lines += [f"name_{number}={shlex.quote(name)}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
         lines += [
             f"databases_{number}={shlex.quote(' '.join(_databases(layout)))}",
             _select(number, layout, exporting=True) if first == number else _as(number, first),
@@ -44,7 +48,8 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
     lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
     for number, (name, place, layout) in enumerate(roots, 1):
-        lines += [f"name_{number}={name}", f"folder_{number}={place}", _select(number, layout, exporting=False)]
+        lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
+        lines.append(_select(number, layout, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([*lines, _text("restore.sh")])
 
@@ -189,4 +194,4 @@ def _text(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text("utf-8")
 
 
-__all__ = ["export_script", "place_of", "restore_script"]
+__all__ = ["export_script", "named_roots", "place_of", "restore_script"]

@@ -69,7 +69,7 @@ for root in $roots; do
         fi
     fi
     [ -n "$(ls -A "$work/stage/$name")" ] || continue
-    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$folder")\"}"
+    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$(CDPATH='' cd "$folder" && pwd)")\"}"
 done
 ( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
 rm -rf "$work/stage"

@@ -10,7 +10,6 @@ from functools import partial
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.inside.index import FILE, Entry
-from sidecar.inside.refusal import Refusal
 from sidecar.ports import Store
 from sidecar.sink import claude_mem, codymaster, markdown
 from sidecar.sink.records import Record, clean, shown_path
@@ -19,6 +18,7 @@ from sidecar.snapshots.fetch import fetch
 from sidecar.snapshots.fold import materialise
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool, SpoolFull
+from sidecar.threads import run_long
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 << 20
@@ -35,9 +35,9 @@ async def snapshot_records(store: Store, manifest: Manifest, scratch: Spool) -> 
     fetched = await fetch(store, manifest, scratch)
     wanted = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE and _holds_records(path)}
     try:
-        staged = await asyncio.to_thread(materialise, fetched.pack_files(), wanted, scratch.new())
-    except Refusal as refused:
-        raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be read: {refused.message}") from None
+        staged = await run_long(materialise, fetched.pack_files(), wanted, scratch.new())
+    except SnapshotDamaged as damage:
+        raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be read: {damage.message}") from None
     except OSError as problem:
         raise SpoolFull(f"Snapshot {manifest.snapshot} could not be unpacked in {scratch.folder}: {problem}.") from None
     hints = {root.name: root.hint for root in manifest.roots}

@@ -6,6 +6,7 @@ block in memory.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import itertools
@@ -28,68 +29,63 @@ from sidecar.errors import (
 from sidecar.inside import digests
 from sidecar.inside.compression import opened
 from sidecar.inside.index import DIR, FILE, LINK, Change, Index, load
-from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK
+from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK, member_of
+from sidecar.inside.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, Contents, SparseMember, Tarball, TooLarge
 from sidecar.limits import Limits
 from sidecar.progress import Progress, Unwatched
 from sidecar.snapshots.claims import check_path
+from sidecar.threads import Deadline
 
-HEADER_ALLOWANCE = 16 * 1024
-LONGEST_HEADER = 16 * 1024
 LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
 
 
-EXTENSIONS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
+class _Watched(io.RawIOBase):
+    """Bytes that pass: counted, and only for so long."""
 
-
-class CarefulMember(tarfile.TarInfo):
-    """A tar member whose extension headers may not fill the memory, and which must be a plain file, folder or link."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in EXTENSIONS and self.size > LONGEST_HEADER:
-            raise PackBomb("A tarball's extension header is too large.")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise UnsafeMember(f"{self.name!r} is a sparse member, which is not read.")
-        member: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
-        if any(key.startswith("GNU.sparse") for key in getattr(member, "pax_headers", {})):
-            raise UnsafeMember(f"{member.name!r} is a sparse member, which is not read.")
-        return member
-
-
-class _Bounded(io.RawIOBase):
-    """Decompressed bytes, counted: more than expected is a bomb."""
-
-    def __init__(self, stream: BinaryIO, most: int, progress: Progress) -> None:
-        self._stream, self._left, self._progress = stream, most, progress
+    def __init__(self, stream: BinaryIO, most: int | None, progress: Progress, deadline: Deadline | None) -> None:
+        self._stream, self._left, self._progress, self._deadline = stream, most, progress, deadline
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._deadline is not None:
+            self._deadline.check()
         data = self._stream.read(len(buffer))
-        self._left -= len(data)
-        if self._left < 0:
-            raise PackBomb("A pack unpacks to more than it should hold.")
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                raise PackBomb("A tarball unpacks to more than it should hold.")
         self._progress.advance(len(data))
         buffer[: len(data)] = data
         return len(data)
 
 
-def bounded(plain: BinaryIO, most: int, progress: Progress | None = None) -> BinaryIO:
-    """A stream that must end after ``most`` bytes."""
-    return io.BufferedReader(_Bounded(plain, most, progress or Unwatched()), CHUNK)
+@contextlib.contextmanager
+def unpacked(
+    pack: Path, codec: str, most: int, progress: Progress | None = None, deadline: Deadline | None = None
+) -> Iterator[BinaryIO]:
+    """The plain bytes of a file, which must end after ``most``. Raise ``PackBomb`` or ``UnpackTimeout`` from its reads."""
+    with pack.open("rb", buffering=0) as file, contextlib.ExitStack() as stack:
+        # Also where it is compressed: what comes out of it may be nothing for a long time.
+        packed = io.BufferedReader(_Watched(file, None, Unwatched(), deadline), CHUNK)
+        plain = stack.enter_context(opened(packed, codec)) if codec else packed
+        yield io.BufferedReader(_Watched(plain, most, progress or Unwatched(), deadline), CHUNK)
 
 
-def open_tar(plain: BinaryIO) -> tarfile.TarFile:
-    """A tarball as a stream of careful members."""
-    return tarfile.open(
-        fileobj=plain, mode="r|", bufsize=CHUNK, tarinfo=CarefulMember, encoding="utf-8", errors="surrogateescape"
-    )
+def tar_members(
+    plain: BinaryIO, most: int, longest_header: int = LONGEST_HEADER
+) -> Iterator[tuple[tarfile.TarInfo, Contents]]:
+    """The members of a tarball of at most so many bytes, each with its contents.
+
+    Raise ``PackBomb`` when it says that it holds more, ``UnsafeMember`` for sparse members.
+    """
+    try:
+        yield from Tarball(plain, most, longest_header)
+    except TooLarge as problem:
+        raise PackBomb(f"The tarball is refused: {problem}.") from None
+    except SparseMember as problem:
+        raise UnsafeMember(f"The tarball is refused: {problem}.") from None
 
 
 def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
@@ -125,25 +121,21 @@ UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdErr
 """What reading a tarball that is not one can raise."""
 
 
-def check_pack(pack: Path, codec: str, index: Index, progress: Progress | None = None) -> None:
+def check_pack(
+    pack: Path, codec: str, index: Index, progress: Progress | None = None, deadline: Deadline | None = None
+) -> None:
     """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
     expected = _expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
-        with pack.open("rb") as file, opened(file, codec) as plain:
-            stream = bounded(plain, allowance, progress)
-            with open_tar(stream) as tar:
-                for member in tar:
-                    change, length = _claimed(member, expected)
-                    if member.size != length:
-                        raise SizeMismatch(
-                            f"{member.name!r} has {member.size} bytes in the pack, {length} in its index."
-                        )
-                    if change.entry.type == FILE:
-                        contents = tar.extractfile(member)
-                        assert contents is not None
-                        _check_contents(change, contents)  # type: ignore[arg-type]
-            while stream.read(CHUNK):  # what hides behind the end mark is counted too
+        with unpacked(pack, codec, allowance, progress, deadline) as plain:
+            for member, contents in tar_members(plain, allowance):
+                change, length = _claimed(member, expected)
+                if member.size != length:
+                    raise SizeMismatch(f"{member.name!r} has {member.size} bytes in the pack, {length} in its index.")
+                if change.entry.type == FILE:
+                    _check_contents(change, contents)
+            while plain.read(CHUNK):  # what hides behind the end mark is counted too
                 pass
     except UNREADABLE as problem:
         raise BadAnswer(f"The pack cannot be read: {problem}.") from None
@@ -159,12 +151,9 @@ def _expected(index: Index) -> dict[str, tuple[Change, int]]:
         if entry.type != FILE:
             if index.kind == "full":
                 members[entry.path] = (change, 0)
-        elif blocks is None:
-            members[entry.path] = (change, entry.size)
-        elif blocks:
-            last = digests.block_count(entry.size, entry.block) - 1
-            short = (last + 1) * entry.block - entry.size if blocks[-1] == last else 0
-            members[BLOCKS_PREFIX + entry.path] = (change, len(blocks) * entry.block - short)
+        elif blocks is None or blocks:
+            name, length = member_of(change)
+            members[name] = (change, length)
     return members
 
 
@@ -187,7 +176,7 @@ def check_member(member: tarfile.TarInfo) -> None:
         raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
 
 
-def _check_contents(change: Change, contents: BinaryIO) -> None:
+def _check_contents(change: Change, contents: Contents) -> None:
     entry, blocks = change
     if blocks is None:
         digest, sums, _ = digests.digest_of_stream(contents, entry.size, entry.block)

@@ -7,14 +7,19 @@ pack's size doubles; once the deltas outweigh half the full pack, everything bec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import zstandard
+
+from sidecar.errors import SnapshotDamaged
 from sidecar.inside.digests import SUM_BYTES, block_count
 from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index
 from sidecar.inside.layers import apply_index, layered
 from sidecar.inside.packing import Packer
+from sidecar.inside.refusal import Refusal
 from sidecar.inside.unpacking import Staged, Unpacker
 
 MOST_PACKS = 8
@@ -47,12 +52,24 @@ def first_to_fold(sizes: list[int]) -> int:
 
 
 def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
-    """Unpack a snapshot's files into a folder and check them all."""
+    """Unpack a snapshot's files into a folder and check them all. Raise ``SnapshotDamaged``."""
     unpacker = _unpacker(entries, entries, folder)
-    for pack in packs:
-        with pack.path.open("rb") as stream:
-            unpacker.apply(stream, pack.codec, pack.index)
-    return unpacker.checked()
+    with _damage_told():
+        for pack in packs:
+            with pack.path.open("rb") as stream:
+                unpacker.apply(stream, pack.codec, pack.index)
+        return unpacker.checked()
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """The reader is that of the in-sandbox program: what it refuses is here a snapshot that is not whole."""
+    try:
+        yield
+    except Refusal as refused:
+        raise SnapshotDamaged(refused.message) from None
+    except zstandard.ZstdError as problem:
+        raise SnapshotDamaged(f"A pack could not be unpacked: {problem}.") from None
 
 
 def _unpacker(wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False) -> Unpacker:
@@ -86,9 +103,10 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
     touched = _touched(deltas)
     touched_entries = {path: entries[path] for path in touched if path in entries}
     unpacker = _unpacker(touched_entries, entries, folder, partial=True)
-    for delta in deltas:
-        with delta.path.open("rb") as stream:
-            unpacker.apply(stream, delta.codec, delta.index)
+    with _damage_told():
+        for delta in deltas:
+            with delta.path.open("rb") as stream:
+                unpacker.apply(stream, delta.codec, delta.index)
     changes: list[Change] = []
     with target.open("wb", buffering=0) as file:
         packer = Packer(file, allow_zstd=any(delta.codec == "zst" for delta in deltas))

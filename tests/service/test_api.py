@@ -77,10 +77,11 @@ def test_tarballs_go_out_and_in(service: Service, home: Path) -> None:
     assert archive.headers["content-type"] == "application/gzip"
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         assert ".claude-mem/claude-mem.db" in tar.getnames()
-    adopted = service.http.post(path("twin", "archives"), content=archive.content)
+    gzip = {"Content-Type": archive.headers["content-type"]}
+    adopted = service.http.post(path("twin", "archives"), content=archive.content, headers=gzip)
     assert (adopted.status_code, adopted.json()["outcome"]) == (200, "committed")
     assert service.http.get(path("twin")).json()["files"] == service.http.get(path("me")).json()["files"]
-    refused = service.http.post(path("twin", "archives"), content=b"no tarball").json()
+    refused = service.http.post(path("twin", "archives"), content=b"no tarball", headers=gzip).json()
     assert adopted.json()["sandbox"] == "import:upload"
     assert refused["detail"].startswith("upload cannot be read as a tarball")
 

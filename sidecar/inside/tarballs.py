@@ -1,0 +1,190 @@
+"""Read a tarball as a stream, and believe nothing that it says.
+
+``tarfile`` is not made for hostile input. Its streams go on "reading" for as long as a header says, also when nothing comes any
+more; extension headers of any size are read into memory, and copied for each member; and a header that is damaged is
+taken for the end. So only single headers are left to it here. All that a header announces is compared with what may still
+come before anything is read, and whatever does not come is an error.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from typing import BinaryIO, Iterator
+
+BLOCK = tarfile.BLOCKSIZE
+CHUNK = 1 << 20
+LONGEST_HEADER = 16 << 10
+HEADER_ALLOWANCE = 16 << 10
+"""Bytes for each member besides its contents, where a pack may have only so many."""
+MOST_HEADERS = 8
+"""How many extension headers may stand before one member: honest writers need two or three."""
+MOST_RECORDS = 1000
+LONGEST_SIZE = 20
+"""Digits of a size: more than 64 bits need is not a number of bytes."""
+
+OWN = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+
+class BadTarball(ValueError):
+    """It is not a whole tarball."""
+
+
+class TooLarge(BadTarball):
+    """It says that it holds more than it may."""
+
+
+class SparseMember(BadTarball):
+    """Sparse members say where in a file each piece belongs; nothing of ours has any."""
+
+
+class Contents:
+    """The bytes of one member, to be read before the next member is asked for."""
+
+    def __init__(self, tarball: Tarball, size: int) -> None:
+        self._tarball = tarball
+        self._left = size
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes, less only at the end. Raise BadTarball when they are not there."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        self._left -= wanted
+        return self._tarball.take(wanted)
+
+
+class Tarball:
+    """The members of a tarball, each with its contents, for as long as there are any.
+
+    ``most`` is how many bytes there may be in all, headers included. Raise BadTarball, TooLarge or SparseMember.
+    """
+
+    def __init__(self, stream: BinaryIO, most: int, longest_header: int = LONGEST_HEADER) -> None:
+        self._stream = stream
+        self._left = most
+        self._longest_header = longest_header
+        self._common: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, Contents]]:
+        while True:
+            member = self._next()
+            if member is None:
+                return
+            # As tarfile has it: links, folders and devices have no contents, whatever their size says.
+            has = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
+            size = member.size if has else 0
+            self._check_size(member, size)
+            contents = Contents(self, size)
+            yield member, contents
+            while contents.read(CHUNK):
+                pass
+            self.take(-size % BLOCK)
+
+    def take(self, size: int) -> bytes:
+        """Exactly so many bytes of the stream. Raise BadTarball when it ends before."""
+        if size > self._left:
+            raise TooLarge("it holds more than it may")
+        data = self._stream.read(size) if size else b""
+        if len(data) < size:
+            pieces = [data]
+            missing = size - len(data)
+            while missing:
+                piece = self._stream.read(missing)
+                if not piece:
+                    raise BadTarball("it ends before it should")
+                pieces.append(piece)
+                missing -= len(piece)
+            data = b"".join(pieces)
+        self._left -= size
+        return data
+
+    def _next(self) -> tarfile.TarInfo | None:
+        """The next member, with what its extension headers say of it; ``None`` at the mark for the end."""
+        own: dict[str, str] = {}
+        for _ in range(MOST_HEADERS + 1):
+            block = self.take(BLOCK)
+            if block.count(0) == BLOCK:
+                if own:
+                    raise BadTarball("it ends between a header and its member")
+                return None
+            try:
+                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except tarfile.HeaderError as problem:
+                raise BadTarball("it has a damaged header: %s" % problem) from None
+            if member.type in OWN:
+                own.update(_records(self._extension(member)))
+            elif member.type == tarfile.XGLTYPE:
+                self._common.update(_records(self._extension(member)))
+                if sum(len(key) + len(value) for key, value in self._common.items()) > self._longest_header:
+                    raise TooLarge("its headers for all members are too large")
+            elif member.type in LONG:
+                key = "path" if member.type == tarfile.GNUTYPE_LONGNAME else "linkpath"
+                own[key] = _text(self._extension(member).partition(b"\0")[0])
+            else:
+                return self._completed(member, own)
+        raise TooLarge("it has more headers about one member than any has")
+
+    def _extension(self, member: tarfile.TarInfo) -> bytes:
+        if member.size > self._longest_header:
+            raise TooLarge("an extension header of it is too large")
+        self._check_size(member, member.size)
+        return self.take(member.size + -member.size % BLOCK)[: member.size]
+
+    def _completed(self, member: tarfile.TarInfo, own: dict[str, str]) -> tarfile.TarInfo:
+        said = {**self._common, **own} if own else self._common
+        if member.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in said):
+            raise SparseMember("%r is a sparse member, which is not read" % member.name[:200])
+        # An empty value takes back what the headers before it said.
+        if said.get("path"):
+            member.name = said["path"]
+        if said.get("linkpath"):
+            member.linkname = said["linkpath"]
+        if said.get("size"):
+            member.size = _size(said["size"])
+        if said.get("mtime"):
+            member.mtime = _time(said["mtime"])
+        if member.isdir():
+            member.name = member.name.rstrip("/")
+        member.pax_headers = said
+        return member
+
+    def _check_size(self, member: tarfile.TarInfo, size: int) -> None:
+        if member.size < 0:
+            raise BadTarball("%r has a negative size" % member.name[:200])
+        if size > self._left:
+            raise TooLarge("%r is said to have %d bytes, more than there may be in all" % (member.name[:200], size))
+
+
+def _records(data: bytes) -> dict[str, str]:
+    """The records of a pax header: ``LENGTH KEY=VALUE`` and a newline each, the length being that of all of it."""
+    records: dict[str, str] = {}
+    at = count = 0
+    while at < len(data):
+        digits = data[at : at + LONGEST_SIZE].partition(b" ")[0]
+        length = int(digits) if digits.isdigit() else 0
+        key, equals, value = data[at + len(digits) + 1 : at + length].partition(b"=")
+        if at + length > len(data) or not key or not equals or not value.endswith(b"\n"):
+            raise BadTarball("it has a pax header that is none")
+        records[_text(key)] = _text(value[:-1])
+        at += length
+        count += 1
+        if count > MOST_RECORDS:
+            raise TooLarge("a pax header of it has more records than any member needs")
+    return records
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _size(text: str) -> int:
+    # int() takes digits of any script, blanks and underscores as well; another reader would see another size.
+    if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_SIZE):
+        raise BadTarball("a member of it has a size that is no number")
+    return int(text)
+
+
+def _time(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
