@@ -152,7 +152,7 @@ async def post_archive(
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
     sidecar = sidecar_of(request)
-    await sidecar_of(request).engine.repository.admit(memory)
+    await sidecar.engine.repository.admit(memory)
     check_media_type(request.headers)
     sidecar.operations.check_intake()
     engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
