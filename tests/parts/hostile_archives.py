@@ -334,14 +334,14 @@ def engine_for(folder: Path, **limits: Any) -> Engine:
     return engine_at(folder / "store", **({"limits": Limits(**limits)} if limits else {}))
 
 
-async def read_archive(engine: Engine, archive: Path) -> str:
+async def read_archive(engine: Engine, archive: Path, memory: str = MEMORY) -> str:
     """Import a tarball: the error's code, why it was rejected, or else the outcome."""
-    return await _code(adopt(engine, archive, ExportRequest(memory=MEMORY)))
+    return await _code(adopt(engine, archive, ExportRequest(memory=memory)))
 
 
-async def read_answer(engine: Engine, tarball: bytes, said: dict[str, Any]) -> str:
+async def read_answer(engine: Engine, tarball: bytes, said: dict[str, Any], memory: str = MEMORY) -> str:
     """Export from a sandbox without Python: the error's code, why it was rejected, or else the outcome."""
-    return await _code(export(engine, BareForgery(tarball, said), ExportRequest(memory=MEMORY, layouts=ASKED)))
+    return await _code(export(engine, BareForgery(tarball, said), ExportRequest(memory=memory, layouts=ASKED)))
 
 
 async def _code(work: Any) -> str:
@@ -451,8 +451,8 @@ class Chance:
 
     def member(self) -> bytes:
         """One member, or what should have been one."""
-        kind = self.random.randrange(12)
-        if kind < 4:
+        kind = self.random.choices(range(3, 12), [6, 1, 2, 1, 3, 1, 1, 2, 0.5])[0]
+        if kind == 3:
             return self._named(lambda name: file(name, self.contents()))
         if kind == 4:
             return self._named(folder)
@@ -500,12 +500,12 @@ class Chance:
             pieces.insert(self.random.randint(0, len(pieces)), self.member())
         if self.often(0.05):
             pieces += [header(f"memory/{number}", 0) for number in range(700)]
-        text = b"".join(pieces) + self.random.choice([END, END, END, bytes(512), b"", bytes(10_240), END + b"x" * 700])
-        if self.often(0.1):
+        text = b"".join(pieces) + self.random.choice([*[END] * 12, bytes(512), b"", bytes(10_240), END + b"x" * 700])
+        if self.often(0.06):
             text = bytearray(text)
             for _ in range(self.random.randint(1, 8)):
                 text[self.random.randrange(len(text))] ^= 1 << self.random.randrange(8)
-        return bytes(text[: self.random.randrange(len(text))] if self.often(0.07) and text else text)
+        return bytes(text[: self.random.randrange(len(text))] if self.often(0.03) and text else text)
 
     def packed(self, tar: bytes) -> bytes:
         """Compressed in one way or another, whole or not."""
@@ -574,9 +574,9 @@ def read_seed(seed: int, folder: Path) -> tuple[str, str]:
     if kind == "archive":
         archive = folder / "archive"
         archive.write_bytes(chance.archive())
-        return kind, asyncio.run(read_archive(engine, archive))
+        return kind, asyncio.run(read_archive(engine, archive, f"seed-{seed}"))
     tar, said = chance.answer()
-    return kind, asyncio.run(read_answer(engine, tar, said))
+    return kind, asyncio.run(read_answer(engine, tar, said, f"seed-{seed}"))
 
 
 def _elsewhere(make: Make, target: Path) -> None:
