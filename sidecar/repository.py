@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -24,7 +24,8 @@ from sidecar.errors import (
 from sidecar.ids import Keys, is_snapshot_id, new_snapshot_id
 from sidecar.ports import Store
 from sidecar.snapshots.folders import memories_in
-from sidecar.snapshots.manifest import Head, Manifest
+from sidecar.snapshots.history import rebuilt_head
+from sidecar.snapshots.manifest import LONGEST_HISTORY, Head, Manifest
 from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
@@ -46,6 +47,16 @@ class HeadState:
     @property
     def snapshot(self) -> str:
         return self.head.snapshot if self.head else ""
+
+    def trouble(self, manifests: Mapping[str, Manifest | SnapshotDamaged]) -> str:
+        """What is wrong with the head of a memory that has these snapshots; empty when nothing is, or there never was one."""
+        if self.problem:
+            return self.problem
+        if self.snapshot:
+            named = f"The head names snapshot {self.snapshot}, which has no manifest."
+            return "" if self.snapshot in manifests else named
+        eligible = any(not isinstance(one, Manifest) or not one.rejected for one in manifests.values())
+        return "The head is missing." if self.version is None and eligible else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,15 @@ class Repository:
         if not isinstance(damage, NotSigned):
             await self.store.put(Keys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
 
+    async def damages(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
+        """What was found wrong with snapshots, as ``mark_damaged`` was told."""
+        found = {}
+        for snapshot in snapshots:
+            stored = await self.store.get(Keys.of(memory).damage(snapshot))
+            if stored is not None:
+                found[snapshot] = stored.data.decode("utf-8", "replace")
+        return found
+
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
         await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])
 
@@ -182,8 +202,14 @@ class Repository:
         await self.store.swap(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None)
 
     async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
-        """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise."""
+        """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise.
+
+        One that takes the place of a head which is damaged or gone remembers what the manifests say was head before.
+        """
         head = Head.at(manifest, datetime.now(UTC), state.head)
+        if state.head is None and (before := await self.rebuilt_head(manifest.memory)) is not None:
+            past = [one for one in before.history if one[0] != manifest.snapshot]
+            head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
         key = Keys.of(manifest.memory).head
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
@@ -199,6 +225,11 @@ class Repository:
             await self.witnesses.add(head, state.head)
         await self.keep(manifest)
         return head
+
+    async def rebuilt_head(self, memory: str) -> Head | None:
+        """What was head, as the manifests tell it; for when the head itself cannot be read."""
+        manifests = await self.manifests(memory, await self.snapshot_ids(memory))
+        return rebuilt_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
 
     async def keep(self, manifest: Manifest) -> None:
         """See that a snapshot just made the head, or pinned, is still there.
@@ -227,10 +258,14 @@ class Repository:
         return any(not isinstance(manifest, Manifest) or not manifest.rejected for manifest in manifests.values())
 
     async def candidates(self, memory: str) -> AsyncIterator[str]:
-        """What to restore, best first: the head, what was head before it, then the rest, newest first."""
+        """What to restore, best first: the head, what was head before it, then the rest, newest first.
+
+        Where the head cannot be read, the manifests tell what was.
+        """
         state = await self.head(memory)
         ids = await self.snapshot_ids(memory)
-        past = [snapshot for snapshot, _ in state.head.history] if state.head else []
+        head = state.head or await self.rebuilt_head(memory)
+        past = [snapshot for snapshot, _ in head.history] if head else []
         for snapshot in dict.fromkeys(
             [snapshot for snapshot in past if snapshot in ids or snapshot == state.snapshot] + ids
         ):

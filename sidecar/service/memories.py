@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives import adopt, download
-from sidecar.engine.heads import fork, rollback
+from sidecar.engine.heads import Acceptance, accept, fork, rollback
 from sidecar.engine.looking import (
     MemoryRow,
     compare,
@@ -27,6 +27,7 @@ from sidecar.engine.looking import (
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
 from sidecar.service.bodies import (
+    AcceptanceBody,
     DeleteAnswer,
     DiffAnswer,
     ForkAnswer,
@@ -37,6 +38,7 @@ from sidecar.service.bodies import (
     SnapshotAnswer,
     SnapshotsAnswer,
 )
+from sidecar.service.events import tell_accepted
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
 from sidecar.service.verbs import sidecar_of
@@ -65,7 +67,7 @@ async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
 async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
     """A memory's snapshots, newest first."""
     state, rows = await list_snapshots(sidecar_of(request).engine.repository, memory)
-    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows)
+    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
@@ -170,6 +172,24 @@ async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAn
     head, before = await rollback(sidecar_of(request).engine.repository, check_memory_id(memory), body.snapshot)
     sidecar_of(request).changed(memory)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+
+
+@router.post("/memories/{memory}/acceptances", responses=CHANGING)
+async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody | None = None) -> Acceptance:
+    """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
+    sidecar, wanted = sidecar_of(request), body.snapshot if body is not None else ""
+    done = await accept(sidecar.engine.repository, check_memory_id(memory), wanted)
+    tell_accepted(
+        sidecar.events,
+        memory=memory,
+        by="person",
+        snapshot=done.head,
+        reasons=[done.reason.code],
+        replaced=done.previous,
+        pinned=done.pinned,
+    )
+    sidecar.changed(memory)
+    return done
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
