@@ -22,6 +22,7 @@ from sidecar.retention.pins import drop_automatic_pins, pin_automatically
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.refusals import (
     Origin,
+    Refusals,
     Tally,
     count_refusal,
     digest,
@@ -54,13 +55,12 @@ async def weigh(run: Run, answer: ExportAnswer, reasons: Sequence[Reason], origi
         return Verdict(None)
     if run.state.head is None or run.request.adopt or not await run.continues(answer):
         return Verdict(reasons[0])
-    refusals, version = await read_refusals(run.engine.repository.store, run.state.head)
-    if version is None:
-        return Verdict(reasons[0])
+    refusals, _ = await read_refusals(run.engine.repository.store, run.state.head)
+    everything = refusals.with_earlier(origin, await _uncounted(run, refusals, origin))
     longest: Tally | None = None
     for reason in reasons:
-        tally = refusals.before(origin, reason.code) if reason.code in REPEATABLE else None
-        if tally is None or not await _is_enough(run, tally):
+        tally = everything.before(origin, reason.code) if reason.code in REPEATABLE else None
+        if tally is None or not await _is_enough(run, tally, refusals.before(origin, reason.code)):
             return Verdict(reason)
         longest = tally if longest is None or tally.since < longest.since else longest
     assert longest is not None
@@ -74,15 +74,23 @@ async def weigh(run: Run, answer: ExportAnswer, reasons: Sequence[Reason], origi
     return Verdict(None, accepted)
 
 
-async def _is_enough(run: Run, tally: Tally) -> bool:
+async def _uncounted(run: Run, refusals: Refusals, origin: Origin) -> list[Manifest]:
+    """What was refused from a sandbox and is not counted: whoever did so ended too soon, or is of an earlier version."""
+    names = refusals.unknown(origin)
+    found = (await run.engine.repository.manifests(run.request.memory, names)).values() if names else ()
+    return [manifest for manifest in found if isinstance(manifest, Manifest) and manifest.rejected]
+
+
+async def _is_enough(run: Run, tally: Tally, timed: Tally | None) -> bool:
+    """``timed``: of these, the refusals of which the store's clock told the time."""
     guards, store = run.engine.guards, run.engine.repository.store
     if 0 < guards.accept_after_conversations <= _conversations(tally, run.request.conversation):
         return True
-    if not guards.accept_after_seconds or tally.times < LEAST_REFUSALS:
+    if not guards.accept_after_seconds or timed is None or timed.times < LEAST_REFUSALS:
         return False
     await store.prepare()
     now = await store_time(store, Keys.of(run.request.memory))
-    return now - tally.since >= guards.accept_after_seconds
+    return now - timed.since >= guards.accept_after_seconds
 
 
 def _conversations(tally: Tally, conversation: str) -> int:
@@ -130,7 +138,9 @@ async def note_refusal(
         return []
     store, conversation = run.engine.repository.store, run.request.conversation
     try:
-        refusals = await count_refusal(store, run.state.head, origin, snapshot, codes, conversation)
+        counted, _ = await read_refusals(store, run.state.head)
+        earlier = await _uncounted(run, counted, origin)
+        refusals = await count_refusal(store, run.state.head, origin, snapshot, codes, conversation, earlier)
     except SidecarError as problem:
         return [f"This refusal could not be counted: {problem.message}"]
     if len(codes) < len(set(reasons)):  # that does not give way, however often it comes

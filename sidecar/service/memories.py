@@ -47,6 +47,7 @@ from sidecar.spool import CHUNK, spool
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = documented(400, 404, 409, 422, 503)
 CHANGING = documented(400, 404, 409, 413, 422, 503, 507)
+NEWEST = AcceptanceBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
@@ -175,10 +176,10 @@ async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAn
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
-async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody | None = None) -> Acceptance:
+async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    sidecar, wanted = sidecar_of(request), body.snapshot if body is not None else ""
-    done = await accept(sidecar.engine.repository, check_memory_id(memory), wanted)
+    sidecar = sidecar_of(request)
+    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
     tell_accepted(
         sidecar.events,
         memory=memory,

@@ -1,8 +1,8 @@
 """How often guards refused to replace the present head of a memory: one small object beside it, swapped by compare.
 
-A refused snapshot says so in its manifest. But a refusal that is repeated without any change makes no new snapshot, and the
-rules of retention may take refused ones: so they are counted here. What is counted is about one head alone; when another
-one takes its place, the count begins at 0.
+A refused snapshot says so in its manifest, and counts even where whoever made it could not write that down here. But a refusal
+that is repeated without any change makes no new snapshot, and the rules of retention may take refused ones: so they are
+counted here. What is counted is about one head alone; when another one takes its place, the count begins at 0.
 
 An export repeats an earlier refusal when it comes from the same sandbox, or from one that went on from the refused
 snapshot. So do exports that each come straight from the head, out of a fresh sandbox for every conversation.
@@ -11,6 +11,7 @@ snapshot. So do exports that each come straight from the head, out of a fresh sa
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ import msgspec
 from sidecar.errors import HeadMoved, ObjectRefused
 from sidecar.ids import Keys
 from sidecar.ports import Store
-from sidecar.snapshots.manifest import Head
+from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.sealed import seal, unseal
 
 LOG = logging.getLogger("sidecar")
@@ -132,6 +133,26 @@ class Refusals:
         """Why a snapshot was refused, as far as that is remembered."""
         return next((line.snapshots[snapshot] for line in self.lines if snapshot in line.snapshots), [])
 
+    def unknown(self, origin: Origin) -> list[str]:
+        """The snapshots of a sandbox since the head that may have been refused without being counted, oldest first."""
+        since = max((name for line in self.lines if _is_of(line, origin) for name in line.snapshots), default="")
+        after = itertools.takewhile(lambda name: name != self.head, origin.lineage)
+        return sorted(name for name in after if name > since)[-MOST_SNAPSHOTS:]
+
+    def with_earlier(self, origin: Origin, earlier: Iterable[Manifest], at: float | None = None) -> Self:
+        """With what was refused from there and not counted: as if it were at that time, or when its manifest says.
+
+        That is the time by the clock of whoever made it, which may be any.
+        """
+        found, unknown = self, self.unknown(origin)
+        for manifest in earlier:
+            reason = manifest.rejected.partition(": ")[0]
+            if reason and manifest.snapshot in unknown:
+                straight = replace(origin, straight=manifest.parent == self.head)
+                made = manifest.time.timestamp() if at is None else at
+                found = found.with_one(straight, manifest.snapshot, [reason], manifest.conversation, made)
+        return found
+
     def with_one(self, origin: Origin, snapshot: str, reasons: Collection[str], conversation: str, at: float) -> Self:
         """With one refusal more; of a snapshot that was refused before, for the same reasons and perhaps others."""
         reasons = list(dict.fromkeys([*reasons, *self.reasons(snapshot)]))
@@ -154,8 +175,9 @@ class Refusals:
         return replace(self, lines=lines[-MOST_LINES:], others=others)
 
     def without(self, origin: Origin) -> Self:
-        """Without what was refused from there: it has recovered."""
-        return replace(self, lines=[line for line in self.lines if not _is_of(line, origin)])
+        """Without the count of what was refused from there: it has recovered. What that was is still known."""
+        lines = [replace(line, all={}, straight={}) if _is_of(line, origin) else line for line in self.lines]
+        return replace(self, lines=lines)
 
 
 def digest(conversation: str) -> str:
@@ -189,13 +211,23 @@ async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]
 
 
 async def count_refusal(
-    store: Store, head: Head, origin: Origin, snapshot: str, reasons: Collection[str], conversation: str
+    store: Store,
+    head: Head,
+    origin: Origin,
+    snapshot: str,
+    reasons: Collection[str],
+    conversation: str,
+    earlier: Collection[Manifest] = (),
 ) -> Refusals:
-    """Count one refusal more, whoever else does so at the same time. Raise ``StoreError``."""
+    """Count one refusal more, whoever else does so at the same time; and the ``earlier`` ones that are not counted yet.
+
+    Raise ``StoreError``.
+    """
     await store.prepare()
     at = await store_time(store, Keys.of(head.memory))
     for left in reversed(range(ATTEMPTS)):
         found, version = await read_refusals(store, head)
+        found = found.with_earlier(origin, earlier, at)
         if not reasons and not found.reasons(snapshot):
             return found
         counted = found.with_one(origin, snapshot, reasons, conversation, at)
