@@ -3,6 +3,7 @@
     SidecarError
     ├── UsageError                 exit 2   what was asked for makes no sense
     │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout · UnknownReason
+    │   ├── NothingToAccept        that snapshot does not stand beside the head
     │   └── NoIndex · DriverMissing
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
@@ -90,6 +91,11 @@ class UnknownLayout(UsageError):
 
 class UnknownReason(UsageError):
     code = "unknown-reason"
+
+
+class NothingToAccept(UsageError):
+    code = "nothing-to-accept"
+    default_hint = "`memory-sidecar log MEMORY` shows which snapshots were rejected, or have diverged."
 
 
 class NoIndex(UsageError):

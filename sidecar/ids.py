@@ -138,6 +138,11 @@ class Keys:
         return f"{self.prefix}pins/"
 
     @property
+    def refusals(self) -> str:
+        """Where it is counted how often guards objected to replacing the present head."""
+        return f"{self.prefix}refusals.json"
+
+    @property
     def heads(self) -> str:
         return f"{self.prefix}heads/"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.patterns import fitting
+from sidecar.retention.settings import duration
 
 GIB = 1 << 30
 REJECT, TRIM = "reject", "trim"
@@ -25,6 +26,10 @@ EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shr
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
 REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS)
 """Why a guard objects; each can be allowed by itself."""
+REPEATABLE = (MISSING, GONE, SHRUNK)
+"""Those that give way when the same comes again and again. All others stay until a person decides."""
+MOST_CONVERSATIONS = 20
+"""The most conversations that ``accept_after_conversations`` may ask for."""
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -60,8 +65,8 @@ class Limits:
     packed_bytes_over: str = ""
     """The same for this limit alone."""
     memory_bytes_over: str = ""
-    """The same for this limit alone; "trim" forgets the oldest snapshots, never a pinned one, and rejects if that is too
-    little."""
+    """The same for this limit alone; "trim" forgets the oldest snapshots, never one that a person pinned, and rejects if
+    that is too little."""
     store_bytes_over: str = ""
     """The same for this limit alone; "trim" forgets the oldest snapshots of the memory, as for ``memory_bytes``."""
     warn_at: float = 0.8
@@ -100,6 +105,11 @@ class Guards:
     allow: list[str] = field(default_factory=list)
     """Reasons never to object for: "empty", "required-missing", "root-missing", "shrunk", "schema-downgrade",
     "database-damaged", "credentials"."""
+    accept_after_conversations: int = 3
+    """"required-missing", "root-missing" and "shrunk" are accepted when they come again in so many different conversations,
+    this one included; 0: never."""
+    accept_after: str = "24h"
+    """The same when they come again over so long a time, by the store's clock, and at least twice before; "": never."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: the ``shrink_`` keys, and ``required``, the paths it cannot do without."""
     memories: Tables = field(default_factory=dict)
@@ -108,6 +118,11 @@ class Guards:
     def of(self, memory: str) -> Guards:
         """The guards of one memory."""
         return replace(self, **fitting(memory, self.memories, {}), memories={})
+
+    @property
+    def accept_after_seconds(self) -> float:
+        """0: never."""
+        return duration(self.accept_after).total_seconds() if self.accept_after not in ("", "0") else 0.0
 
     def of_layout(self, layout: str) -> Guards:
         table = {key: value for key, value in self.layouts.get(layout, {}).items() if key != "required"}

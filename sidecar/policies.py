@@ -14,7 +14,7 @@ from typing import Any
 from sidecar.errors import BadConfig
 from sidecar.layouts import Layout
 from sidecar.layouts.custom import check_required
-from sidecar.limits import MODES, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
 from sidecar.patterns import check_reached
 from sidecar.privacy import MODES as PRIVACY_MODES
 from sidecar.privacy import Privacy
@@ -149,6 +149,21 @@ def _check_guard(guards: Guards, at: At) -> None:
             raise BadConfig(
                 f"{shown((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
             )
+
+    if guards.accept_after_conversations == 1 or guards.accept_after_conversations > MOST_CONVERSATIONS:
+        raise BadConfig(
+            f"{shown((*at, 'accept_after_conversations'))} must be 0 (never), or from 2 to {MOST_CONVERSATIONS}.",
+            hint="To switch a guard off, use allow.",
+            at=(*at, "accept_after_conversations"),
+        )
+    try:
+        _ = guards.accept_after_seconds
+    except ValueError as problem:
+        raise BadConfig(
+            f"{shown((*at, 'accept_after'))} = {guards.accept_after!r} is no duration.",
+            hint=f'{str(problem)[:1].upper()}{str(problem)[1:]}; "" is never.',
+            at=(*at, "accept_after"),
+        ) from None
 
 
 def _tables(tables: Tables) -> dict[str, dict[str, Any]]:

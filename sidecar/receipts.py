@@ -91,6 +91,31 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What guards objected to, and accepted because it came again and again."""
+
+    reasons: list[Reason]
+    since: str
+    """When it was first refused, by the store's clock."""
+    refusals: int
+    """How often it was refused before."""
+    conversations: int
+    """In how many conversations it came, this one included."""
+    replaced: str
+    """The head that it takes the place of."""
+    pinned: bool = False
+    """That one is pinned: no rule takes it until it is unpinned, or five others were pinned this way after it."""
+
+    @property
+    def words(self) -> str:
+        """What to say of it."""
+        against = " ".join(f"{reason.message} [{reason.code}]" for reason in self.reasons)
+        often = f"{self.refusals:,} refusal{'' if self.refusals == 1 else 's'} since {self.since}"
+        kept = "is pinned" if self.pinned else "is not pinned: it is so already, or there is no room for it"
+        return f"Accepted after {often}: {against} The head that it replaces, {self.replaced}, {kept}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Receipt:
     memory: str
     snapshot: str | None
@@ -140,6 +165,8 @@ class ExportReceipt(_Receipt):
     """How many there were beyond the list."""
     found: dict[str, int] = field(default_factory=dict)
     """All of them by what was done: "removed", "redacted", "warned", "refused"."""
+    accepted: Accepted | None = None
+    """What guards objected to, when it became the head all the same because it came again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

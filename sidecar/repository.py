@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -23,9 +23,10 @@ from sidecar.errors import (
     SnapshotNotFound,
 )
 from sidecar.ids import Keys, check_memory_id, check_new_memory_id, is_snapshot_id, new_snapshot_id
-from sidecar.ports import Store
+from sidecar.ports import Store, Stored
 from sidecar.snapshots.folders import memories_in
-from sidecar.snapshots.manifest import Head, Manifest
+from sidecar.snapshots.history import rebuilt_head
+from sidecar.snapshots.manifest import LONGEST_HISTORY, Head, Manifest
 from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
@@ -47,6 +48,16 @@ class HeadState:
     @property
     def snapshot(self) -> str:
         return self.head.snapshot if self.head else ""
+
+    def trouble(self, manifests: Mapping[str, Manifest | SnapshotDamaged]) -> str:
+        """What is wrong with the head of a memory that has these snapshots; empty when nothing is, or there never was one."""
+        if self.problem:
+            return self.problem
+        if self.snapshot:
+            named = f"The head names snapshot {self.snapshot}, which has no manifest."
+            return "" if self.snapshot in manifests else named
+        eligible = any(not isinstance(one, Manifest) or not one.rejected for one in manifests.values())
+        return "The head is missing." if self.version is None and eligible else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,26 @@ class Repository:
         if not isinstance(damage, NotSigned):
             await self.store.put(Keys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
 
+    async def damages(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
+        """What was found wrong with snapshots, as ``mark_damaged`` was told."""
+        keys = {Keys.of(memory).damage(snapshot): snapshot for snapshot in snapshots}
+        notes = await self.small_objects(keys)
+        return {keys[key]: stored.data.decode("utf-8", "replace") for key, stored in notes.items()}
+
+    async def small_objects(self, keys: Iterable[str]) -> dict[str, Stored]:
+        """Many small objects at once, without those that are not there or are not believed."""
+        turns = asyncio.Semaphore(PARALLEL_READS)
+
+        async def read(key: str) -> tuple[str, Stored | None]:
+            async with turns:
+                try:
+                    return key, await self.store.get(key)
+                except ObjectRefused:
+                    return key, None
+
+        read_all = await asyncio.gather(*(read(key) for key in keys))
+        return {key: stored for key, stored in read_all if stored is not None}
+
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
         await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])
 
@@ -183,8 +214,14 @@ class Repository:
         await self.store.swap(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None)
 
     async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
-        """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise."""
+        """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise.
+
+        One that takes the place of a head which is damaged or gone remembers what the manifests say was head before.
+        """
         head = Head.at(manifest, datetime.now(UTC), state.head)
+        if state.head is None and (before := await self.rebuilt_head(manifest.memory)) is not None:
+            past = [one for one in before.history if one[0] != manifest.snapshot]
+            head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
         key = Keys.of(manifest.memory).head
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
@@ -200,6 +237,11 @@ class Repository:
             await self.witnesses.add(head, state.head)
         await self.keep(manifest)
         return head
+
+    async def rebuilt_head(self, memory: str) -> Head | None:
+        """What was head, as the manifests tell it; for when the head itself cannot be read."""
+        manifests = await self.manifests(memory, await self.snapshot_ids(memory))
+        return rebuilt_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
 
     async def keep(self, manifest: Manifest) -> None:
         """See that a snapshot just made the head, or pinned, is still there.
@@ -228,10 +270,14 @@ class Repository:
         return any(not isinstance(manifest, Manifest) or not manifest.rejected for manifest in manifests.values())
 
     async def candidates(self, memory: str) -> AsyncIterator[str]:
-        """What to restore, best first: the head, what was head before it, then the rest, newest first."""
+        """What to restore, best first: the head, what was head before it, then the rest, newest first.
+
+        Where the head cannot be read, the manifests tell what was.
+        """
         state = await self.head(memory)
         ids = await self.snapshot_ids(memory)
-        past = [snapshot for snapshot, _ in state.head.history] if state.head else []
+        head = state.head or await self.rebuilt_head(memory)
+        past = [snapshot for snapshot, _ in head.history] if head else []
         for snapshot in dict.fromkeys(
             [snapshot for snapshot in past if snapshot in ids or snapshot == state.snapshot] + ids
         ):

@@ -131,6 +131,15 @@ def _changing(command: Any) -> None:
     rollback = command("rollback", "Make another snapshot the head.")
     rollback.add_argument("memory", metavar="MEMORY")
     rollback.add_argument("snapshot", metavar="SNAPSHOT")
+    accept = command("accept", "Make a snapshot the head that a guard rejected, or that has diverged.")
+    accept.add_argument("memory", metavar="MEMORY")
+    accept.add_argument(
+        "snapshot",
+        nargs="?",
+        default="",
+        metavar="SNAPSHOT",
+        help="default: the newest rejected since the head was made",
+    )
     _keeping(command)
     rekey = command("rekey", "Seal and sign everything anew, for the keys that are set now.")
     rekey.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and what is beside them")

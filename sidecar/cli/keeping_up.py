@@ -13,7 +13,7 @@ from sidecar.cli.result import Result
 from sidecar.engine import Engine
 from sidecar.errors import SidecarError
 
-CHANGING = ("export", "import", "fork", "rollback", "delete")
+CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
 LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
 
 

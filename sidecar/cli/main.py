@@ -35,6 +35,7 @@ COMMANDS = {
     "diff": "stores.run_diff",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
+    "accept": "stores.run_accept",
     "verify": "verifying.run_verify",
     "forget": "forgetting.run_forget",
     "pin": "forgetting.run_pin",
@@ -48,7 +49,9 @@ COMMANDS = {
     "index": "searching.run_index",
     "rekey": "rekeying.run_rekey",
 }
-WITH_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "delete"})
+WITH_INDEX = frozenset(
+    {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
+)
 """The commands that read or change what can be searched."""
 LASTING = ("serve", "run")
 SELDOM = 50_000

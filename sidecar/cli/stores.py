@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sidecar.cli.result import Result, Table, plural, size, when
 from sidecar.engine import Engine
-from sidecar.engine.heads import fork, rollback
+from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.looking import (
     EntryRow,
     SnapshotRow,
@@ -50,18 +50,34 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
             (
                 row.snapshot,
                 when(row.created) if row.created else "",
-                f"{row.standing}, pinned" if row.pinned else row.standing,
+                _standing(row, state.snapshot),
                 f"{row.files:,}",
                 size(row.bytes),
                 str(row.packs),
-                " ".join(filter(None, [row.label or row.problem or _objection(row), _taken_out(row)])),
+                " ".join(filter(None, [row.problem or row.label or _objection(row), _kept(row), _taken_out(row)])),
             )
             for row in rows
         ],
     )
-    words: list[str | Table] = [f"The head cannot be read: {state.problem}"] if state.problem else []
-    document = {"memory": args.memory, "head": state.snapshot or None, "snapshots": [asdict(row) for row in rows]}
+    words: list[str | Table] = []
+    if state.problem:
+        words = [f"{state.problem} `memory-sidecar verify {args.memory}` says what to do."]
+    document = {
+        "memory": args.memory,
+        "head": state.snapshot or None,
+        "problem": state.problem,
+        "snapshots": [asdict(row) for row in rows],
+    }
     return Result(document, [*words, table])
+
+
+def _standing(row: SnapshotRow, head: str) -> str:
+    was = ["head"] if row.standing == "damaged" and row.snapshot == head else []
+    return ", ".join([*was, row.standing, *(["pinned"] if row.pinned else [])])
+
+
+def _kept(row: SnapshotRow) -> str:
+    return f"({row.pinned_because})" if row.pinned_because else ""
 
 
 def _objection(row: SnapshotRow) -> str:
@@ -77,7 +93,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
     contents = await show_snapshot(engine.repository, args.memory, args.snapshot)
     manifest = contents.manifest
     words: list[str | Table] = [
-        f"{manifest.memory} {manifest.snapshot} ({contents.row.standing}{', pinned' if contents.row.pinned else ''})",
+        f"{manifest.memory} {manifest.snapshot} ({_standing(contents.row, contents.head)})",
         f"Made {when(manifest.created)} UTC from {manifest.sandbox or manifest.origin}",
         f"{plural(manifest.files, 'file')}, {size(manifest.bytes)}",
         f"{plural(len(manifest.packs), 'pack')}, {size(manifest.packed_bytes)}",
@@ -86,7 +102,9 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
             for name, value in (("Label", manifest.label), ("Conversation", manifest.conversation))
             if value
         ),
+        *([f"Damaged: {contents.row.problem}"] if contents.row.problem else []),
         *([f"Rejected: {objection}"] if (objection := _objection(contents.row)) else []),
+        *([f"Pinned because {contents.row.pinned_because}"] if contents.row.pinned_because else []),
         *([trimmed] if (trimmed := trimmed_words(manifest)) else []),
         *([scrubbed] if (scrubbed := scrubbed_of(manifest).words) else []),
         Table(
@@ -98,7 +116,8 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
         ),
     ]
     entries = [asdict(row) for row in contents.entries]
-    standing = {"standing": contents.row.standing, "pinned": contents.row.pinned}
+    own = ("standing", "problem", "pinned", "pinned_because")
+    standing = {name: getattr(contents.row, name) for name in own}
     return Result({**asdict(manifest), **standing, "entries": entries}, words)
 
 
@@ -137,6 +156,20 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
     return Result(
         document,
         [f"{args.memory}: the head is {head.snapshot} now; it was {before or 'unreadable'}. Nothing was removed."],
+    )
+
+
+async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
+    done = await accept(engine.repository, args.memory, args.snapshot)
+    replaced = f"It replaces {done.previous}" if done.previous else "There was no head that could be read"
+    kept = ", which is pinned" if done.pinned else ""
+    return Result(
+        asdict(done),
+        [
+            f"{done.memory}: the head is {done.head} now, which was {done.standing}. {replaced}{kept}. Nothing was removed.",
+            f"Accepted: {done.reason.message} [{done.reason.code}]",
+            *([f"To go back: memory-sidecar rollback {done.memory} {done.previous}"] if done.previous else []),
+        ],
     )
 
 

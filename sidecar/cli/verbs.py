@@ -97,15 +97,17 @@ def export_result(receipt: ExportReceipt) -> Result:
         f"{size(receipt.packed_bytes)} added to the store ({receipt.kind})" if receipt.packed_bytes else "nothing added"
     )
     kept = f"Kept as {receipt.snapshot}" if receipt.snapshot else "Nothing kept"
+    beside = f"beside the head ({receipt.head})" if receipt.head else "as there is no head that can be read"
+    still = f"the head did not move ({receipt.head or 'there is none that can be read'})"
     first = {
         ExportOutcome.COMMITTED: f"{name}: committed {receipt.snapshot}; {contents}; {added}.",
         ExportOutcome.UNCHANGED: f"{name}: unchanged since {receipt.snapshot}; {contents}; nothing added.",
-        ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, beside the head ({receipt.head}).",
-        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; the head did not move ({receipt.head or 'there is none'}).",
+        ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, {beside}.",
+        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; {still}.",
     }[receipt.outcome]
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
-        words.append(f"To make it the head: memory-sidecar rollback {receipt.memory} {receipt.snapshot}")
+        words.append(f"To make it the head: memory-sidecar accept {receipt.memory} {receipt.snapshot}")
     if receipt.reason is not None and receipt.reason.code in REASONS:
         words.append(f"To let this be next time: --allow {receipt.reason.code}")
     words += _dropped(receipt) + _found(receipt)

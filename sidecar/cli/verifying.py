@@ -35,6 +35,7 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
             f"{size(report.bytes)}: {_verdict(report, beside[report.memory])}"
         )
         words += [f"  Head: {report.head_problem}"] if report.head_problem else []
+        words += [f"  Cure: {report.cure}"] if report.cure else []
         words += [f"  {row.snapshot}: {row.problem}" for row in bad]
         words += [f"  {problem}" for problem in beside[report.memory]]
     words = [*(words or [f"There are no memories in {engine.repository.store.url}."]), *problems]
@@ -48,7 +49,7 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
 def _verdict(report: MemoryReport, beside: list[str]) -> str:
     if report.ok:
         return f"snapshots whole, {plural(len(beside), 'other problem')}" if beside else "all whole"
-    return f"{len([row for row in report.snapshots if not row.ok])} damaged"
+    return f"{report.damaged:,} damaged" if report.damaged else "snapshots whole, a problem with the head"
 
 
 async def _drilled(engine: Engine, args: argparse.Namespace) -> Result:

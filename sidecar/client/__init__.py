@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from sidecar.client.answers import (
+    Acceptance,
     Attached,
     Attachment,
     Change,
@@ -46,6 +47,7 @@ from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
 __all__ = [
+    "Acceptance",
     "AsyncClient",
     "AsyncConversation",
     "Attached",

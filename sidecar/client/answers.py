@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     snapshot: str
     standing: str
-    """"head", "earlier head", "diverged", "rejected" or "damaged"."""
+    """"head", "earlier head", "diverged", "rejected" or "damaged" (whatever it was before; ``problem`` says what is wrong)."""
     created: str = ""
     parent: str = ""
     label: str = ""
@@ -39,6 +39,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     packs: int = 0
     pinned: bool = False
     """No retention rule may take it."""
+    pinned_because: str = ""
+    """Why the sidecar pinned it by itself; empty when a person did."""
     dropped: int = 0
     """How many files a size limit left out."""
     scrubbed: int = 0
@@ -100,6 +102,21 @@ class Head(Struct, frozen=True, kw_only=True):
     memory: str
     head: str
     previous: str | None
+
+
+class Acceptance(Struct, frozen=True, kw_only=True):
+    """A snapshot that stood beside the head is the head now."""
+
+    memory: str
+    head: str
+    previous: str | None
+    """The head that it replaced; ``None`` when there was none that could be read."""
+    standing: str
+    """What it was: "rejected" or "diverged"."""
+    reason: Reason
+    """Why it was not the head."""
+    pinned: bool
+    """The one that it replaced is pinned."""
 
 
 class Deleted(Struct, frozen=True, kw_only=True):

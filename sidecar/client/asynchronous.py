@@ -70,6 +70,7 @@ class AsyncClient:
     adopt = _method(calls.adopt)
     fork = _method(calls.fork)
     rollback = _method(calls.rollback)
+    accept = _method(calls.accept)
     pin = _method(calls.pin)
     unpin = _method(calls.unpin)
     forget = _method(calls.forget)

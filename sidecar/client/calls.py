@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sidecar.client.answers import (
+    Acceptance,
     Attached,
     Attachment,
     Deleted,
@@ -130,6 +131,14 @@ def rollback(memory: str, snapshot: str) -> Call[Head]:
     body = {"snapshot": snapshot}
     # Not repeatable: between the two, somebody's export may have become the head.
     return Call(method="PUT", path=path_of(memory, "head"), body=body, read=whole(Head), repeatable=False)
+
+
+def accept(memory: str, snapshot: str = "") -> Call[Acceptance]:
+    """Make a snapshot the head that a guard rejected, or that has diverged; by default, the newest that was rejected since the
+    head was made. The one that it replaces is pinned."""
+    # Not repeatable: between the two, somebody's export may have become the head.
+    body = {"snapshot": snapshot}
+    return Call(method="POST", path=path_of(memory, "acceptances"), body=body, read=whole(Acceptance), repeatable=False)
 
 
 def pin(memory: str, snapshot: str) -> Call[Pinned]:

@@ -82,7 +82,7 @@ class NotSaved(SidecarError):
         kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
         super().__init__(
             f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_reason(receipt)} {kept}.",
-            hint="Compare it with the head (diff); rollback makes it the head, and so does an export with force=True"
+            hint="Compare it with the head (diff); accept makes it the head, and so does an export with force=True"
             " or, where one guard objects, allow=[its code].",
         )
         self.receipt = receipt

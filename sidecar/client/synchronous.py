@@ -68,6 +68,7 @@ class Client:
     adopt = _method(calls.adopt)
     fork = _method(calls.fork)
     rollback = _method(calls.rollback)
+    accept = _method(calls.accept)
     pin = _method(calls.pin)
     unpin = _method(calls.unpin)
     forget = _method(calls.forget)

@@ -156,8 +156,8 @@ async def judged(
     scratch: Spool,
     allow: Collection[str],
     trimmed: Collection[str] = (),
-) -> Reason | None:
-    """What the guards say of replacing the head by this snapshot. A head that cannot be read is no measure."""
+) -> list[Reason]:
+    """What the guards say against replacing the head by this snapshot. A head that cannot be read is no measure."""
     head_entries: dict[str, Entry] = {}
     if head is not None and head is grown.base:
         head_entries = grown.base_entries

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar import program
+from sidecar.engine.acceptance import keep_replaced, note_recovery, note_refusal, origin_of, settle, weigh
 from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.basing import base_of, reading_ahead
-from sidecar.engine.committing import Grown, advance, commit, head_of, judged, manifest_of, placed
+from sidecar.engine.committing import Grown, commit, head_of, judged, manifest_of, placed
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
@@ -27,7 +28,7 @@ from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, Snapsh
 from sidecar.ids import Keys, memory_key
 from sidecar.layouts import choose
 from sidecar.ports import Sandbox
-from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
+from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason
 from sidecar.repository import HeadState
 from sidecar.retries import retrying
 from sidecar.shell import export_script
@@ -78,35 +79,41 @@ async def _export(run: Run) -> ExportReceipt:
                 engine, grown, answer, run.snapshot, run.sandbox.ref, parent, request, policy, earlier
             )
             if head is not None and head.tree == manifest.tree:
+                await note_recovery(run, answer)
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
             if head is not None and request.projects is None:
                 run.warnings += moved(manifest, head, engine.layouts)
-            reason = None
+            reasons: list[Reason] = []
             if not request.force:
-                reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow, answer.trimmed)
+                reasons = await judged(engine, manifest, entries, grown, head, scratch, request.allow, answer.trimmed)
+            origin = origin_of(run, answer, straight=parent == run.state.snapshot)
+            verdict = await weigh(run, answer, reasons, origin)
+            reason, accepted = verdict.reason, verdict.accepted
             if reason is not None:
                 manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
             moves = reason is None and await run.continues(answer)
             if moves and run.state.head is not None:
                 manifest = replace(manifest, generation=run.state.head.generation + 1)
-            manifest, added, room = await _commit(run, manifest, grown, moves, scratch)
+            manifest, added, room, accepted = await _commit(run, manifest, grown, moves, scratch, accepted)
         except LimitExceeded as limit:
             over = Reason(code=limit.code, message=limit.message)
             return run.receipt(ExportOutcome.REJECTED, run.state, answer, reason=over)
     run.warnings += near(engine.limits, manifest, entries, answer.bundle.bytes if answer.bundle else 0, room.used)
     outcome, state = ExportOutcome.REJECTED, run.state
     if reason is None:
-        outcome, state = await advance(engine, manifest, run.state, moves=moves)
+        outcome, state, accepted = await settle(run, manifest, accepted, moves=moves)
+    else:
+        run.warnings += await note_refusal(run, answer, origin, manifest.snapshot, [one.code for one in reasons])
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state)
-    receipt = run.receipt(outcome, state, answer, manifest, reason, added)
+    receipt = run.receipt(outcome, state, answer, manifest, reason, added, accepted)
     return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state, room)])
 
 
 async def _commit(
-    run: Run, manifest: Manifest, grown: Grown, moves: bool, scratch: Spool
-) -> tuple[Manifest, int, Fits]:
-    """Make it a snapshot, if there is room for it; return it, what it added, and how there is room.
+    run: Run, manifest: Manifest, grown: Grown, moves: bool, scratch: Spool, accepted: Accepted | None
+) -> tuple[Manifest, int, Fits, Accepted | None]:
+    """Make it a snapshot, if there is room for it; return it, what it added, how there is room, and what was accepted.
 
     From now on it may name a pack that is in the store already, so that one has to stay, whatever
     happens; unless it was folded."""
@@ -116,6 +123,8 @@ async def _commit(
     manifest, packs, room = await placed(
         run.engine, manifest, grown, run.state, run.survey, scratch, moves=moves, grew=grew
     )
+    if accepted is not None:  # before it is a snapshot: whoever finds it later may make it the head at once
+        accepted = await keep_replaced(run, manifest, accepted, room.going)
     run.unclaimed.discard(key)
     try:
         manifest, added = await commit(run.engine, manifest, packs, grown)
@@ -124,7 +133,7 @@ async def _commit(
         raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
         run.unclaimed.add(key)
-    return manifest, added, room
+    return manifest, added, room, accepted
 
 
 class BaseDamaged(SnapshotDamaged):
@@ -239,27 +248,41 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     state = run.state
     run.warnings += near(run.engine.limits, base, {}, 0, {"memory_bytes": sum(run.survey.sizes.values())})
     if base.snapshot == state.snapshot:
+        await note_recovery(run, answer)
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    reason = await _objection(run, base, answer, scratch)
+    origin = origin_of(run, answer, straight=False)
+    reasons = [] if run.request.force else await _objections(run, base, answer, scratch)
+    verdict = await weigh(run, answer, reasons, origin)
+    if verdict.accepted is not None:  # of all that was against it, its manifest names only the first
+        verdict = await weigh(run, answer, await _judged_again(run, base, answer, scratch), origin)
+    reason, accepted = verdict.reason, verdict.accepted
     if run.request.force or (reason is None and await run.continues(answer)):
+        if accepted is not None:
+            accepted = await keep_replaced(run, base, accepted, ())
         await hold(run.engine.repository.store, base)
-        outcome, state = await advance(run.engine, base, state, moves=True)
-        return run.receipt(outcome, state, answer, base)
+        outcome, state, accepted = await settle(run, base, accepted, moves=True)
+        return run.receipt(outcome, state, answer, base, accepted=accepted)
     if state.head and state.head.was(base.snapshot):
         receipt = run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
         return replace(
             receipt, warnings=[*receipt.warnings, f"The head is {state.snapshot}; this sandbox holds an earlier one."]
         )
     if reason is not None:
+        run.warnings += await note_refusal(run, answer, origin, base.snapshot, [reason.code])
         return run.receipt(ExportOutcome.REJECTED, state, answer, base, reason)
     return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
 
 
-async def _objection(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> Reason | None:
+async def _objections(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> list[Reason]:
     """Why a snapshot was kept from becoming the head; when that is allowed by now, whether there is more against it."""
     code, _, message = kept.rejected.partition(": ")
     if code not in {*run.request.allow, *run.engine.guards.allow}:
-        return Reason(code=code, message=message) if code else None
+        return [Reason(code=code, message=message)] if code else []
+    return await _judged_again(run, kept, answer, scratch)
+
+
+async def _judged_again(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> list[Reason]:
+    """All that the guards say of a snapshot that was kept, as things are now."""
     nothing = Grown(None, {})
     head = await head_of(run.engine, run.state, run.survey, nothing)
     entries, _, _ = await fetch_entries(run.engine.repository.store, kept, scratch)

@@ -12,7 +12,7 @@ from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.privacy import shown
 from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
-from sidecar.receipts import ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
+from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.missing import scrubbed_of
@@ -61,6 +61,8 @@ class Run:
     """The head, being read while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
     """Keys of objects that are in the store already, and that no snapshot names."""
+    pinned: bool = False
+    """The head was pinned because this export is to replace it though guards objected."""
 
     def parent(self, answer: ExportAnswer) -> str:
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
@@ -93,6 +95,7 @@ class Run:
         manifest: Manifest | None = None,
         reason: Reason | None = None,
         added: int = 0,
+        accepted: Accepted | None = None,
     ) -> ExportReceipt:
         skipped = [replace(row, path=shown(row.path)) for row in answer.skipped] if answer else []
         if answer and answer.skipped_more:
@@ -102,6 +105,8 @@ class Run:
             warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
         if answer and answer.found.get("warned"):
             warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
+        if accepted is not None:
+            warnings.insert(0, accepted.words)
         return ExportReceipt(
             outcome=outcome,
             memory=self.request.memory,
@@ -131,4 +136,5 @@ class Run:
             findings_more=answer.findings_more if answer else 0,
             found=dict(answer.found) if answer else {},
             scrubbed=scrubbed_of(manifest) if manifest else Scrubbed(),
+            accepted=accepted,
         )

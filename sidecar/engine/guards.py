@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sidecar.errors import UnknownReason
@@ -15,6 +16,8 @@ from sidecar.snapshots.manifest import Manifest
 
 Entries = Mapping[str, Entry]
 Layouts = Mapping[str, Layout]
+_DATE = "{date}"
+_DAY = r"\d{4}-\d\d-\d\d"
 
 
 def check_reasons(reasons: Iterable[str]) -> None:
@@ -35,15 +38,15 @@ def judge(
     guards: Guards,
     allow: Collection[str] = (),
     trimmed: Collection[str] = (),
-) -> Reason | None:
-    """Why this snapshot should not become the head, or ``None``. ``head`` is what it would replace.
+) -> list[Reason]:
+    """Why this snapshot should not become the head: all there is to say against it. ``head`` is what it would replace.
 
     Each reason can be allowed by itself. What a size limit left out on purpose does not count as lost; ``trimmed`` are the
     roots that it took something from.
     """
     allowed = {*allow, *guards.allow}
     found = _objections(new, entries, head, head_entries, layouts, guards, trimmed)
-    return next((reason for reason in found if reason.code not in allowed), None)
+    return [reason for reason in found if reason.code not in allowed]
 
 
 def _objections(
@@ -63,16 +66,18 @@ def _objections(
             yield Reason(code=DAMAGED, message=f"SQLite says of {database.path}: {database.check}")
     if head is None:
         return
+    whole, head_entries = head_entries, _without_rotated(entries, head, head_entries, layouts, trimmed)
+    beside = " beside what rotates" if len(head_entries) < len(whole) else ""
     if missing := _missing(entries, head, head_entries, layouts):
         yield Reason(code=MISSING, message=f"{missing} is gone; the head has it.")
     yield from _gone(entries, head, head_entries, trimmed)
     yield from _downgrades(new, head, layouts)
-    now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), (head.files, head.bytes)
-    yield from _shrunk("It", now, then, guards)
+    now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), _count(head_entries)
+    yield from _shrunk("It", now, then, guards, beside)
     for layout in guards.layouts:
         now, then = _sizes(layout, new, entries), _sizes(layout, head, head_entries)
         if not new.dropped:  # what was left out is not known by layout
-            yield from _shrunk(f"Its {layout} part", now, then, guards.of_layout(layout))
+            yield from _shrunk(f"Its {layout} part", now, then, guards.of_layout(layout), beside)
 
 
 def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts) -> str:
@@ -96,6 +101,32 @@ def _gone(entries: Entries, head: Manifest, head_entries: Entries, trimmed: Coll
                 f"Nothing was found of {root.name} ({root.layout} in {root.hint}); the head has {lost:,} files there."
             )
             yield Reason(code=GONE, message=message)
+
+
+def _without_rotated(
+    entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts, trimmed: Collection[str]
+) -> Entries:
+    """The head without what its owner has removed by itself since: that counts neither then nor now.
+
+    Not in roots that a size limit took something from: what it took counts as still there.
+    """
+    rotating = {
+        root.name: _rotating(layouts[root.layout])
+        for root in head.roots
+        if root.layout in layouts and layouts[root.layout].rotating and root.name not in trimmed
+    }
+
+    def rotated(path: str) -> bool:
+        root, _, relative = path.partition("/")
+        return root in rotating and rotating[root].match(relative) is not None
+
+    gone = {path for path in head_entries if path not in entries and rotated(path)}
+    return {path: entry for path, entry in head_entries.items() if path not in gone} if gone else head_entries
+
+
+def _rotating(layout: Layout) -> re.Pattern[str]:
+    text = compiled(pattern.replace(_DATE, "\0") for pattern in layout.rotating).pattern
+    return re.compile(text.replace(re.escape("\0"), _DAY), re.DOTALL)
 
 
 def _files(root: str, entries: Entries) -> Iterator[bool]:
@@ -127,15 +158,21 @@ def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Rea
             yield Reason(code=DOWNGRADE, message=message)
 
 
-def _shrunk(what: str, now: tuple[int, int], then: tuple[int, int], guards: Guards) -> Iterator[Reason]:
+def _shrunk(
+    what: str, now: tuple[int, int], then: tuple[int, int], guards: Guards, beside: str = ""
+) -> Iterator[Reason]:
     (files, size), (files_then, size_then) = now, then
     if size_then >= guards.shrink_from_bytes and size < size_then * guards.shrink_to:
-        yield Reason(code=SHRUNK, message=f"{what} has {size:,} bytes; the head has {size_then:,}.")
+        yield Reason(code=SHRUNK, message=f"{what} has {size:,} bytes; the head has {size_then:,}{beside}.")
     if files_then >= guards.shrink_from_files and files < files_then * guards.shrink_to:
-        yield Reason(code=SHRUNK, message=f"{what} has {files:,} files; the head has {files_then:,}.")
+        yield Reason(code=SHRUNK, message=f"{what} has {files:,} files; the head has {files_then:,}{beside}.")
 
 
 def _sizes(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
     roots = {root.name for root in manifest.roots if root.layout == layout}
-    own = [entry for path, entry in entries.items() if entry.type == FILE and path.split("/")[0] in roots]
-    return len(own), sum(entry.size for entry in own)
+    return _count({path: entry for path, entry in entries.items() if path.split("/")[0] in roots})
+
+
+def _count(entries: Entries) -> tuple[int, int]:
+    files = [entry.size for entry in entries.values() if entry.type == FILE]
+    return len(files), sum(files)

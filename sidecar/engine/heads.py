@@ -1,14 +1,16 @@
-"""Fork and rollback: the verbs that move heads without a sandbox."""
+"""Fork, rollback and accept: the verbs that move heads without a sandbox."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sidecar.errors import UsageError
-from sidecar.ids import Keys, check_new_memory_id, new_snapshot_id
+from sidecar.errors import HeadMoved, MemoryNotFound, NothingToAccept, SnapshotDamaged, UsageError
+from sidecar.ids import Keys, check_memory_id, check_new_memory_id, new_snapshot_id
+from sidecar.receipts import Reason
 from sidecar.repository import HeadState, Repository
+from sidecar.retention.pins import drop_automatic_pins, pin_automatically
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.marks import hold
@@ -53,3 +55,85 @@ async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[He
     await hold(repository.store, manifest)
     state = await repository.head(memory)
     return await repository.move_head(state, manifest), state.snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What a person decided on: a snapshot that stood beside the head is the head now."""
+
+    memory: str
+    head: str
+    previous: str | None
+    """The head that it replaced; ``None`` when there was none that could be read."""
+    standing: str
+    """What it was: "rejected" or "diverged"."""
+    reason: Reason
+    """Why it was not the head."""
+    pinned: bool
+    """The one that it replaced is pinned."""
+
+
+async def accept(repository: Repository, memory: str, wanted: str = "") -> Acceptance:
+    """Make a rejected or diverged snapshot the head; by default, the newest that was rejected since the head was made.
+
+    The head that it replaces is pinned, and nothing is removed. Raise ``NothingToAccept`` for a snapshot that is or was the
+    head, and ``HeadMoved`` when somebody else moved the head meanwhile.
+    """
+    snapshot = await resolve(repository, check_memory_id(memory), wanted) if wanted else ""
+    state = await repository.head(memory)
+    head = state.head or await repository.rebuilt_head(memory)
+    manifest = await repository.manifest(memory, snapshot or await _newest_rejected(repository, memory, head))
+    if manifest.snapshot == state.snapshot:
+        raise NothingToAccept(f"{manifest.snapshot} is the head of {memory} already.")
+    if head is not None and head.was(manifest.snapshot):
+        raise NothingToAccept(
+            f"{manifest.snapshot} was the head of {memory} before, and does not stand beside it.",
+            hint=f"`memory-sidecar rollback {memory} {manifest.snapshot}` goes back to it.",
+        )
+    survey = await repository.survey(memory)
+    check_sizes(manifest, survey.sizes)
+    if manifest.snapshot in survey.damaged:
+        raise SnapshotDamaged(f"{manifest.snapshot} was found damaged; the head of {memory} did not move.")
+    await repository.store.prepare()
+    await hold(repository.store, manifest)
+    reason = _objection(manifest, state)
+    before, pinned = state.snapshot, False
+    if before:
+        pinned = await pin_automatically(
+            repository, memory, before, manifest.snapshot, f"{reason.code} (accepted by a person)"
+        )
+    try:
+        await repository.move_head(state, manifest)
+    except HeadMoved:
+        if pinned:
+            await drop_automatic_pins(repository, memory, [before])
+        raise
+    await drop_automatic_pins(repository, memory)
+    return Acceptance(
+        memory=memory,
+        head=manifest.snapshot,
+        previous=before or None,
+        standing="rejected" if manifest.rejected else "diverged",
+        reason=reason,
+        pinned=pinned or before in await repository.pinned(memory),
+    )
+
+
+def _objection(manifest: Manifest, state: HeadState) -> Reason:
+    code, _, message = manifest.rejected.partition(": ")
+    if code:
+        return Reason(code=code, message=message)
+    return Reason(code="diverged", message=f"It did not grow out of the head ({state.snapshot or 'there is none'}).")
+
+
+async def _newest_rejected(repository: Repository, memory: str, head: Head | None) -> str:
+    """The newest snapshot that was rejected since the head was made: an earlier one may be older than anyone remembers."""
+    ids = await repository.snapshot_ids(memory)
+    if not ids:
+        raise MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
+    newest = head.newest if head is not None else ""
+    manifests = await repository.manifests(memory, [snapshot for snapshot in ids if snapshot > newest])
+    for snapshot, manifest in manifests.items():
+        if isinstance(manifest, Manifest) and manifest.rejected:
+            return snapshot
+    raise NothingToAccept(f"Nothing was rejected since the head of {memory} was made.")

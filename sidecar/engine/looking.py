@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from sidecar.errors import MemoryNotFound, SnapshotDamaged, UsageError
+from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.ids import check_memory_id
 from sidecar.inside.index import Entry
-from sidecar.repository import HeadState, Repository
-from sidecar.snapshots.fetch import fetch_entries
-from sidecar.snapshots.manifest import Manifest
+from sidecar.repository import HeadState, Repository, Survey
+from sidecar.retention.pins import AutomaticPin, automatic_pins
+from sidecar.snapshots.fetch import check_sizes, fetch_entries
+from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.resolving import resolve
 from sidecar.spool import spool
 
@@ -30,7 +32,7 @@ class MemoryRow:
 class SnapshotRow:
     snapshot: str
     standing: str
-    """"head", "earlier head", "diverged", "rejected" or "damaged"."""
+    """"head", "earlier head", "diverged", "rejected" or "damaged" (whatever it was before; ``problem`` says what is wrong)."""
     created: str = ""
     parent: str = ""
     label: str = ""
@@ -44,6 +46,8 @@ class SnapshotRow:
     packs: int = 0
     pinned: bool = False
     """No rule may take it."""
+    pinned_because: str = ""
+    """Why the sidecar pinned it by itself; empty when a person did."""
     dropped: int = 0
     """How many files a size limit left out."""
     scrubbed: int = 0
@@ -70,6 +74,8 @@ class Contents:
     manifest: Manifest
     row: SnapshotRow
     entries: list[EntryRow]
+    head: str = ""
+    """The memory's head, as far as it can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,54 +137,104 @@ async def existing_snapshots(repository: Repository, memory: str) -> list[str]:
 
 
 async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
-    """The head and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
-    ids = await existing_snapshots(repository, memory)
+    """The head, with what is wrong with it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
+    survey = await repository.survey(check_memory_id(memory))
+    if not (ids := survey.snapshots):
+        raise not_found(repository, memory)
+    standings = await _standings(repository, memory, ids, survey)
+    state = replace(standings.state, problem=standings.state.trouble(standings.manifests))
+    return state, [standings.row(name) for name in sorted(standings.manifests, reverse=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standings:
+    """All that tells how snapshots relate to the head."""
+
+    state: HeadState
+    head: Head | None
+    """The head; where it cannot be read, what the manifests tell of it."""
+    manifests: Mapping[str, Manifest | SnapshotDamaged]
+    damaged: Mapping[str, str]
+    """What is wrong with the snapshots of which that is known."""
+    pinned: Collection[str]
+    automatic: Mapping[str, AutomaticPin]
+
+    def row(self, snapshot: str) -> SnapshotRow:
+        manifest, pin = self.manifests[snapshot], self.automatic.get(snapshot)
+        row = SnapshotRow(
+            snapshot=snapshot,
+            standing="damaged",
+            pinned=snapshot in self.pinned,
+            pinned_because=pin.words if pin else "",
+        )
+        if isinstance(manifest, SnapshotDamaged):
+            return replace(row, problem=manifest.message)
+        return replace(
+            row,
+            standing=self._standing(manifest),
+            created=manifest.created,
+            parent=manifest.parent,
+            label=manifest.label,
+            conversation=manifest.conversation,
+            sandbox=manifest.sandbox,
+            origin=manifest.origin,
+            rejected=manifest.rejected,
+            problem=self.damaged.get(snapshot, ""),
+            files=manifest.files,
+            bytes=manifest.bytes,
+            packs=len(manifest.packs),
+            dropped=manifest.dropped,
+            scrubbed=sum(manifest.taken_out),
+        )
+
+    def _standing(self, manifest: Manifest) -> str:
+        if manifest.snapshot in self.damaged:
+            return "damaged"
+        if manifest.snapshot == self.state.snapshot:
+            return "head"
+        if self.head is not None and self.head.was(manifest.snapshot):
+            return "earlier head"
+        return "rejected" if manifest.rejected else "diverged"
+
+
+async def _standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
+    """Of some snapshots of a memory, after it was listed."""
     state = await repository.head(memory)
-    manifests, pinned = await repository.manifests(memory, ids), await repository.pinned(memory)
-    return state, [_snapshot_row(name, manifests[name], state, name in pinned) for name in ids if name in manifests]
+    manifests = await repository.manifests(memory, ids)
+    if state.snapshot and state.snapshot not in manifests:  # it has moved since, or its manifest is gone
+        manifests |= await repository.manifests(memory, [state.snapshot])
+    whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
+    damaged = _cut_short(whole, survey.sizes)
+    if damaged:  # an export may have added a pack and its manifest while that was listed
+        damaged = _cut_short(whole, (await repository.survey(memory)).sizes)
+    noted = await repository.damages(memory, survey.damaged.intersection(ids) - set(damaged))
+    damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
+    head = state.head or (await repository.rebuilt_head(memory) if ids else None)
+    automatic = await automatic_pins(repository, memory) if survey.pinned else {}
+    return _Standings(state, head, manifests, damaged, survey.pinned, automatic)
 
 
-def _snapshot_row(snapshot: str, manifest: Manifest | SnapshotDamaged, state: HeadState, pinned: bool) -> SnapshotRow:
-    place = standing(snapshot, manifest, state)
-    if isinstance(manifest, SnapshotDamaged):
-        return SnapshotRow(snapshot=snapshot, standing=place, problem=manifest.message, pinned=pinned)
-    return SnapshotRow(
-        snapshot=snapshot,
-        standing=place,
-        created=manifest.created,
-        parent=manifest.parent,
-        label=manifest.label,
-        conversation=manifest.conversation,
-        sandbox=manifest.sandbox,
-        origin=manifest.origin,
-        rejected=manifest.rejected,
-        files=manifest.files,
-        bytes=manifest.bytes,
-        packs=len(manifest.packs),
-        pinned=pinned,
-        dropped=manifest.dropped,
-        scrubbed=sum(manifest.taken_out),
-    )
-
-
-def standing(snapshot: str, manifest: Manifest | SnapshotDamaged, state: HeadState) -> str:
-    """How a snapshot relates to the head: it is it, was it, or stands beside it."""
-    if isinstance(manifest, SnapshotDamaged):
-        return "damaged"
-    if snapshot == state.snapshot:
-        return "head"
-    if state.head and state.head.was(snapshot):
-        return "earlier head"
-    return "rejected" if manifest.rejected else "diverged"
+def _cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:
+    """The snapshots of which a pack is not there, or not whole, by a listing."""
+    found = {}
+    for manifest in manifests:
+        try:
+            check_sizes(manifest, sizes)
+        except SnapshotDamaged as damage:
+            found[manifest.snapshot] = damage.message
+    return found
 
 
 async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Contents:
     manifest, entries = await _entries(repository, memory, wanted)
-    state = await repository.head(memory)
+    standings = await _standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
+    if manifest.snapshot not in standings.manifests:
+        raise SnapshotNotFound(f"{memory} has no snapshot {manifest.snapshot}.")
     return Contents(
         manifest=manifest,
-        row=_snapshot_row(manifest.snapshot, manifest, state, manifest.snapshot in await repository.pinned(memory)),
+        row=standings.row(manifest.snapshot),
         entries=[_entry_row(entries[path]) for path in sorted(entries)],
+        head=standings.state.snapshot,
     )
 
 

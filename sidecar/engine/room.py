@@ -49,6 +49,11 @@ class Fits:
     used: Mapping[str, int]
     room: Room | None = None
 
+    @property
+    def going(self) -> Collection[str]:
+        """The snapshots that are to go."""
+        return self.room.going if self.room is not None else ()
+
     async def make(self, engine: Engine) -> list[str]:
         """Let go what has to, now that its place is taken. Return what there is to say of it."""
         gone = await self.room.make(engine.repository) if self.room is not None and self.room.going else 0

@@ -128,6 +128,8 @@ class Layout:
     never: Patterns = ()
     secrets: Patterns = ()
     careful: Patterns = ()
+    rotating: Patterns = ()
+    """What its owner removes by itself after a while: when it is gone, no guard takes that for a loss. ``{date}`` is a day."""
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Tables with secrets, by database: a copy leaves without their rows."""
@@ -158,7 +160,7 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """The part the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("options", "chosen"):
+        for unused in ("options", "chosen", "rotating"):
             del data[unused]
         return _lists({key: value for key, value in data.items() if value is not None})  # type: ignore[no-any-return]
 

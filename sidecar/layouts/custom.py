@@ -113,10 +113,13 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
     if not layout.roots or not layout.keep + layout.databases:
         yield (), "needs at least one root and something to keep."
     tied = ("never", "secrets", "careful")  # a slash before these ties them to the root
-    for key in ("keep", "databases", *tied):
+    for key in ("keep", "databases", "rotating", *tied):
         for pattern in getattr(layout, key):
             if not _relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."
+    for pattern in layout.rotating:
+        if others := [word for word in _WORD.findall(pattern) if word != "date"]:
+            yield ("rotating",), f"{pattern!r}: '{{{others[0]}}}' stands for nothing; only '{{date}}' does."
     bound: list[tuple[At, str]] = [(("tiers", "dated"), pattern) for pattern in layout.tiers.dated]
     bound += [(("coupled", n, "paths"), path) for n, coupled in enumerate(layout.coupled) for path in coupled.paths]
     for at, pattern in bound:

@@ -7,13 +7,14 @@ became the head or was pinned in between is put back, as ``Repository.keep`` exp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
 from sidecar.ids import Keys, snapshot_time
 from sidecar.repository import HeadState, Repository, Survey
+from sidecar.retention.pins import automatic_pins, drop_automatic_pins
 from sidecar.retention.planning import Plan, Policy, needed_by, only_needed_by, plan, plan_store
 from sidecar.retention.rules import KeepLabelled, Snapshot
 from sidecar.retention.settings import Retention
@@ -123,12 +124,15 @@ class Room:
     bytes: int
     going: tuple[str, ...] = ()
     manifests: Manifests = field(default_factory=dict)
+    unpinned: tuple[str, ...] = ()
+    """Those among them that are pinned, though by no person."""
 
     async def make(self, repository: Repository) -> int:
         """Let them go, but for what is the head or pinned by now. Return how many went.
 
         Their packs go when the grace period is over.
         """
+        await drop_automatic_pins(repository, self.memory, list(self.unpinned))
         return await _remove(repository, self.memory, self.going, self.manifests)
 
 
@@ -142,15 +146,32 @@ async def find_room(
     read = await _read(repository, memory, Policy())
     if read.problem:
         return Room(memory, read.bytes + read.beside + needed_by([coming]))
+    most = max(1, most - read.beside)
+    rows = [decision.snapshot for decision in read.plan.decisions]
+    kept, going = _room_among(rows, coming, most, keep, labelled)
+    unpinned: set[str] = set()
+    if needed_by(kept) > most and any(row.pinned for row in rows):
+        # Rather these than that nothing can be saved any more.
+        unpinned = set(await automatic_pins(repository, memory))
+        rows = [replace(row, pinned=row.pinned and row.id not in unpinned) for row in rows]
+        kept, going = _room_among(rows, coming, most, keep, labelled)
+    return Room(
+        memory, needed_by(kept) + read.beside, tuple(going), read.manifests, tuple(unpinned.intersection(going))
+    )
+
+
+def _room_among(
+    rows: Sequence[Snapshot], coming: Snapshot, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> tuple[list[Snapshot], list[str]]:
+    """What would stay beside ``coming``, and the ids of what would go."""
     rows = [
         replace(
             row,
             pinned=row.pinned or row.id in keep or (coming.beside and not row.beside),
             is_head=row.is_head and not coming.is_head,
         )
-        for row in (decision.snapshot for decision in read.plan.decisions)
+        for row in rows
     ]
-    most = max(1, most - read.beside)
     decided = plan([replace(coming, pinned=True), *rows], Policy((), labelled, most), datetime.now(UTC))
     kept, going = decided.kept, []
     for row in decided.forgotten:  # newest first: what went before the packs did that made room may stay after all
@@ -158,7 +179,7 @@ async def find_room(
             kept.append(row)
         else:
             going.append(row.id)
-    return Room(memory, needed_by(kept) + read.beside, tuple(going), read.manifests)
+    return kept, going
 
 
 async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:

@@ -1,13 +1,45 @@
-"""Pins: a tiny object in the store for each snapshot that no rule and no limit may take."""
+"""Pins: a tiny object in the store for each snapshot that no rule and no limit may take.
+
+One that a person set holds the time. One that was set automatically, on a head that gave way to something a guard had objected
+to, holds sealed JSON that says so; of these the newest few stay, and a byte limit may take them. Who lists pins to see
+what must stay need not tell the two apart.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
+from sidecar.errors import HeadMoved
 from sidecar.ids import Keys, check_memory_id
+from sidecar.ports import Stored
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.resolving import resolve
+from sidecar.snapshots.sealed import seal, unseal
+
+FORMAT = 1
+MOST_AUTOMATIC = 5
+"""Automatic pins that a memory keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomaticPin:
+    """Why a snapshot was pinned without a person asking for it."""
+
+    since: str
+    replaced_by: str
+    why: str
+    """What the guards had to say of the snapshot that took its place."""
+
+    def encode(self) -> bytes:
+        return seal({"format": FORMAT, "automatic": asdict(self)})
+
+    @property
+    def words(self) -> str:
+        return f"{self.replaced_by} took its place though {self.why}"
 
 
 async def pin(repository: Repository, memory: str, wanted: str) -> str:
@@ -30,3 +62,49 @@ async def unpin(repository: Repository, memory: str, wanted: str) -> str:
     snapshot = await resolve(repository, check_memory_id(memory), wanted)
     await repository.store.delete([Keys.of(memory).pin(snapshot)])
     return snapshot
+
+
+async def automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
+    """The snapshots that were pinned automatically, newest pin first."""
+    keys = {Keys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
+    pins = {keys[key]: _automatic(stored) for key, stored in (await repository.small_objects(keys)).items()}
+    found = {snapshot: pin for snapshot, pin in pins.items() if pin is not None}
+    return dict(sorted(found.items(), key=lambda one: (one[1].since, one[0]), reverse=True))
+
+
+async def pin_automatically(repository: Repository, memory: str, snapshot: str, replaced_by: str, why: str) -> bool:
+    """Pin a snapshot that something doubtful is about to replace as the head, unless it is pinned already.
+
+    Return whether it was pinned now.
+    """
+    manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
+    if not isinstance(manifest, Manifest):
+        return False
+    since = datetime.now(UTC).isoformat(timespec="milliseconds")
+    pin = AutomaticPin(since=since, replaced_by=replaced_by, why=why)
+    try:
+        await repository.store.swap(Keys.of(memory).pin(snapshot), pin.encode(), expected=None)
+    except HeadMoved:
+        return False
+    await repository.keep(manifest)
+    return True
+
+
+async def drop_automatic_pins(repository: Repository, memory: str, snapshots: list[str] | None = None) -> None:
+    """Remove the automatic pins of these snapshots; by default, of all but the newest few. A person's pin stays."""
+    if snapshots is None:
+        snapshots = list(await automatic_pins(repository, memory))[MOST_AUTOMATIC:]
+    for snapshot in snapshots:
+        key = Keys.of(memory).pin(snapshot)
+        # Read again: a person may have made it theirs.
+        stored = (await repository.small_objects([key])).get(key)
+        if stored is not None and _automatic(stored) is not None:
+            await repository.store.delete([key])
+
+
+def _automatic(stored: Stored) -> AutomaticPin | None:
+    """What an automatic pin says; ``None`` for a person's, which holds a time, and for what cannot be read."""
+    try:
+        return msgspec.convert(unseal(stored.data).get("automatic"), AutomaticPin, strict=True)
+    except (ValueError, msgspec.ValidationError):
+        return None

@@ -61,6 +61,12 @@ class HeadBody(Body):
     snapshot: Name = Field(description="The snapshot to make the head.")
 
 
+class AcceptanceBody(Body):
+    """Make a snapshot the head that a guard rejected, or that has diverged."""
+
+    snapshot: Text = Field(default="", description="Default: the newest that was rejected since the head was made.")
+
+
 class ForgetBody(Body):
     """Apply the configured rules to a memory."""
 
@@ -90,6 +96,8 @@ class SnapshotsAnswer:
     memory: str
     head: str | None
     snapshots: list[SnapshotRow]
+    problem: str = ""
+    """What is wrong with the head, if it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
+
 REMEMBERED = 500
 WAITING = 200
 
@@ -25,6 +27,10 @@ class Event:
     memory: str = ""
     sandbox: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+
+
+ACCEPTED = "guard.accepted"
+"""Something became the head that guards objected to: it came again and again, or a person said so (``by``)."""
 
 
 class Events:
@@ -74,3 +80,9 @@ class Events:
             yield queue
         finally:
             self._queues.discard(queue)
+
+
+def tell_accepted(events: Events, *, memory: str, sandbox: str = "", **details: Any) -> None:
+    """Say, as loudly as can be, that something became the head that guards objected to."""
+    structlog.get_logger("sidecar").warning("accepted what guards objected to", memory=memory, **details)
+    events.publish(ACCEPTED, memory=memory, sandbox=sandbox, **details)

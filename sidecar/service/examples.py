@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from sidecar import __version__
+from sidecar.engine.heads import Acceptance
 from sidecar.engine.looking import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
 from sidecar.receipts import (
     DatabaseReport,
     ExportOutcome,
     ExportReceipt,
     Finding,
+    Reason,
     RestoreOutcome,
     RestoreReceipt,
     Scrubbed,
@@ -138,6 +140,7 @@ EXAMPLES: dict[str, Any] = {
         bodies.RestoreBody(sandbox=SANDBOX),
         bodies.ForkBody(memory="acme/agent-8"),
         bodies.HeadBody(snapshot=OLD),
+        bodies.AcceptanceBody(snapshot=NEW),
         AttachmentBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
         EXPORTED,
         RESTORED,
@@ -163,6 +166,14 @@ EXAMPLES: dict[str, Any] = {
         ),
         bodies.ForkAnswer(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
         bodies.HeadAnswer(memory=MEMORY, head=OLD, previous=NEW),
+        Acceptance(
+            memory=MEMORY,
+            head=NEW,
+            previous=OLD,
+            standing="rejected",
+            reason=Reason(code="shrunk", message="It has 1,204,224 bytes; the head has 52,166,656."),
+            pinned=True,
+        ),
         bodies.PinAnswer(memory=MEMORY, snapshot=OLD, pinned=True),
         bodies.ForgetBody(dry_run=True),
         bodies.ForgetAnswer(memory=MEMORY, kept=1, forgotten=1, snapshots=FATES, dry_run=True),

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives import download
-from sidecar.engine.heads import fork, rollback
+from sidecar.engine.heads import Acceptance, accept, fork, rollback
 from sidecar.engine.limiting import bounds
 from sidecar.engine.looking import (
     MemoryRow,
@@ -29,6 +29,7 @@ from sidecar.engine.looking import (
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
 from sidecar.service.bodies import (
+    AcceptanceBody,
     DeleteAnswer,
     DiffAnswer,
     ForkAnswer,
@@ -39,6 +40,7 @@ from sidecar.service.bodies import (
     SnapshotAnswer,
     SnapshotsAnswer,
 )
+from sidecar.service.events import tell_accepted
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
 from sidecar.service.uploads import MEDIA_TYPES, check_media_type
@@ -49,6 +51,7 @@ router = APIRouter(prefix="/v1", tags=["memories"])
 READING = documented(400, 404, 409, 422, 503)
 CHANGING = documented(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = documented(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
+NEWEST = AcceptanceBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
@@ -69,7 +72,7 @@ async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
 async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
     """A memory's snapshots, newest first."""
     state, rows = await list_snapshots(sidecar_of(request).engine.repository, memory)
-    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows)
+    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
@@ -180,6 +183,24 @@ async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAn
     head, before = await rollback(sidecar_of(request).engine.repository, check_memory_id(memory), body.snapshot)
     sidecar_of(request).changed(memory)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+
+
+@router.post("/memories/{memory}/acceptances", responses=CHANGING)
+async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
+    """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
+    sidecar = sidecar_of(request)
+    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
+    tell_accepted(
+        sidecar.events,
+        memory=memory,
+        by="person",
+        snapshot=done.head,
+        reasons=[done.reason.code],
+        replaced=done.previous,
+        pinned=done.pinned,
+    )
+    sidecar.changed(memory)
+    return done
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)

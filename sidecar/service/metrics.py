@@ -9,7 +9,7 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sidecar.service.events import Event
+from sidecar.service.events import ACCEPTED, Event
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -58,6 +58,12 @@ class Metrics:
         self._forgotten = Counter(
             "memory_sidecar_snapshots_forgotten", "Snapshots that retention rules let go", registry=self.registry
         )
+        self._accepted = Counter(
+            "memory_sidecar_accepted",
+            "Snapshots that became the head though guards objected: they came again and again, or a person said so",
+            ["reason", "by"],
+            registry=self.registry,
+        )
         self._drills = Counter(
             "memory_sidecar_drills",
             "Snapshots brought back into a scratch sandbox",
@@ -77,6 +83,9 @@ class Metrics:
             self._lost.inc()
         if event.type == "retention.forgot":
             self._forgotten.inc(int(event.details.get("snapshots", 0)))
+        if event.type == ACCEPTED:
+            for reason in event.details.get("reasons", ()):
+                self._accepted.labels(reason, event.details.get("by", "")).inc()
         kind, _, outcome = event.type.partition(".")
         if kind == "drill":
             self._drills.labels(outcome).inc()

@@ -14,7 +14,7 @@ import structlog
 
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.service.events import Events
+from sidecar.service.events import Events, tell_accepted
 
 REMEMBERED = 1000
 Receipt = ExportReceipt | RestoreReceipt
@@ -222,6 +222,21 @@ class Operations:
                 seconds=took,
                 warnings=said.warnings,
             )
+            if isinstance(said, ExportReceipt) and said.accepted is not None:
+                tell_accepted(
+                    self._events,
+                    memory=operation.memory,
+                    sandbox=operation.sandbox,
+                    by="repetition",
+                    operation=operation.id,
+                    conversation=operation.conversation,
+                    snapshot=said.snapshot,
+                    reasons=[reason.code for reason in said.accepted.reasons],
+                    since=said.accepted.since,
+                    refusals=said.accepted.refusals,
+                    replaced=said.accepted.replaced,
+                    pinned=said.accepted.pinned,
+                )
         elif operation.problem is not None:
             about = operation.problem.as_dict()
             self._log.error(f"{operation.kind} failed", seconds=took, **{**about, **operation.bound()})

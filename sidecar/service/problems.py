@@ -43,6 +43,7 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.SnapshotError, 409),
     (errors.LimitExceeded, 413),
     (errors.NoIndex, 409),
+    (errors.NothingToAccept, 409),
     (errors.SinkError, 503),
     (NotAnArchive, 422),
     (SpoolFull, 507),

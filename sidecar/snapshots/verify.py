@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 
@@ -11,9 +12,14 @@ from sidecar.ids import Keys
 from sidecar.inside import index
 from sidecar.inside.layers import count_files, layered
 from sidecar.progress import Progress
-from sidecar.repository import Repository
+from sidecar.repository import HeadState, Repository
+from sidecar.snapshots.history import rebuilt_head
 from sidecar.snapshots.manifest import Manifest, tree_digest
 
+NO_CURE = (
+    "No snapshot is whole. Put the objects back that a copy of the store still has, or save what a sandbox still has with"
+    " `memory-sidecar export {memory} --force --sandbox REF`."
+)
 LOST_PIN = "It is pinned, and its manifest is gone."
 
 
@@ -32,6 +38,10 @@ class MemoryReport:
     ok: bool
     head: str
     head_problem: str = ""
+    damaged: int = 0
+    """How much is: snapshots, and the head itself."""
+    cure: str = ""
+    """What to do about the head, when something is wrong with it: the very command."""
     snapshots: list[SnapshotReport] = field(default_factory=list)
     objects: int = 0
     bytes: int = 0
@@ -102,20 +112,39 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
     reports += [SnapshotReport(snapshot=one, ok=False, problem=LOST_PIN) for one in sorted(pinned - {*ids})]
     if state.notice:  # an export that was under way may have ended
         state = replace(state, notice=(await repository.head(memory)).notice)
-    head_problem = state.problem or state.notice
-    if state.head is None and state.version is None and await repository.any_eligible(memory, ids):
-        head_problem = "The head is missing; a restore takes the newest snapshot. Set it with `rollback`."
-    if state.snapshot and state.snapshot not in ids:
-        head_problem = f"The head names snapshot {state.snapshot}, which has no manifest."
+    trouble = state.trouble(manifests)
+    head_problem, bad = trouble or state.notice, [report.snapshot for report in reports if not report.ok]
+    if state.snapshot in bad and not head_problem:
+        head_problem = f"The head is {state.snapshot}, which is damaged."
+    whole = [report.snapshot for report in reports if report.ok]
     return MemoryReport(
         memory=memory,
-        ok=not head_problem and all(report.ok for report in reports),
+        ok=not head_problem and not bad,
         head=state.snapshot,
         head_problem=head_problem,
+        damaged=len(bad) + bool(trouble and state.snapshot not in bad),
+        cure=_cure(memory, state, manifests, whole) if trouble or state.snapshot in bad else "",
         snapshots=reports,
         objects=objects.count + len(ids) + (1 if state.version else 0),
         bytes=objects.bytes,
     )
+
+
+def _cure(
+    memory: str, state: HeadState, manifests: Mapping[str, Manifest | SnapshotDamaged], whole: Sequence[str]
+) -> str:
+    """What to type when something is wrong with the head, given the snapshots that are whole, newest first."""
+    readable = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
+    head = state.head or rebuilt_head(readable)
+    refused = {manifest.snapshot for manifest in readable if manifest.rejected}
+    # What was the head rather than what never was, and what was refused only when there is nothing else.
+    past = [snapshot for snapshot, _ in head.history if snapshot in whole] if head else []
+    best = next(iter([*past, *(one for one in whole if one not in refused), *whole]), "")
+    if not best:
+        return NO_CURE.format(memory=memory)
+    rollback = f"`memory-sidecar rollback {memory} {best}` makes the newest good snapshot the head"
+    mended = " So does the next export of a sandbox that was restored from this memory, with what it has."
+    return f"{rollback}.{'' if state.problem else mended}"
 
 
 async def _remember(

@@ -87,7 +87,7 @@ async def test_what_may_not_be_forgotten_makes_no_room(home: Path, tmp_path: Pat
 
 async def test_what_is_kept_beside_the_head_takes_no_ordinary_snapshots_place(tmp_path: Path) -> None:
     home = empty_home(tmp_path / "home")
-    write(home / ".codex/sessions/one.jsonl", b"{}")
+    write(home / ".codex/session_index.jsonl", b"{}")
     engine = engine_with(tmp_path, memory_bytes=60_000, over="trim")
     kept = []
     for seed in range(4):
