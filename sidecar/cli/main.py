@@ -142,7 +142,9 @@ async def _run(args: argparse.Namespace) -> Result:
     # A command that is told to end gives its scratch files back first.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
     try:
-        with ProgressBar() if watched() and not args.json else contextlib.nullcontext() as bar:
+        # A service prints lines to be copied, which a bar on the same screen would break.
+        with_bar = watched() and not args.json and args.command not in LASTING
+        with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
             result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
             return await keep_up(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
