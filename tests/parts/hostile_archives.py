@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import sys
 import tarfile
 import tempfile
@@ -32,6 +31,7 @@ from sidecar.limits import Limits
 from sidecar.snapshots.sealed import seal, unseal
 from tests.parts.forgery import Bundle, ForgedSandbox, header, pax, zeros
 from tests.parts.homes import engine_at
+from tests.parts.memory_use import peak_kib
 
 MEMORY = "hostile"
 GOOD_NAME = ".claude-mem/modes/code.json"
@@ -595,8 +595,7 @@ def _told(work: Callable[[], tuple[str, str]]) -> None:
     except BaseException:
         kind, code, broke = "", "", traceback.format_exc()
     took = round(time.monotonic() - started, 2)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"kind": kind, "code": code, "broke": broke, "seconds": took, "peak_kib": peak}), flush=True)
+    print(json.dumps({"kind": kind, "code": code, "broke": broke, "seconds": took, "peak_kib": peak_kib()}), flush=True)
 
 
 def _main(what: str, *words: str) -> None:
