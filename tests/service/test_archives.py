@@ -195,7 +195,7 @@ def test_an_upload_that_never_ends_is_cut_off_at_the_limit(tmp_path: Path, spool
 def test_an_upload_that_is_cut_short_leaves_nothing(service: Service, spool: Path) -> None:
     target = urlsplit(service.url)
     with socket.create_connection((target.hostname, target.port)) as line:
-        head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += "Content-Type: application/gzip\r\nContent-Length: 1000000\r\n\r\n"
         line.sendall(head.encode() + LAWFUL)
         until(lambda: not nothing_is_left(spool))
@@ -208,7 +208,7 @@ def test_an_upload_that_stands_still_is_ended(tmp_path: Path, spool: Path) -> No
     with serving(tmp_path / "s", tmp_path / "log", {"TMPDIR": str(spool)}, more="[timing]\nunpack = 2\n") as service:
         target = urlsplit(service.url)
         with socket.create_connection((target.hostname, target.port), timeout=30) as line:
-            head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
             head += "Content-Type: application/gzip\r\nContent-Length: 1000000\r\n\r\n"
             line.sendall(head.encode() + LAWFUL)
             answer = line.recv(65536)
@@ -309,7 +309,7 @@ def test_beyond_the_queue_archives_are_refused_before_they_are_taken(tmp_path: P
 def test_only_so_many_archives_are_on_their_way_at_once(tmp_path: Path, spool: Path) -> None:
     with serving(tmp_path / "store", tmp_path / "log", {"TMPDIR": str(spool)}, uploads=2) as service:
         target = urlsplit(service.url)
-        head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head = f"POST {path('me', 'archives')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += "Content-Type: application/gzip\r\nContent-Length: 1000000\r\n\r\n"
         lines = [socket.create_connection((target.hostname, target.port)) for _ in range(2)]
         for line in lines:
