@@ -31,7 +31,9 @@ COMMON = (
     "filters",
     "databases",
     "rows",
+    "lineage",
     "cache",
+    "notes",
     "scratch",
     "packing",
     "swap",
@@ -54,7 +56,10 @@ EXPORT = (
         "main",
     ),
 )
-_OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "scratch", "swap", "main")
+_OWN = (
+    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    "main",
+)
 TIDY = _OWN
 SEND = (*_OWN, "direct")
 RESTORE = (
@@ -71,7 +76,7 @@ RESTORE = (
         "direct",
         "naming",
     ),
-    *("unsaved", "restore", "main"),
+    *("holdings", "aside", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
 

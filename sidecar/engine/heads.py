@@ -87,7 +87,7 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
         raise NothingToAccept(f"{manifest.snapshot} is the head of {memory} already.")
     if head is not None and head.was(manifest.snapshot):
         raise NothingToAccept(
-            f"{manifest.snapshot} was the head of {memory} before, and does not stand beside it.",
+            f"{manifest.snapshot} was the head of {memory} before: no guard objected to it.",
             hint=f"`memory-sidecar rollback {memory} {manifest.snapshot}` goes back to it.",
         )
     survey = await repository.survey(memory)
@@ -99,9 +99,7 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
     reason = _objection(manifest, state)
     before, pinned = state.snapshot, False
     if before:
-        pinned = await pin_automatically(
-            repository, memory, before, manifest.snapshot, f"{reason.code} (accepted by a person)"
-        )
+        pinned = await pin_automatically(repository, memory, before, manifest.snapshot, f"{reason.code}, by a person")
     try:
         await repository.move_head(state, manifest)
     except HeadMoved:

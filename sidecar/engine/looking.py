@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.ids import check_memory_id
 from sidecar.inside.index import Entry
-from sidecar.repository import HeadState, Repository, Survey
+from sidecar.repository import HeadState, Repository
 from sidecar.retention.pins import AutomaticPin, automatic_pins
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
 from sidecar.snapshots.manifest import Head, Manifest
@@ -138,12 +138,10 @@ async def existing_snapshots(repository: Repository, memory: str) -> list[str]:
 
 async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
     """The head, with what is wrong with it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
-    survey = await repository.survey(check_memory_id(memory))
-    if not (ids := survey.snapshots):
-        raise not_found(repository, memory)
-    standings = await _standings(repository, memory, ids, survey)
+    ids = await existing_snapshots(repository, memory)
+    standings = await _standings(repository, memory, ids)
     state = replace(standings.state, problem=standings.state.trouble(standings.manifests))
-    return state, [standings.row(name) for name in sorted(standings.manifests, reverse=True)]
+    return state, [standings.row(name) for name in ids if name in standings.manifests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +195,9 @@ class _Standings:
         return "rejected" if manifest.rejected else "diverged"
 
 
-async def _standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
-    """Of some snapshots of a memory, after it was listed."""
-    state = await repository.head(memory)
+async def _standings(repository: Repository, memory: str, ids: Collection[str]) -> _Standings:
+    state, survey = await repository.head(memory), await repository.survey(memory)
     manifests = await repository.manifests(memory, ids)
-    if state.snapshot and state.snapshot not in manifests:  # it has moved since, or its manifest is gone
-        manifests |= await repository.manifests(memory, [state.snapshot])
     whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
     damaged = _cut_short(whole, survey.sizes)
     if damaged:  # an export may have added a pack and its manifest while that was listed
@@ -227,7 +222,7 @@ def _cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[
 
 async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Contents:
     manifest, entries = await _entries(repository, memory, wanted)
-    standings = await _standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
+    standings = await _standings(repository, memory, [manifest.snapshot])
     if manifest.snapshot not in standings.manifests:
         raise SnapshotNotFound(f"{memory} has no snapshot {manifest.snapshot}.")
     return Contents(

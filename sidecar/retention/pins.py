@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from sidecar.errors import HeadMoved
+from sidecar.errors import HeadMoved, ObjectRefused
 from sidecar.ids import Keys, check_memory_id
 from sidecar.ports import Stored
 from sidecar.repository import Repository
@@ -66,9 +66,10 @@ async def unpin(repository: Repository, memory: str, wanted: str) -> str:
 
 async def automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
     """The snapshots that were pinned automatically, newest pin first."""
-    keys = {Keys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
-    pins = {keys[key]: _automatic(stored) for key, stored in (await repository.small_objects(keys)).items()}
-    found = {snapshot: pin for snapshot, pin in pins.items() if pin is not None}
+    keys, found = Keys.of(memory), {}
+    for snapshot in await repository.pinned(memory):
+        if (pin := _automatic(await _read(repository, keys.pin(snapshot)))) is not None:
+            found[snapshot] = pin
     return dict(sorted(found.items(), key=lambda one: (one[1].since, one[0]), reverse=True))
 
 
@@ -97,14 +98,21 @@ async def drop_automatic_pins(repository: Repository, memory: str, snapshots: li
     for snapshot in snapshots:
         key = Keys.of(memory).pin(snapshot)
         # Read again: a person may have made it theirs.
-        stored = (await repository.small_objects([key])).get(key)
-        if stored is not None and _automatic(stored) is not None:
+        if _automatic(await _read(repository, key)) is not None:
             await repository.store.delete([key])
 
 
-def _automatic(stored: Stored) -> AutomaticPin | None:
+async def _read(repository: Repository, key: str) -> Stored | None:
+    try:
+        return await repository.store.get(key)
+    except ObjectRefused:  # it does not count, and is not ours to remove
+        return None
+
+
+def _automatic(stored: Stored | None) -> AutomaticPin | None:
     """What an automatic pin says; ``None`` for a person's, which holds a time, and for what cannot be read."""
     try:
-        return msgspec.convert(unseal(stored.data).get("automatic"), AutomaticPin, strict=True)
+        value = unseal(stored.data) if stored is not None else {}
+        return msgspec.convert(value.get("automatic"), AutomaticPin, strict=True)
     except (ValueError, msgspec.ValidationError):
         return None

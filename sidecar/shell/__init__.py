@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
@@ -46,7 +47,24 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
 
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
-    lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
+    notes = json.dumps({**request["notes"], "reader": request["notes"].get("reader", False)})[:-1]
+    lines = [
+        *_common(request),
+        f"notes={shlex.quote(notes)}",
+        f"bundle={shlex.quote(bundle)}",
+        f"bytes={size}",
+        f"mode={request['mode']}",
+    ]
+    for name, value in (
+        ("stored", " ".join(request["stored"][request["key"]])),
+        ("keep", " ".join(request["keep"])),
+        ("saved", "yes" if request["saved"] else ""),
+        ("discard", "yes" if request["discard"] else ""),
+        ("reader", "yes" if request["read_only"] else ""),
+        ("aside_bytes", str(request["set_aside_bytes"])),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request['snapshot']}"),
+    ):
+        lines.append(f"{name}={shlex.quote(value)}")
     for number, (name, place, layout) in enumerate(roots, 1):
         lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
         lines.append(_select(number, layout, exporting=False))
@@ -54,13 +72,17 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
     return "\n".join([*lines, _text("restore.sh")])
 
 
-def tidy_script(snapshot: str, uploads: Sequence[str]) -> str:
-    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it."""
+def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
+    the ``notes`` of the memory with this ``key``, if there are any."""
     lines = [
         'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
         f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
         "done",
     ]
+    if notes:
+        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(key)}/notes'
+        lines.append(f"rm -f {place}.new; printf '%s' {shlex.quote(notes)} > {place}.new && mv -f {place}.new {place}")
     return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 

@@ -66,7 +66,7 @@ def test_the_newest_rejected_snapshot_or_the_one_named_becomes_the_head(
     assert "the head has 200,012" in ran.document["reason"]["message"]
     rows = {row["snapshot"]: row for row in run_cli("log", MEMORY, store=store).document["snapshots"]}
     assert (rows[refused]["standing"], rows[head]["standing"], rows[head]["pinned"]) == ("head", "earlier head", True)
-    assert rows[head]["pinned_because"] == f"{refused} took its place though shrunk (accepted by a person)"
+    assert rows[head]["pinned_because"] == f"{refused} took its place though shrunk, by a person"
     other = restored(store, tmp_path / "other")
     assert not (other / "memory/large.md").exists()
     # The sandbox goes on from there, and the head that was can be had back.

@@ -30,7 +30,6 @@ from tests.parts.homes import Ran, WatchedSandbox, empty_home, engine_at, observ
 from tests.parts.keys import BOTH, engine_with
 from tests.parts.memories import damage_database
 from tests.parts.memory_store import MemoryStore
-from tests.parts.providers import Made, Provider
 from tests.parts.services import path, serving, until
 
 MEMORY = "conductor"
@@ -593,29 +592,3 @@ async def test_a_restore_after_an_acceptance_brings_what_was_accepted(home: Path
     back = await restore(engine, WatchedSandbox(other), RestoreRequest(memory=MEMORY))
     assert (back.snapshot, back.warnings) == (receipt.snapshot, [])
     assert not (other / ".claude-mem/corpora/large.json").exists()
-
-
-@pytest.mark.parametrize("name", ["e2b", "daytona"])
-def test_at_a_provider_a_fresh_sandbox_for_every_conversation(
-    name: str, provider_of: Callable[[str], Provider], store: Path
-) -> None:
-    """What a conductor does: a new sandbox each time, restored from the head, in which the same is cleared out again."""
-    provider = provider_of(name)
-
-    def call(verb: str, made: Made, *more: str) -> Ran:
-        return run_cli(verb, MEMORY, "--sandbox", made.ref, "--project", "app", *more, store=store)
-
-    first = provider.create()
-    make_home(first.home)
-    head = call("export", first, "--conversation", "c0").document["snapshot"]
-    receipts = []
-    for number in (1, 2, 3):
-        made = provider.create()
-        (made.home / "app").mkdir()
-        assert call("restore", made).document["outcome"] == "complete"
-        delete_rows(made.home, 20 + number)
-        receipts.append(call("export", made, "--conversation", f"c{number}"))
-    assert [ran.document["outcome"] for ran in receipts] == ["rejected", "rejected", "committed"]
-    assert receipts[2].document["accepted"]["replaced"] == head
-    assert [ran.document["round_trips"] for ran in receipts[1:]] == [receipts[0].document["round_trips"]] * 2
-    assert (head_of(store), pins_of(store)) == (receipts[2].document["snapshot"], [head])

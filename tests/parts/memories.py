@@ -21,6 +21,7 @@ from emulators.processes import living
 from sidecar.engine import Engine
 from sidecar.ids import Keys
 from sidecar.ports import Finished, Ground, Presence, Sandbox
+from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
 from sidecar.wiring import open_sandbox, open_store
@@ -211,6 +212,11 @@ def shell_tools(folder: Path) -> Path:
 
 def engine_on(url: str, **settings: Any) -> Engine:
     return replace(Engine(repository=Repository(open_store(url))), **settings)
+
+
+def told(receipt: ExportReceipt) -> list[str]:
+    """The warnings of an export, but for the one that every first export into a store has."""
+    return [warning for warning in receipt.warnings if not warning.startswith("A new store was begun at ")]
 
 
 def plain_home(home: Path, rows: int = 40) -> Path:
