@@ -141,6 +141,13 @@ class ExportReceipt(_Receipt):
     found: dict[str, int] = field(default_factory=dict)
     """All of them by what was done: "removed", "redacted", "warned", "refused"."""
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the head has what the sandbox had: it was committed, or there was nothing new since the head."""
+        if self.outcome is ExportOutcome.UNCHANGED:
+            return self.snapshot is not None and self.snapshot == self.head
+        return self.outcome is ExportOutcome.COMMITTED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt(_Receipt):

@@ -26,6 +26,9 @@ from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 COMMANDS = {
     "export": "verbs.run_export",
     "restore": "verbs.run_restore",
+    "attach": "attaching.run_attach",
+    "detach": "attaching.run_detach",
+    "attachments": "attaching.run_attachments",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
     "list": "stores.run_list",

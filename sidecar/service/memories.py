@@ -26,6 +26,7 @@ from sidecar.engine.looking import (
 )
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
+from sidecar.service.attachments import Attachments
 from sidecar.service.bodies import (
     DeleteAnswer,
     DiffAnswer,
@@ -179,6 +180,7 @@ async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     repository = sidecar.engine.repository
     if not await repository.exists(check_memory_id(memory)):
         raise not_found(repository, memory)
+    await Attachments(repository.store).remove_all(memory)
     removed = await repository.delete_memory(memory)
     sidecar.metrics.forget(memory)
     sidecar.changed(memory)

@@ -63,7 +63,7 @@ async def metrics(request: Request) -> Response:
     text = sidecar.metrics.text(
         running=sidecar.operations.running,
         waiting=sidecar.operations.waiting,
-        attached=len(keeper.attachments),
+        attached=len(keeper.looked_after),
         at_risk=len(keeper.at_risk()),
     )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

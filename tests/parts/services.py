@@ -24,6 +24,9 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
+    code = PROJECT
+    """Where the sidecar is that is run."""
+
     def __init__(self, store: str, log: Path, settings: Mapping[str, Any], env: Mapping[str, str], more: str) -> None:
         self.log = log
         config, bind = log.with_suffix(".toml"), settings.get("bind", "127.0.0.1:0")
@@ -38,7 +41,7 @@ class Service:
         before = len(self.lines())
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=PROJECT, env=self._env, stderr=log, stdout=subprocess.DEVNULL
+                self._command, cwd=self.code, env=self._env, stderr=log, stdout=subprocess.DEVNULL
             )
         deadline = time.monotonic() + 30
         while True:
@@ -92,10 +95,16 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 @contextmanager
 def serving(
-    store: str | Path, log: Path, env: Mapping[str, str] | None = None, *, more: str = "", **settings: Any
+    store: str | Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    more: str = "",
+    kind: type[Service] = Service,
+    **settings: Any,
 ) -> Iterator[Service]:
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {}, more)
+    service = kind(url, log, settings, env or {}, more)
     try:
         yield service
     finally:
