@@ -29,6 +29,7 @@ COMMON = (
     "walk",
     "filters",
     "databases",
+    "lineage",
     "cache",
     "notes",
     "scratch",
@@ -53,12 +54,15 @@ EXPORT = (
         "main",
     ),
 )
-_OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "scratch", "swap", "main")
+_OWN = (
+    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    "main",
+)
 TIDY = _OWN
 SEND = (*_OWN, "direct")
 RESTORE = (
     *(*COMMON, "layers", "compression", "unpacking", "holders", "drain", "worker", "versions", "direct", "naming"),
-    *("unsaved", "restore", "main"),
+    *("holdings", "aside", "restore", "main"),
 )
 LOOK = (*(*_OWN, "databases", "tiers", "holders", "versions", "look"),)
 

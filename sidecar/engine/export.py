@@ -37,6 +37,7 @@ from sidecar.snapshots.marks import hold
 from sidecar.spool import Spool, spool
 
 MOST_KNOWN = 100
+READ_ONLY = "This sandbox was restored to be read (read-only): what it exports is stored beside the head."
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -97,7 +98,7 @@ async def _export(run: Run) -> ExportReceipt:
     if reason is None:
         outcome, state = await advance(engine, manifest, run.state, moves=moves)
     if outcome is ExportOutcome.DIVERGED:
-        reason = _diverged(state)
+        reason = _diverged(state, answer)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added)
     return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state, room)])
 
@@ -241,7 +242,7 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
         )
     if reason is not None:
         return run.receipt(ExportOutcome.REJECTED, state, answer, base, reason)
-    return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
+    return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state, answer))
 
 
 async def _objection(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> Reason | None:
@@ -255,6 +256,8 @@ async def _objection(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Sp
     return await judged(run.engine, kept, entries, nothing, head, scratch, run.request.allow, answer.trimmed)
 
 
-def _diverged(state: HeadState) -> Reason:
+def _diverged(state: HeadState, answer: ExportAnswer) -> Reason:
+    if answer.reader:
+        return Reason(code="read-only", message=READ_ONLY)
     head = state.snapshot or state.problem or "which is missing"
     return Reason(code="diverged", message=f"This sandbox did not start from the head ({head}).")

@@ -12,7 +12,7 @@ import io
 import posixpath
 import secrets
 import tarfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,7 @@ async def read_tarball(
     return replace(
         local,
         lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
+        reader=answer.reader,
         roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
         projects=[],
         skipped=[*answer.skipped, *local.skipped],
@@ -143,30 +144,49 @@ def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> lis
     return copied + filtered
 
 
+@dataclass(slots=True)
+class Tarball:
+    """A snapshot as a plain tarball: written once, and sent again only when it is not in the sandbox any more."""
+
+    file: Path | None = None
+    checks: list[FoundDatabase] = field(default_factory=list)
+    uploaded: str = ""
+
+
 async def send_tarball(
     engine: Engine,
     sandbox: CountedSandbox,
     question: dict[str, Any],
     fetched: Fetched,
     scratch: Spool,
+    tarball: Tarball,
     uploads: list[str],
 ) -> Answer:
     """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
-    target = scratch.new()
-    checks = await asyncio.to_thread(_write_tarball, fetched, scratch.new(), target)
-    uploads.append(path := upload_path())
-    engine.progress.step("sending", target.stat().st_size)
-    await sandbox.upload(path, file_chunks(target))
-    script = restore_script(question, _targets(engine, question, fetched), path, target.stat().st_size)
+    if tarball.file is None:
+        target = scratch.new()
+        tarball.checks = await asyncio.to_thread(_write_tarball, fetched, scratch.new(), target)
+        tarball.file = target
+    size, path = tarball.file.stat().st_size, tarball.uploaded
+    tarball.uploaded = ""
+    if not path:
+        uploads.append(path := upload_path())
+        engine.progress.step("sending", size)
+        await sandbox.upload(path, file_chunks(tarball.file))
+    script = restore_script(question, _targets(engine, question, fetched), path, size)
     nonce = secrets.token_hex(8)
     finished = await sandbox.run(f"nonce={nonce}\n{script}", timeout=engine.timing.command, output_limit=1 << 20)
     value, _ = program.answer(finished.output, nonce)
     checked = value.pop("checked", True)
     answer = parse(value, Answer, question)
+    if answer.status == "unsaved":
+        tarball.uploaded = path
+    if answer.status != "complete":
+        return answer
     return replace(
         answer,
         bytes=fetched.manifest.bytes,
-        databases=checks,
+        databases=tarball.checks,
         warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )
 

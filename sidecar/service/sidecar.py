@@ -21,6 +21,8 @@ from sidecar.service.sandboxes import Sandboxes
 from sidecar.service.settings import Service, local_policy
 from sidecar.wiring import open_sandbox
 
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "in_use"})
+
 
 class Sidecar:
     def __init__(self, engine: Engine, settings: Service) -> None:
@@ -60,8 +62,9 @@ class Sidecar:
         check_memory_id(request.memory)
 
         async def work(operation: Operation, call: Call | None) -> Receipt:
+            ours = replace(request, in_use=self.sandboxes.knows(sandbox))
             async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await restore(replace(self.engine, progress=operation), box, request)
+                return await restore(replace(self.engine, progress=operation), box, ours)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
@@ -124,4 +127,7 @@ class Sidecar:
 
 
 def _plain(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in request.__dataclass_fields__}
+    """What was asked for. Options that came later are left out where they are not used, so that a call which an earlier
+    version remembers under its key is still the same call."""
+    fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    return {name: value for name, value in fields.items() if value or name not in LATER_OPTIONS}
