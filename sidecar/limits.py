@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.patterns import fitting
 
 GIB = 1 << 30
@@ -23,7 +24,7 @@ CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packe
 
 EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shrunk"
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
-REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS)
+REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS, UNKNOWN_LINEAGE, OTHER_MEMORY)
 """Why a guard objects; each can be allowed by itself."""
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -99,7 +100,7 @@ class Guards:
     """File counts are compared from this number on."""
     allow: list[str] = field(default_factory=list)
     """Reasons never to object for: "empty", "required-missing", "root-missing", "shrunk", "schema-downgrade",
-    "database-damaged", "credentials"."""
+    "database-damaged", "credentials", "unknown-lineage", "other-memory"."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: the ``shrink_`` keys, and ``required``, the paths it cannot do without."""
     memories: Tables = field(default_factory=dict)

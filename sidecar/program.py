@@ -30,6 +30,7 @@ COMMON = (
     "filters",
     "databases",
     "cache",
+    "notes",
     "scratch",
     "packing",
     "swap",

@@ -25,6 +25,7 @@ from sidecar.ids import Keys, is_snapshot_id, new_snapshot_id
 from sidecar.ports import Store
 from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.manifest import Head, Manifest
+from sidecar.snapshots.store_id import ensure_store_id, read_store_id
 from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
@@ -42,6 +43,12 @@ class HeadState:
     problem: str = ""
     notice: str = ""
     """What somebody did, or may have done, to it; when the head had to be found elsewhere, where."""
+    store: str = ""
+    """The store's id, where the head does not have it and it was read by itself."""
+
+    @property
+    def store_id(self) -> str:
+        return (self.head.store if self.head else "") or self.store
 
     @property
     def snapshot(self) -> str:
@@ -183,7 +190,8 @@ class Repository:
 
     async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
         """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise."""
-        head = Head.at(manifest, datetime.now(UTC), state.head)
+        store = state.store_id or await self._ensured_id()
+        head = Head.at(manifest, datetime.now(UTC), state.head, store)
         key = Keys.of(manifest.memory).head
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
@@ -199,6 +207,26 @@ class Repository:
             await self.witnesses.add(head, state.head)
         await self.keep(manifest)
         return head
+
+    async def identify(self, state: HeadState) -> HeadState:
+        """The same state with the store's id in it, which is only asked for where the head does not have it."""
+        if state.store_id:
+            return state
+        try:
+            return replace(state, store=await read_store_id(self.store))
+        except SnapshotDamaged as damage:
+            return replace(state, notice=" ".join(filter(None, [state.notice, damage.message])))
+
+    async def begin(self, state: HeadState) -> HeadState:
+        """The same, in a store that is about to be written: one that has no id gets one."""
+        return state if state.store_id else replace(state, store=await self._ensured_id())
+
+    async def _ensured_id(self) -> str:
+        """The store's id; "" where something else is in its place, which ``verify`` and an export tell."""
+        try:
+            return await ensure_store_id(self.store)
+        except SnapshotDamaged:
+            return ""
 
     async def keep(self, manifest: Manifest) -> None:
         """See that a snapshot just made the head, or pinned, is still there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +70,9 @@ class S3Store:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         for info in await asyncio.to_thread(self._listed, prefix):
             yield info
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await asyncio.to_thread(self._objects.folders, prefix, most)
 
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(self._objects.copy, source, target)

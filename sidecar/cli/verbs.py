@@ -44,7 +44,12 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
     sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
     try:
         request = RestoreRequest(
-            memory=args.memory, snapshot=args.snapshot, mode=args.mode, projects=_projects(args), force=args.force
+            memory=args.memory,
+            snapshot=args.snapshot,
+            mode=args.mode,
+            projects=_projects(args),
+            force=args.force,
+            must_exist=args.must_exist,
         )
         return restore_result(await restore(engine, sandbox, request))
     finally:

@@ -65,10 +65,12 @@ def restore(
     projects: Sequence[str] | None = None,
     conversation: str = "",
     force: bool = False,
+    must_exist: bool = False,
     wake: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[RestoreReceipt]:
-    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was."""
+    """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it raises
+    ``SidecarProblem`` (``memory-not-found``). ``incomplete`` leaves the sandbox as it was."""
     body = {
         "sandbox": sandbox,
         "snapshot": snapshot,
@@ -76,6 +78,7 @@ def restore(
         "projects": None if projects is None else list(projects),
         "conversation": conversation,
         "force": force,
+        **({"must_exist": True} if must_exist else {}),
         "wake": wake,
     }
     return once("restores", memory, body, idempotency_key, RestoreReceipt)

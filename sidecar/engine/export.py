@@ -15,6 +15,7 @@ from sidecar.engine.committing import Grown, advance, commit, head_of, judged, m
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
+from sidecar.engine.identity import begun, identified_head
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.notes import as_noted
 from sidecar.engine.parts import CountedSandbox, Engine, together
@@ -80,8 +81,8 @@ async def _export(run: Run) -> ExportReceipt:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
             if head is not None and request.projects is None:
                 run.warnings += moved(manifest, head, engine.layouts)
-            reason = None
-            if not request.force:
+            reason = run.mix_up(answer)
+            if reason is None and not request.force:
                 reason = await judged(engine, manifest, entries, grown, head, scratch, request.allow, answer.trimmed)
             if reason is not None:
                 manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
@@ -109,6 +110,7 @@ async def _commit(
 
     From now on it may name a pack that is in the store already, so that one has to stay, whatever
     happens; unless it was folded."""
+    run.state = await run.engine.repository.begin(run.state)
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
     grew = not (run.request.force or run.request.adopt)
@@ -136,12 +138,17 @@ async def _begin(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> Run:
     check_memory_id(request.memory)
+    choose(request.layouts, engine.layouts)  # before anything is written
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
     presence, state, survey = await together(
-        reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
+        reach(counted), identified_head(engine.repository, request.memory), engine.repository.survey(request.memory)
     )
     await prepared
+    warnings = [*warnings, *await begun(engine.repository, request.memory, state, survey)]
+    if not request.adopt:
+        # The sandbox is to note the id, so there has to be one before it is asked; it stays if nothing comes of this.
+        state = await engine.repository.begin(state)
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
     snapshot = request.snapshot or fresh
@@ -203,6 +210,7 @@ def _question(run: Run) -> dict[str, Any]:
         "key": memory_key(request.memory),
         "snapshot": run.snapshot,
         "known": run.known,
+        "notes": run.notes,
         "unusable": sorted(run.survey.damaged),
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
@@ -222,7 +230,7 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     run.warnings += near(run.engine.limits, base, {}, 0, {"memory_bytes": sum(run.survey.sizes.values())})
     if base.snapshot == state.snapshot:
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    reason = await _objection(run, base, answer, scratch)
+    reason = run.mix_up(answer) or await _objection(run, base, answer, scratch)
     if run.request.force or (reason is None and await run.continues(answer)):
         await hold(run.engine.repository.store, base)
         outcome, state = await advance(run.engine, base, state, moves=True)

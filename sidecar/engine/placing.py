@@ -13,6 +13,7 @@ from typing import Any
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.choosing import LATEST
 from sidecar.engine.direct import UNABLE, NotDirect, links_for
+from sidecar.engine.identity import notes_for
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.without_python import send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
@@ -31,14 +32,17 @@ class RestoreRequest:
     mode: str = "replace"
     projects: tuple[str, ...] | None = None
     force: bool = False
+    must_exist: bool = False
+    """A memory that is not there is an error, not a first start."""
+    conversation: str = ""
 
 
 async def place_directly(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, manifest: Manifest, operation: str
+    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, manifest: Manifest, operation: str, store: str
 ) -> Answer:
     """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
     the snapshot is not all there: then somebody has to look for an older one."""
-    question = _question(engine, request, manifest, manifest.packs, operation)
+    question = _question(engine, sandbox, request, manifest, manifest.packs, operation, store)
     question["links"] = await links_for(engine, manifest)
     try:
         async for attempt in retrying():
@@ -62,6 +66,7 @@ async def place(
     scratch: Spool,
     uploads: list[str],
     operation: str,
+    store: str,
 ) -> Answer:
     """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
     packs = list(fetched.packs)
@@ -69,9 +74,10 @@ async def place(
     async for attempt in retrying():
         with attempt:
             try:
-                answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
+                answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation, store)
                 if answer.status == "no-python":
-                    question = _question(engine, request, fetched.manifest, fetched.manifest.packs, operation)
+                    whole = fetched.manifest
+                    question = _question(engine, sandbox, request, whole, whole.packs, operation, store)
                     return await send_tarball(engine, sandbox, question, fetched, scratch, uploads)
                 return answer
             except ProgramFailed as problem:
@@ -82,7 +88,7 @@ async def place(
                     for pack, codec in zip(packs, codecs, strict=True)
                 ]
                 codecs = ["gz"] * len(packs)
-                return await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
+                return await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation, store)
     raise AssertionError("unreachable")
 
 
@@ -95,6 +101,7 @@ async def _send(
     codecs: list[str],
     uploads: list[str],
     operation: str,
+    store: str,
 ) -> Answer:
     parts = [file for pair in zip(fetched.index_files, packs, strict=True) for file in pair]
     uploads.append(path := upload_path())
@@ -103,7 +110,8 @@ async def _send(
     engine.progress.step("sending", size)
     await sandbox.upload(path, _chained(parts, digest))
     engine.progress.step("putting it in place")
-    question = _question(engine, request, fetched.manifest, _as_sent(fetched, packs, codecs), operation)
+    sent = _as_sent(fetched, packs, codecs)
+    question = _question(engine, sandbox, request, fetched.manifest, sent, operation, store)
     question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
     question["uploads"] = uploads
     return await _asked(sandbox, question, fetched.manifest, engine.timing.command)
@@ -125,7 +133,13 @@ async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Ma
 
 
 def _question(
-    engine: Engine, request: RestoreRequest, manifest: Manifest, packs: Sequence[Pack], operation: str
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    packs: Sequence[Pack],
+    operation: str,
+    store: str,
 ) -> dict[str, Any]:
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
@@ -139,6 +153,7 @@ def _question(
         "key": memory_key(request.memory),
         "snapshot": manifest.snapshot,
         "operation": operation,
+        "notes": notes_for(sandbox, request, store),
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),

@@ -11,6 +11,7 @@ from sidecar.engine.asking import Answer
 from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
+from sidecar.engine.identity import absent, missing
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import RestoreRequest, place, place_directly
 from sidecar.engine.privacy import shown
@@ -90,7 +91,7 @@ class _Run:
 
 async def _from_the_bucket(run: _Run) -> RestoreReceipt:
     engine, request = run.engine, run.request
-    presence, manifest = await together(
+    presence, (manifest, store) = await together(
         reach(run.sandbox), choose_unread(engine.repository, request.memory, request.snapshot)
     )
     run.manifest = manifest
@@ -98,7 +99,7 @@ async def _from_the_bucket(run: _Run) -> RestoreReceipt:
     engine.progress.step("putting it in place")
     async with kept_alive(engine, run.sandbox, presence, run.warnings):
         answer = await _settled(
-            run, manifest, [], place_directly(engine, run.sandbox, request, manifest, run.operation)
+            run, manifest, [], place_directly(engine, run.sandbox, request, manifest, run.operation, store)
         )
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
@@ -116,7 +117,7 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
         run.warnings += choice.warnings
         engine.progress.about(run.manifest.snapshot)
         uploads: list[str] = []
-        placing = place(engine, run.sandbox, request, choice.fetched, scratch, uploads, run.operation)
+        placing = place(engine, run.sandbox, request, choice.fetched, scratch, uploads, run.operation, choice.store)
         async with kept_alive(engine, run.sandbox, presence, run.warnings):
             answer = await _settled(run, choice.fetched.manifest, uploads, placing)
     return run.receipt(RestoreOutcome.COMPLETE, answer)
@@ -136,8 +137,10 @@ async def _settled(run: _Run, manifest: Manifest, uploads: list[str], placing: A
 
 
 async def _nothing(run: _Run) -> RestoreReceipt:
-    """There is no head: a first start, which is no error."""
-    receipt = run.receipt(RestoreOutcome.EMPTY)
-    if beside := await run.engine.repository.snapshot_ids(run.request.memory):
-        return replace(receipt, warnings=[f"None of the snapshots there are ({len(beside)}) ever became the head."])
-    return receipt
+    """There is nothing to restore: a first start, unless the memory has to exist. Raise ``MemoryNotFound`` then."""
+    repository, memory = run.engine.repository, run.request.memory
+    beside = await repository.snapshot_ids(memory)
+    if run.request.must_exist:
+        raise await missing(repository, memory, beside)
+    run.warnings += await absent(repository, memory, beside)
+    return run.receipt(RestoreOutcome.EMPTY)

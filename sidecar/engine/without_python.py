@@ -19,6 +19,7 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
+from sidecar.engine.identity import noted
 from sidecar.engine.limiting import bounds
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
@@ -60,9 +61,11 @@ async def read_tarball(
 
     There is no bundle when that refuses to: the answer says why.
     """
+    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
     within = bounds(engine.limits)
     tarball = await arrive(engine, sandbox, answer, scratch, within=within)
-    await tidy(engine, sandbox, question["memory"], question["snapshot"])
+    answer, notes = noted(question["notes"], answer)
+    await tidy(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
     home = scratch.new()
     numbers = _numbers(engine, answer, named=question["projects"] is not None)
     places = {root.name: _place_here(engine, root, numbers.get(root.name, 0)) for root in answer.roots}
@@ -79,7 +82,10 @@ async def read_tarball(
     methods = {row.path: row.method for row in answer.databases}
     return replace(
         local,
-        lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
+        lineage=answer.lineage,
+        notes=answer.notes,
+        others=answer.others,
+        folders=answer.folders,
         roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
         projects=[],
         skipped=[*answer.skipped, *local.skipped],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +155,9 @@ class SignedStore:
                 LOG.warning("Ignored: %s", problem.message)
                 self._looked_at[info] = False
         return self._looked_at[info]
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await self._inner.folders(prefix, most=most)
 
     async def copy(self, source: str, target: str) -> None:
         if _is_pack(source) and _is_pack(target):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +145,17 @@ class SealedStore:
         shown = [replace(info, key=state.names.shown(info.key)) for info in found if state.names.are_ours(info.key)]
         for info in sorted(shown, key=lambda info: info.key):
             yield info
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        state = await self.opening.to_read()
+        hidden = _hidden(state, prefix)
+        found = await self._inner.folders(hidden, most=most)
+        if state is None:
+            if not found:
+                await self.opening.check_nothing_hidden(prefix)
+            return found
+        keys = [f"{hidden}{name}/" for name in found]
+        return sorted(state.names.shown(key).split("/")[-2] for key in keys if state.names.are_ours(key))
 
     async def copy(self, source: str, target: str) -> None:
         state = await self.opening.to_write()

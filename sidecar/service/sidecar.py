@@ -64,6 +64,10 @@ class Sidecar:
                 return await restore(replace(self.engine, progress=operation), box, request)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        # What earlier versions did not count to what a call is: else a call that they remember would be another now.
+        del body["conversation"]
+        if not request.must_exist:
+            del body["must_exist"]
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     async def _accept(

@@ -1,5 +1,5 @@
 # Restore without Python: unpack beside the target, compare with the list of sums, then move old files out and new ones in.
-# The preamble defines nonce, echo_back (JSON), key, snapshot, bundle, bytes, mode, roots and, for each root N: name_N, folder_N,
+# The preamble defines nonce, echo_back (JSON), notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and, for each root N: name_N, folder_N,
 # select_N.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 umask 022
@@ -33,7 +33,7 @@ undo() {
         done
     done
 }
-done_roots=""
+done_roots="" folders=""
 for root in $roots; do
     eval "name=\$name_$root folder=\$folder_$root"
     [ -d "$unpacked/new/$name" ] || continue
@@ -54,8 +54,10 @@ for root in $roots; do
     done_roots="$done_roots $root"
     move "$folder" "$unpacked/old/$name" < "$unpacked/$name.old" || { undo; fail swap-failed "An old file in $folder could not be moved."; }
     move "$unpacked/new/$name" "$folder" < "$unpacked/$name.put" || { undo; fail swap-failed "A file could not be put into $folder."; }
+    folders="$folders${folders:+,}\"$name\":\"$(escaped "$(cd "$folder" && pwd -P)")\""
 done
 files=$(cat "$unpacked"/*.put 2>/dev/null | wc -l)
 mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* && printf '%s\n' "$snapshot" > "$cache/$key/lineage"
+rm -f "$cache/$key/notes.new" && printf '%s,"roots":{%s}}' "$notes" "$folders" > "$cache/$key/notes.new" && mv -f "$cache/$key/notes.new" "$cache/$key/notes"
 leave
 answer complete ",\"files\":$((files)),\"checked\":$checked"

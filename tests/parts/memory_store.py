@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from sidecar.errors import HeadMoved, ObjectMissing
@@ -56,6 +56,10 @@ class MemoryStore:
         for key in sorted(key for key in self.objects if key.startswith(prefix)):
             data, modified, _ = self.objects[key]
             yield ObjectInfo(key, len(data), modified)
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        below = (key[len(prefix) :].split("/") for key in self.objects if key.startswith(prefix))
+        return sorted({parts[0] for parts in below if len(parts) > 1})[:most]
 
     async def copy(self, source: str, target: str) -> None:
         await self.put(target, self.objects[source][0])
