@@ -32,6 +32,7 @@ COMMON = (
     "databases",
     "rows",
     "cache",
+    "notes",
     "scratch",
     "packing",
     "swap",

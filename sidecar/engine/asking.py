@@ -10,6 +10,7 @@ import msgspec
 from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.inside import notes as inside
 from sidecar.inside.credentials import blotted
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
@@ -91,6 +92,23 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What a sandbox had noted of a memory (``sidecar.inside.notes``)."""
+
+    memory: str
+    store: str = ""
+    sandbox: str = ""
+    roots: dict[str, str] = field(default_factory=dict)
+    reader: bool = False
+    conversation: str = ""
+    current: bool = True
+
+    def checked(self) -> inside.Notes | None:
+        """As the program has them; ``None`` unless they are such as it writes."""
+        return inside.checked(asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAnswer(Answer):
     statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "refused", "tarball", "error"})
 
@@ -115,6 +133,12 @@ class ExportAnswer(Answer):
     found: dict[str, Count] = field(default_factory=dict)
     taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
     taken_more: tuple[Count, Count] = (0, 0)
+    notes: Notes | None = None
+    """The sandbox's notes of this memory before the export."""
+    others: Annotated[list[Notes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
+    """Its notes of other memories that are in the same folders."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """Where each root is there."""
 
     @property
     def trimmed(self) -> set[str]:

@@ -230,6 +230,13 @@ def _question(run: Run) -> dict[str, Any]:
         "key": memory_key(request.memory),
         "snapshot": run.snapshot,
         "known": run.known,
+        "notes": {
+            "store": "",
+            "memory": request.memory,
+            "sandbox": run.sandbox.ref,
+            "conversation": request.conversation,
+            "allow": [],
+        },
         "unusable": sorted(run.survey.damaged),
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),

@@ -38,7 +38,7 @@ async def place_directly(
 ) -> Answer:
     """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
     the snapshot is not all there: then somebody has to look for an older one."""
-    question = _question(engine, request, manifest, manifest.packs, operation)
+    question = _question(engine, sandbox, request, manifest, manifest.packs, operation)
     question["links"] = await links_for(engine, manifest)
     try:
         async for attempt in retrying():
@@ -71,7 +71,7 @@ async def place(
             try:
                 answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
                 if answer.status == "no-python":
-                    question = _question(engine, request, fetched.manifest, fetched.manifest.packs, operation)
+                    question = _question(engine, sandbox, request, fetched.manifest, fetched.manifest.packs, operation)
                     return await send_tarball(engine, sandbox, question, fetched, scratch, uploads)
                 return answer
             except ProgramFailed as problem:
@@ -103,7 +103,7 @@ async def _send(
     engine.progress.step("sending", size)
     await sandbox.upload(path, _chained(parts, digest))
     engine.progress.step("putting it in place")
-    question = _question(engine, request, fetched.manifest, _as_sent(fetched, packs, codecs), operation)
+    question = _question(engine, sandbox, request, fetched.manifest, _as_sent(fetched, packs, codecs), operation)
     question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
     question["uploads"] = uploads
     return await _asked(sandbox, question, fetched.manifest, engine.timing.command)
@@ -125,7 +125,12 @@ async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Ma
 
 
 def _question(
-    engine: Engine, request: RestoreRequest, manifest: Manifest, packs: Sequence[Pack], operation: str
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    packs: Sequence[Pack],
+    operation: str,
 ) -> dict[str, Any]:
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
@@ -139,6 +144,7 @@ def _question(
         "key": memory_key(request.memory),
         "snapshot": manifest.snapshot,
         "operation": operation,
+        "notes": {"store": "", "memory": request.memory, "sandbox": sandbox.ref},
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),

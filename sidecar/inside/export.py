@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import cache, index, keys
+from . import cache, index, keys, notes
 from .fitting import Fit
 from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
 from .rules import is_secret
@@ -53,8 +53,15 @@ class Export:
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
         self.taking = Taking(request, scratch, fit, self.base, self.looked_at)
+        self.noted = notes.read(scratch.memory)
+        """What this sandbox had noted of the memory before this export."""
 
     def run(self) -> dict[str, Any]:
+        answer = self._run()
+        answer.update(self._note())
+        return answer
+
+    def _run(self) -> dict[str, Any]:
         self.taking.warnings += absent(self.request["projects"], self.home)
         for root in self.roots:
             if "worker" in root.layout:
@@ -138,6 +145,28 @@ class Export:
             **told,
         )
 
+    def _note(self) -> dict[str, Any]:
+        """Write down what is known now, unless this export is refused as a mix-up; return what was known before."""
+        told = self.request.get("notes")
+        if told is None:
+            return {}
+        folders = {root.name: root.folder for root in self._held()}
+        others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
+        objection = notes.objection(told, self.noted, others, folders, bool(self.lineage))
+        now = notes.after_export(told, self.noted, folders, objection)
+        if now != self.noted:
+            notes.write(self.scratch.memory, now)
+        holders = notes.holders_of(folders, told["sandbox"], others)
+        return {
+            "notes": self.noted and self.noted.as_dict(),
+            "others": [other.as_dict() for other in holders[: notes.MOST_TOLD]],
+            "folders": folders,
+        }
+
+    def _held(self) -> list[Root]:
+        """The roots that something was found in."""
+        return [root for root in self.roots if any(path.startswith(root.name + "/") for path in self.taking.entries)]
+
     def _answer(self, status: str) -> dict[str, Any]:
         taking, screened = self.taking, self.taking.screened
         return {
@@ -146,11 +175,7 @@ class Export:
             "lineage": self.lineage,
             "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             "bytes": taking.total,
-            "roots": [
-                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
-                for root in self.roots
-                if any(path.startswith(root.name + "/") for path in taking.entries)
-            ],
+            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self._held()],
             "databases": taking.databases,
             "skipped": taking.skipped.rows,
             "skipped_more": taking.skipped.more,

@@ -8,7 +8,7 @@ import stat
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, direct, filters, index, keys, places, worker
+from . import cache, databases, direct, filters, index, keys, notes, places, worker
 from .drain import drained
 from .holders import Holder, find_holders
 from .layers import folders_of, layered
@@ -275,6 +275,16 @@ class Restore:
             self.scratch.memory,
             cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
         )
+        self._note()
+
+    def _note(self) -> None:
+        told = self.request.get("notes")
+        if told is None:
+            return
+        folders = {root.name: root.folder for root in self.roots}
+        if not self.seed:
+            notes.supersede(self.scratch.base, self.scratch.memory, folders)
+        notes.write(self.scratch.memory, notes.after_restore(told, folders))
 
 
 def _beside(folder: str) -> str:

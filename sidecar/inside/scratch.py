@@ -2,6 +2,7 @@
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
+~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run

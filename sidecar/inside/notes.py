@@ -1,0 +1,179 @@
+"""The notes a sandbox keeps about each memory: which store and memory its files belong to, and where they are.
+
+They are a small JSON file, ``notes``, in the memory's folder of the cache (``scratch.py``). A complete restore and every
+export write them; the sidecar says what they hold (``request["notes"]``), except for the folders, which are known only here.
+An export answers with the notes as they were before it, so that the sidecar can tell whether it is about to continue
+another store's memory, or a memory under another's id. The same rules decide here whether the notes may be replaced:
+an export that is refused for one of them leaves them as they are, so that it is refused the next time as well.
+
+Whoever works in the sandbox can write to the file, so nothing in it is believed unless it has the form it should have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from . import places
+from .refusal import Refusal
+
+NAME = "notes"
+LONGEST = 1 << 16
+LONGEST_TEXT = 1000
+LONGEST_PATH = 4096
+MOST_ROOTS = 200
+MOST_MEMORIES = 200
+"""So many folders of other memories are looked at."""
+MOST_TOLD = 5
+"""An export's answer has at most so many notes of other memories."""
+UNKNOWN_LINEAGE, OTHER_MEMORY = "unknown-lineage", "other-memory"
+_STORE = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class Notes(NamedTuple):
+    """What is noted of one memory. ``store`` and ``sandbox`` are empty where the sidecar did not know them."""
+
+    memory: str
+    roots: Dict[str, str]
+    """The real folder of each root that had something in it."""
+    store: str = ""
+    """The id of the store (its object ``store-id``)."""
+    sandbox: str = ""
+    """The reference under which the sidecar knew this sandbox, e.g. ``e2b:abc``. A copy has another."""
+    reader: bool = False
+    """The memory was restored only to be read: it is never to become the head from here."""
+    conversation: str = ""
+    current: bool = True
+    """Whether what is in these folders is this memory: not when another was restored over it, nor when an export under
+    this id was refused because the folders are another memory's."""
+
+    def as_dict(self) -> Dict[str, Any]:
+        return dict(self._asdict())
+
+
+def parse(text: bytes) -> Optional[Notes]:
+    """The notes in a file's contents; ``None`` unless they are such as ``write`` leaves."""
+    try:
+        value = json.loads(text.decode("utf-8")) if len(text) <= LONGEST else None
+    except (ValueError, RecursionError):
+        return None
+    return checked(value)
+
+
+def checked(value: Any) -> Optional[Notes]:
+    """Notes from a JSON value of unknown origin; ``None`` when it is not one. Fields of later versions are left out."""
+    if not isinstance(value, dict):
+        return None
+    value = {field: value[field] for field in Notes._fields if field in value}
+    texts = [value.get(field, "") for field in ("memory", "store", "sandbox", "conversation")]
+    flags = [value.get("reader", False), value.get("current", True)]
+    roots = value.get("roots", {})
+    if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in texts) or not texts[0]:
+        return None
+    if not all(isinstance(flag, bool) for flag in flags) or (texts[1] and not _STORE.match(texts[1])):
+        return None
+    if not isinstance(roots, dict) or len(roots) > MOST_ROOTS or not all(map(_is_root, roots.items())):
+        return None
+    return Notes(**dict(value, roots=roots))
+
+
+def _is_root(root: Any) -> bool:
+    name, folder = root
+    if not isinstance(folder, str) or len(name) > LONGEST_TEXT or len(folder) > LONGEST_PATH or "\0" in folder:
+        return False
+    return folder.startswith("/") and os.path.normpath(folder) == folder
+
+
+def read(folder: str) -> Optional[Notes]:
+    """The notes of the memory with this folder in the cache; ``None`` when there are none that can be believed."""
+    try:
+        return parse(places.read_file(os.path.join(folder, NAME), LONGEST))
+    except (OSError, Refusal):
+        return None
+
+
+def write(folder: str, notes: Notes) -> None:
+    """Replace the notes of the memory with this folder in the cache."""
+    places.write_file(os.path.join(folder, NAME), json.dumps(notes.as_dict()).encode("ascii"))
+
+
+def read_others(base: str, folder: str) -> Dict[str, Notes]:
+    """The notes of the other memories that are known in this sandbox, by their folders in the cache."""
+    found: Dict[str, Notes] = {}
+    own = os.path.basename(folder)
+    names = sorted(name for name in os.listdir(base) if name != own and not name.startswith("work-"))
+    for name in names[:MOST_MEMORIES]:
+        other = os.path.join(base, name)
+        notes = read(other)
+        if notes is not None:
+            found[other] = notes
+    return found
+
+
+def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
+    """Whether two memories have the same folders, or one has all of the other's and more.
+
+    Two that share some folders, and each have others besides (two projects under one ``~/.claude``), live side by side.
+    """
+    ours, theirs = set(one.values()), set(other.values())
+    return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
+
+
+def holders_of(roots: Dict[str, str], sandbox: str, others: Sequence[Notes]) -> List[Notes]:
+    """The other memories whose folders these are. Notes from another sandbox came with a copy, and say nothing of this."""
+    return [notes for notes in others if notes.current and notes.sandbox == sandbox and overlaps(notes.roots, roots)]
+
+
+def objection(
+    told: Dict[str, Any], own: Optional[Notes], others: Sequence[Notes], roots: Dict[str, str], known: bool
+) -> str:
+    """Why an export from these folders would mix up memories: the code of a guard, or "".
+
+    ``told`` is what the sidecar says (``request["notes"]``); ``own`` are the notes of the memory before the export; ``known``
+    says whether it was restored or exported here by a version that wrote no notes.
+    """
+    if own is not None and own.sandbox == told["sandbox"] and own.store and own.store != told["store"]:
+        return UNKNOWN_LINEAGE
+    at_home = own.current if own is not None else known
+    if not at_home and holders_of(roots, told["sandbox"], others):
+        return OTHER_MEMORY
+    return ""
+
+
+def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str], objection: str) -> Notes:
+    """What to write down after an export. One that was refused as a mix-up changes nothing of what was known before."""
+    refused = objection and objection not in told.get("allow", [])
+    if refused and own is not None:
+        return own
+    before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
+    still = {name: folder for name, folder in before.items() if os.path.isdir(folder)}
+    return Notes(
+        memory=told["memory"],
+        store=told["store"],
+        sandbox=told["sandbox"],
+        roots=dict(still, **roots),
+        reader=own.reader if own is not None else False,
+        conversation=told.get("conversation", ""),
+        current=not refused,
+    )
+
+
+def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
+    """What to write down after a complete restore."""
+    return Notes(
+        memory=told["memory"],
+        store=told["store"],
+        sandbox=told["sandbox"],
+        roots=roots,
+        reader=told.get("reader", False),
+        conversation=told.get("conversation", ""),
+    )
+
+
+def supersede(base: str, folder: str, roots: Dict[str, str]) -> None:
+    """After a restore over these folders: what other memories had in them is not there any more."""
+    for other, notes in read_others(base, folder).items():
+        if notes.current and overlaps(notes.roots, roots):
+            write(other, notes._replace(current=False))
