@@ -31,6 +31,7 @@ COMMON = (
     "filters",
     "databases",
     "rows",
+    "lineage",
     "cache",
     "notes",
     "scratch",
@@ -55,7 +56,10 @@ EXPORT = (
         "main",
     ),
 )
-_OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "scratch", "swap", "main")
+_OWN = (
+    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    "main",
+)
 TIDY = _OWN
 SEND = (*_OWN, "direct")
 RESTORE = (
@@ -72,7 +76,7 @@ RESTORE = (
         "direct",
         "naming",
     ),
-    *("unsaved", "restore", "main"),
+    *("holdings", "aside", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
 

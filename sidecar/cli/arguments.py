@@ -59,6 +59,12 @@ def _verbs(command: Any) -> None:
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
+    restore.add_argument(
+        "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
+    )
+    restore.add_argument(
+        "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
+    )
 
 
 def _guards(verb: Any) -> None:

@@ -92,7 +92,7 @@ async def tidy(
     try:
         fallback = tidy_script(snapshot, uploads)
         answer, _ = await ask(sandbox, request, Answer, timeout=TIDY_SECONDS, fallback=fallback)
-        return answer if answer.status == "complete" else None
+        return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands do not get through, or their answers do not: files may, both to be deleted and to be read.
         for path in uploads:

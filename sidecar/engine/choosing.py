@@ -23,6 +23,10 @@ class Choice:
     fetched: Fetched
     warnings: list[str]
     wanted: str = ""
+    problems: str = ""
+    """What is wrong with the one that was wanted."""
+    keep: tuple[str, ...] = ()
+    """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
 
 
 async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
@@ -54,10 +58,10 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
             await _remember(repository, memory, snapshot, damage)
             continue
         noticed = [state.notice] if state.notice else []
+        keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
         if not problems:
-            return Choice(fetched, noticed)
-        told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(dict.fromkeys(problems))}"
-        return Choice(fetched, [*noticed, told], first or "head")
+            return Choice(fetched, noticed, keep=keep)
+        return Choice(fetched, noticed, first or "head", " ".join(dict.fromkeys(problems)), keep)
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 

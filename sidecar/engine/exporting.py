@@ -35,6 +35,8 @@ class ExportRequest:
     allow: tuple[str, ...] = ()
     """Guards that are not to object, by their reason."""
     origin: str = "export"
+    beside: bool = False
+    """Store it beside the head, whatever the sandbox started from."""
     adopt: bool = False
     """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
     noted: Noted | None = None
@@ -73,8 +75,12 @@ class Run:
         It did when it was last restored from or exported to it, and also when its last export never became the head but
         the one before did: it was cut short, or lost a race against another export of the same sandbox.
         """
+        if self.request.beside:
+            return False
         if self.request.force or self.request.adopt:
             return True
+        if answer.reader:
+            return False
         origin, head = self.parent(answer), self.state.snapshot
         if self.state.head is None and not self.state.problem:
             return bool(origin) or not await self.engine.repository.any_eligible(

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import cache, index, keys, notes
+from . import lineage as history
 from .fitting import Fit
 from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
 from .rules import is_secret
@@ -173,6 +174,7 @@ class Export:
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
+            "reader": history.is_reader(self.scratch.memory),
             "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             "bytes": taking.total,
             "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self._held()],

@@ -64,6 +64,8 @@ async def restore_memory(
         mode=body.mode,
         projects=None if body.projects is None else tuple(body.projects),
         force=body.force,
+        discard=body.discard,
+        read_only=body.read_only,
     )
     operation = await sidecar_of(request).restore(
         wanted, body.sandbox, wake=body.wake, key=key, conversation=body.conversation

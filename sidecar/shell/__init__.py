@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
@@ -47,6 +48,16 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
     lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
+    for name, value in (
+        ("stored", " ".join(request["stored"][request["key"]])),
+        ("keep", " ".join(request["keep"])),
+        ("saved", "yes" if request["saved"] else ""),
+        ("discard", "yes" if request["discard"] else ""),
+        ("reader", "yes" if request["read_only"] else ""),
+        ("aside_bytes", str(request["set_aside_bytes"])),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request['snapshot']}"),
+    ):
+        lines.append(f"{name}={shlex.quote(value)}")
     for number, (name, place, layout) in enumerate(roots, 1):
         lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
         lines.append(_select(number, layout, exporting=False))

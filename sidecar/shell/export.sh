@@ -3,7 +3,8 @@
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 mkdir -p "$cache/$key" || exit 1
-find "$cache" -maxdepth 1 -name 'work-*' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
+find "$cache" -maxdepth 1 -name 'work-sh-????????????????' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
+: > "$cache/.exported"
 work="$cache/work-sh-$nonce"
 mkdir -p "$work/stage" || exit 1
 problems="$work/problems"
@@ -73,10 +74,12 @@ for root in $roots; do
 done
 ( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
 rm -rf "$work/stage"
-lineage=$(sed -n '1!G;h;$p' "$cache/$key/lineage" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
-printf '%s\n' "$snapshot" >> "$cache/$key/lineage"
+# A sandbox that was restored to be read notes its snapshots elsewhere.
+if [ -f "$cache/$key/read-lineage" ]; then notes=read-lineage reader=true; else notes=lineage reader=false; fi
+lineage=$(sed -n '1!G;h;$p' "$cache/$key/$notes" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
+printf '%s\n' "$snapshot" >> "$cache/$key/$notes"
 rm -f "$cache/$key"/index-*
 printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
-printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
-    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"reader":%s,"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$reader" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

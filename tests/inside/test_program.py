@@ -17,6 +17,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.layouts import built_in
 from sidecar.ports import Finished
 from sidecar.program import bare, call
+from sidecar.receipts import RestoreReceipt
 from sidecar.shell import export_script
 from tests.parts.commands import python_38
 from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
@@ -100,10 +101,27 @@ async def test_program_exports_and_restores_on_python_38(engine: Engine, program
     assert again.outcome == "unchanged"
 
     other = empty_home(tmp_path / "other")
-    for _ in range(2):  # into nothing, then over what is there
-        restored = await restore(engine, OldSandbox(other, programs), RestoreRequest(memory="m", projects=()))
+    for discard in (False, True):  # into nothing, then over what is there
+        asked = RestoreRequest(memory="m", projects=(), discard=discard)
+        restored = await restore(engine, OldSandbox(other, programs), asked)
         assert restored.outcome == "complete"
         assert kept(other) == kept(home)
+
+
+async def test_nothing_is_lost_to_a_restore_on_python_38(engine: Engine, programs: Path, tmp_path: Path) -> None:
+    home, other = claude_mem_home(tmp_path / "home"), claude_mem_home(tmp_path / "other", rows=3)
+
+    async def restored() -> RestoreReceipt:
+        return await restore(engine, OldSandbox(other, programs), RestoreRequest(memory="m", projects=()))
+
+    await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+    assert (await restored()).set_aside is not None
+    observe(other, 2, "not exported")
+    assert (await restored()).kept
+    observe(home, 2)
+    await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+    assert (await restored()).saved_first is not None
+    assert kept(other) == kept(home)
 
 
 async def test_large_packs_travel_both_ways_without_any_compressor(
