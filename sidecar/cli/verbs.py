@@ -48,6 +48,7 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             mode=args.mode,
             projects=_projects(args),
             force=args.force,
+            must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,
         )
@@ -104,12 +105,11 @@ def export_result(receipt: ExportReceipt) -> Result:
     )
     kept = f"Kept as {receipt.snapshot}" if receipt.snapshot else "Nothing kept"
     beside = f"beside the head ({receipt.head})" if receipt.head else "as there is no head that can be read"
-    still = f"the head did not move ({receipt.head or 'there is none that can be read'})"
     first = {
         ExportOutcome.COMMITTED: f"{name}: committed {receipt.snapshot}; {contents}; {added}.",
         ExportOutcome.UNCHANGED: f"{name}: unchanged since {receipt.snapshot}; {contents}; nothing added.",
         ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, {beside}.",
-        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; {still}.",
+        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; the head did not move ({receipt.head or 'there is none'}).",
     }[receipt.outcome]
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:

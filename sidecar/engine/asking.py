@@ -139,6 +139,7 @@ class Notes:
     memory: str
     store: str = ""
     sandbox: str = ""
+    machine: str = ""
     roots: dict[str, str] = field(default_factory=dict)
     reader: bool = False
     conversation: str = ""
@@ -180,6 +181,8 @@ class ExportAnswer(Answer):
     """Its notes of other memories that are in the same folders."""
     folders: dict[str, str] = field(default_factory=dict)
     """Where each root is there."""
+    noted: Annotated[list[str], msgspec.Meta(max_length=50)] = field(default_factory=list)
+    """Without Python: the contents of the notes there are, of this memory and others, as they are."""
     reader: bool = False
     """The memory was restored there only to be read."""
 

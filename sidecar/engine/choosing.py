@@ -6,8 +6,9 @@ import contextlib
 from dataclasses import dataclass
 
 from sidecar.engine.direct import NotDirect
+from sidecar.engine.identity import identified_head
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
-from sidecar.repository import Repository
+from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import Fetched, fetch
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.resolving import parse_time, resolve
@@ -27,6 +28,8 @@ class Choice:
     """What is wrong with the one that was wanted."""
     keep: tuple[str, ...] = ()
     """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
+    store: str = ""
+    """The store's id, if it has one."""
 
 
 async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
@@ -38,8 +41,9 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         parse_time(wanted[1:])  # wrong also where there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
         manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
-        return Choice(await fetch(repository.store, manifest, scratch), [])
-    state = await repository.head(memory)
+        identity = await repository.identify(HeadState())
+        return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
+    state = await identified_head(repository, memory)
     if state.version is None and not await repository.any_eligible(memory, await repository.snapshot_ids(memory)):
         return None
     first = await resolve(repository, memory, wanted) if wanted != LATEST else state.snapshot
@@ -60,8 +64,9 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         noticed = [state.notice] if state.notice else []
         keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
         if not problems:
-            return Choice(fetched, noticed, keep=keep)
-        return Choice(fetched, noticed, first or "head", " ".join(dict.fromkeys(problems)), keep)
+            return Choice(fetched, noticed, keep=keep, store=state.store_id)
+        told = " ".join(dict.fromkeys(problems))
+        return Choice(fetched, noticed, first or "head", told, keep, state.store_id)
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 
@@ -71,14 +76,15 @@ async def _remember(repository: Repository, memory: str, snapshot: str, damage: 
         await repository.mark_damaged(memory, snapshot, damage)
 
 
-async def choose_unread(repository: Repository, memory: str, wanted: str) -> Manifest:
-    """The manifest of the snapshot asked for. Raise ``NotDirect`` when there is anything odd about it."""
+async def choose_unread(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, str]:
+    """The manifest of the snapshot asked for, and the store's id. Raise ``NotDirect`` when there is anything odd."""
     try:
         if wanted != LATEST:
-            return await repository.manifest(memory, await resolve(repository, memory, wanted))
-        state = await repository.head(memory)
+            manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
+            return manifest, (await repository.identify(HeadState())).store_id
+        state = await identified_head(repository, memory)
         if state.head is None or state.notice:
             raise NotDirect
-        return await repository.manifest(memory, state.snapshot)
+        return await repository.manifest(memory, state.snapshot), state.store_id
     except SnapshotError:
         raise NotDirect from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.identity import MIX_UPS, mixed_up, notes_for
 from sidecar.engine.notes import Noted
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.privacy import shown
@@ -92,6 +94,22 @@ class Run:
             return True
         # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
         return head in self.survey.damaged and self.state.head.was(origin)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the sandbox is to note of this memory."""
+        allowed = {*self.request.allow, *self.engine.guards.allow}
+        free = self.request.force or self.request.adopt
+        return {
+            **notes_for(self.sandbox, self.request, self.state.store_id),
+            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was(snapshot)],
+            "allow": [code for code in MIX_UPS if free or code in allowed],
+        }
+
+    def mix_up(self, answer: ExportAnswer) -> Reason | None:
+        """Why this export would continue another store's memory, or another memory, unless that is allowed."""
+        reason = mixed_up(self.notes, answer, self.engine.repository.store.url)
+        return None if reason is None or reason.code in self.notes["allow"] else reason
 
     def receipt(
         self,

@@ -59,7 +59,8 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         answer = self._run()
-        answer.update(self._note())
+        noted, warnings = self._note()
+        answer.update(noted, warnings=answer["warnings"] + warnings)
         return answer
 
     def _run(self) -> dict[str, Any]:
@@ -146,23 +147,26 @@ class Export:
             **told,
         )
 
-    def _note(self) -> dict[str, Any]:
-        """Write down what is known now, unless this export is refused as a mix-up; return what was known before."""
+    def _note(self) -> tuple[dict[str, Any], list[str]]:
+        """Write down what is known now, unless this export is refused as a mix-up. Return what was known before, and what to
+        say."""
         told = self.request.get("notes")
         if told is None:
-            return {}
+            return {}, []
         folders = {root.name: root.folder for root in self._held()}
         others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
-        objection = notes.objection(told, self.noted, others, folders, bool(self.lineage))
-        now = notes.after_export(told, self.noted, folders, objection)
-        if now != self.noted:
-            notes.write(self.scratch.memory, now)
-        holders = notes.holders_of(folders, told["sandbox"], others)
-        return {
+        objection = notes.objection(told, self.noted, others, folders, self.lineage)
+        now = notes.after_export(told, self.noted, folders)
+        warnings = []
+        if now != self.noted and (not objection or objection in told["allow"]):
+            warnings = notes.keep(self.scratch.memory, now)
+        holders = notes.holders_of(told, others, folders)
+        before = {
             "notes": self.noted and self.noted.as_dict(),
             "others": [other.as_dict() for other in holders[: notes.MOST_TOLD]],
             "folders": folders,
         }
+        return before, warnings
 
     def _held(self) -> list[Root]:
         """The roots that something was found in."""

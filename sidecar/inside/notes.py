@@ -11,10 +11,11 @@ Whoever works in the sandbox can write to the file, so nothing in it is believed
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from . import places
 from .refusal import Refusal
@@ -42,12 +43,13 @@ class Notes(NamedTuple):
     """The id of the store (its object ``store-id``)."""
     sandbox: str = ""
     """The reference under which the sidecar knew this sandbox, e.g. ``e2b:abc``. A copy has another."""
+    machine: str = ""
+    """The name of the machine that a folder on it (``local:``) is a sandbox of: an image may be copied to many."""
     reader: bool = False
     """The memory was restored only to be read: it is never to become the head from here."""
     conversation: str = ""
     current: bool = True
-    """Whether what is in these folders is this memory: not when another was restored over it, nor when an export under
-    this id was refused because the folders are another memory's."""
+    """Whether what is in these folders is this memory: not when another was restored over it since."""
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
@@ -67,11 +69,11 @@ def checked(value: Any) -> Optional[Notes]:
     if not isinstance(value, dict):
         return None
     value = {field: value[field] for field in Notes._fields if field in value}
-    texts = [value.get(field, "") for field in ("memory", "store", "sandbox", "conversation")]
-    flags = [value.get("reader", False), value.get("current", True)]
+    texts = [value.get(field, "") for field in ("memory", "store", "sandbox", "machine", "conversation")]
     roots = value.get("roots", {})
     if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in texts) or not texts[0]:
         return None
+    flags = [value.get("reader", False), value.get("current", True)]
     if not all(isinstance(flag, bool) for flag in flags) or (texts[1] and not _STORE.match(texts[1])):
         return None
     if not isinstance(roots, dict) or len(roots) > MOST_ROOTS or not all(map(_is_root, roots.items())):
@@ -95,8 +97,17 @@ def read(folder: str) -> Optional[Notes]:
 
 
 def write(folder: str, notes: Notes) -> None:
-    """Replace the notes of the memory with this folder in the cache."""
+    """Replace the notes of the memory with this folder in the cache. Raise OSError or Refusal."""
     places.write_file(os.path.join(folder, NAME), json.dumps(notes.as_dict()).encode("ascii"))
+
+
+def keep(folder: str, notes: Notes) -> List[str]:
+    """The same at the end of a run, which has done its work whether or not it can be noted. Return what to say."""
+    try:
+        write(folder, notes)
+        return []
+    except (OSError, Refusal) as problem:
+        return ["This sandbox cannot note which memory it holds: %s." % problem]
 
 
 def read_others(base: str, folder: str) -> Dict[str, Notes]:
@@ -121,42 +132,45 @@ def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
     return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
 
 
-def holders_of(roots: Dict[str, str], sandbox: str, others: Sequence[Notes]) -> List[Notes]:
+def holders_of(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
     """The other memories whose folders these are. Notes from another sandbox came with a copy, and say nothing of this."""
-    return [notes for notes in others if notes.current and notes.sandbox == sandbox and overlaps(notes.roots, roots)]
+    place = told["sandbox"], told.get("machine", "")
+    here = [notes for notes in others if notes.current and (notes.sandbox, notes.machine) == place]
+    return [notes for notes in here if notes.memory != told["memory"] and overlaps(notes.roots, roots)]
 
 
 def objection(
-    told: Dict[str, Any], own: Optional[Notes], others: Sequence[Notes], roots: Dict[str, str], known: bool
+    told: Dict[str, Any],
+    own: Optional[Notes],
+    others: Iterable[Notes],
+    roots: Dict[str, str],
+    lineage: Iterable[str],
 ) -> str:
     """Why an export from these folders would mix up memories: the code of a guard, or "".
 
-    ``told`` is what the sidecar says (``request["notes"]``); ``own`` are the notes of the memory before the export; ``known``
-    says whether it was restored or exported here by a version that wrote no notes.
+    ``told`` is what the sidecar says (``request["notes"]``), ``own`` are the notes of the memory before the export. Where the
+    memory here grew out of a snapshot that was its head in this store, neither can be: a version that kept no notes has
+    restored or exported it here, or a person has made an export the head that was refused before.
     """
-    if own is not None and own.sandbox == told["sandbox"] and own.store and own.store != told["store"]:
-        return UNKNOWN_LINEAGE
-    at_home = own.current if own is not None else known
-    if not at_home and holders_of(roots, told["sandbox"], others):
-        return OTHER_MEMORY
-    return ""
+    if not set(told["heads"]).isdisjoint(lineage):
+        return ""
+    if own is None or own.sandbox != told["sandbox"] or not own.current:
+        return OTHER_MEMORY if holders_of(told, others, roots) else ""
+    return UNKNOWN_LINEAGE if own.store and told["store"] and own.store != told["store"] else ""
 
 
-def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str], objection: str) -> Notes:
-    """What to write down after an export. One that was refused as a mix-up changes nothing of what was known before."""
-    refused = objection and objection not in told.get("allow", [])
-    if refused and own is not None:
-        return own
+def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
+    """What to write down after an export that was not refused as a mix-up."""
     before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
     still = {name: folder for name, folder in before.items() if os.path.isdir(folder)}
     return Notes(
         memory=told["memory"],
-        store=told["store"],
+        store=told["store"] or (own.store if own is not None else ""),
         sandbox=told["sandbox"],
+        machine=told.get("machine", ""),
         roots=dict(still, **roots),
         reader=own.reader if own is not None else False,
         conversation=told.get("conversation", ""),
-        current=not refused,
     )
 
 
@@ -166,6 +180,7 @@ def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
         memory=told["memory"],
         store=told["store"],
         sandbox=told["sandbox"],
+        machine=told.get("machine", ""),
         roots=roots,
         reader=told.get("reader", False),
         conversation=told.get("conversation", ""),
@@ -173,7 +188,12 @@ def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
 
 
 def supersede(base: str, folder: str, roots: Dict[str, str]) -> None:
-    """After a restore over these folders: what other memories had in them is not there any more."""
+    """After a restore over these folders: what other memories had in them is not there any more. What grows there from now
+    on did not grow out of their snapshots."""
     for other, notes in read_others(base, folder).items():
         if notes.current and overlaps(notes.roots, roots):
-            write(other, notes._replace(current=False))
+            keep(other, notes._replace(current=False))
+            for name in os.listdir(other):
+                if name.endswith("lineage") or name.startswith("index-"):
+                    with contextlib.suppress(OSError):  # a folder of that name is none of ours
+                        places.remove(os.path.join(other, name))

@@ -380,7 +380,12 @@ class Restore:
         self._note()
 
     def _note(self) -> None:
-        notes.write(self.scratch.memory, notes.after_restore(self.request["notes"], self._folders()))
+        told = self.request.get("notes")
+        if told is None:
+            return
+        if not self.seed:
+            notes.supersede(self.scratch.base, self.scratch.memory, self._folders())
+        self.warnings += notes.keep(self.scratch.memory, notes.after_restore(told, self._folders()))
 
     def _folders(self) -> dict[str, str]:
         return {root.name: root.folder for root in self.roots}

@@ -47,7 +47,14 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
 
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
-    lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
+    notes = json.dumps({**request["notes"], "reader": request["notes"].get("reader", False)})[:-1]
+    lines = [
+        *_common(request),
+        f"notes={shlex.quote(notes)}",
+        f"bundle={shlex.quote(bundle)}",
+        f"bytes={size}",
+        f"mode={request['mode']}",
+    ]
     for name, value in (
         ("stored", " ".join(request["stored"][request["key"]])),
         ("keep", " ".join(request["keep"])),
@@ -65,13 +72,17 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
     return "\n".join([*lines, _text("restore.sh")])
 
 
-def tidy_script(snapshot: str, uploads: Sequence[str]) -> str:
-    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it."""
+def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
+    the ``notes`` of the memory with this ``key``, if there are any."""
     lines = [
         'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
         f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
         "done",
     ]
+    if notes:
+        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(key)}/notes'
+        lines.append(f"rm -f {place}.new; printf '%s' {shlex.quote(notes)} > {place}.new && mv -f {place}.new {place}")
     return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 

@@ -30,7 +30,7 @@ else
 fi
 fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s"}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "$nonce"; exit 0; }
 command -v tar >/dev/null 2>&1 && command -v gzip >/dev/null 2>&1 || fail no-tar "This sandbox has no python3, and no tar and gzip either."
-found=""
+found="" folders=""
 rows=""
 seen=""
 for root in $roots; do
@@ -70,16 +70,26 @@ for root in $roots; do
         fi
     fi
     [ -n "$(ls -A "$work/stage/$name")" ] || continue
-    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$(CDPATH='' cd "$folder" && pwd)")\"}"
+    here=$(CDPATH='' cd "$folder" && pwd)
+    folders="$folders${folders:+,}\"$name\":\"$(escaped "$(CDPATH='' cd "$folder" && pwd -P)")\""
+    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$here")\"}"
 done
 ( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
 rm -rf "$work/stage"
 # A sandbox that was restored to be read notes its snapshots elsewhere.
-if [ -f "$cache/$key/read-lineage" ]; then notes=read-lineage reader=true; else notes=lineage reader=false; fi
-lineage=$(sed -n '1!G;h;$p' "$cache/$key/$notes" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
-printf '%s\n' "$snapshot" >> "$cache/$key/$notes"
+if [ -f "$cache/$key/read-lineage" ]; then history=read-lineage reader=true; else history=lineage reader=false; fi
+lineage=$(sed -n '1!G;h;$p' "$cache/$key/$history" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
+printf '%s\n' "$snapshot" >> "$cache/$key/$history"
+# What was noted of the memories here, as it is: the sidecar looks whether it makes sense, and has new notes written.
+noted="" notes=0
+for file in "$cache"/*/notes; do
+    if [ -f "$file" ] && [ ! -L "$file" ] && [ "$(($(wc -c < "$file")))" -le 65536 ] && [ "$notes" -lt 50 ]; then
+        notes=$((notes + 1))
+        noted="$noted${noted:+,}\"$(escaped "$(cat "$file")")\""
+    fi
+done
 rm -f "$cache/$key"/index-*
 printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
-printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"reader":%s,"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
-    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$reader" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"reader":%s,"noted":[%s],"folders":{%s},"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$reader" "$noted" "$folders" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

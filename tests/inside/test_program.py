@@ -130,7 +130,7 @@ async def test_large_packs_travel_both_ways_without_any_compressor(
     home = claude_mem_home(tmp_path / "home")
     write(home / ".claude-mem/corpora/large.bin", random.Random(5).randbytes(9 << 20))
     here = await export(engine, WatchedSandbox(home), ExportRequest(memory="zstd", projects=()))
-    there = await export(engine, OldSandbox(home, programs), ExportRequest(memory="gzip", projects=()))
+    there = await export(engine, OldSandbox(home, programs), ExportRequest(memory="gzip", projects=(), force=True))
     manifests = [await engine.repository.manifest(row.memory, row.snapshot or "") for row in (here, there)]
     assert [row.packs[0].codec for row in manifests] == ["zst" if shutil.which("zstd") else "gz", "gz"]
     for memory in ("zstd", "gzip"):

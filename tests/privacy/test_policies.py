@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from adapters.sandboxes.local import LocalSandbox
 from sidecar.config import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt
@@ -23,7 +24,7 @@ from sidecar.inside import credentials, scrubbing
 from sidecar.limits import Limits
 from sidecar.privacy import Privacy
 from sidecar.receipts import ExportReceipt, Scrubbed
-from tests.parts.homes import OwnMachine, engine_at, run_cli, write
+from tests.parts.homes import engine_at, run_cli, write
 from tests.parts.in_process import InProcess
 from tests.parts.memories import TOOLS
 from tests.parts.secret_trees import everything_in
@@ -442,7 +443,7 @@ async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path
     for name in TOOLS:
         if found := shutil.which(name):
             (tmp_path / "bin" / name).symlink_to(found)
-    sandbox = OwnMachine(home)
+    sandbox = LocalSandbox(home)
     sandbox._environment = {"HOME": str(home), "PATH": str(tmp_path / "bin")}
     request = ExportRequest(memory="m", projects=(str(home / "app"),))
     receipt = await export(engine_with(tmp_path), sandbox, request)
