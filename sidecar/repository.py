@@ -23,7 +23,7 @@ from sidecar.errors import (
     SnapshotNotFound,
 )
 from sidecar.ids import Keys, check_memory_id, check_new_memory_id, is_snapshot_id, new_snapshot_id
-from sidecar.ports import Store
+from sidecar.ports import Store, Stored
 from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.history import rebuilt_head
 from sidecar.snapshots.manifest import LONGEST_HISTORY, Head, Manifest
@@ -148,12 +148,23 @@ class Repository:
 
     async def damages(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
         """What was found wrong with snapshots, as ``mark_damaged`` was told."""
-        found = {}
-        for snapshot in snapshots:
-            stored = await self.store.get(Keys.of(memory).damage(snapshot))
-            if stored is not None:
-                found[snapshot] = stored.data.decode("utf-8", "replace")
-        return found
+        keys = {Keys.of(memory).damage(snapshot): snapshot for snapshot in snapshots}
+        notes = await self.small_objects(keys)
+        return {keys[key]: stored.data.decode("utf-8", "replace") for key, stored in notes.items()}
+
+    async def small_objects(self, keys: Iterable[str]) -> dict[str, Stored]:
+        """Many small objects at once, without those that are not there or are not believed."""
+        turns = asyncio.Semaphore(PARALLEL_READS)
+
+        async def read(key: str) -> tuple[str, Stored | None]:
+            async with turns:
+                try:
+                    return key, await self.store.get(key)
+                except ObjectRefused:
+                    return key, None
+
+        read_all = await asyncio.gather(*(read(key) for key in keys))
+        return {key: stored for key, stored in read_all if stored is not None}
 
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
         await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])

@@ -105,11 +105,12 @@ def export_result(receipt: ExportReceipt) -> Result:
     )
     kept = f"Kept as {receipt.snapshot}" if receipt.snapshot else "Nothing kept"
     beside = f"beside the head ({receipt.head})" if receipt.head else "as there is no head that can be read"
+    still = f"the head did not move ({receipt.head or 'there is none that can be read'})"
     first = {
         ExportOutcome.COMMITTED: f"{name}: committed {receipt.snapshot}; {contents}; {added}.",
         ExportOutcome.UNCHANGED: f"{name}: unchanged since {receipt.snapshot}; {contents}; nothing added.",
         ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, {beside}.",
-        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; the head did not move ({receipt.head or 'there is none'}).",
+        ExportOutcome.REJECTED: f"{name}: rejected. {kept}; {still}.",
     }[receipt.outcome]
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
