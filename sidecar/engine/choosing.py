@@ -10,7 +10,7 @@ from sidecar.engine.identity import identified_head
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import Fetched, fetch
-from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.resolving import parse_time, resolve
 from sidecar.spool import Spool
 
@@ -28,6 +28,8 @@ class Choice:
     """What is wrong with the one that was wanted."""
     keep: tuple[str, ...] = ()
     """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
+    head: Head | None = None
+    """The memory's head, where ``latest`` or a time was asked for and it can be read."""
     store: str = ""
     """The store's id, if it has one."""
 
@@ -64,9 +66,9 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         noticed = [state.notice] if state.notice else []
         keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
         if not problems:
-            return Choice(fetched, noticed, keep=keep, store=state.store_id)
+            return Choice(fetched, noticed, keep=keep, head=state.head, store=state.store_id)
         told = " ".join(dict.fromkeys(problems))
-        return Choice(fetched, noticed, first or "head", told, keep, state.store_id)
+        return Choice(fetched, noticed, first or "head", told, keep, state.head, state.store_id)
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 
@@ -76,15 +78,16 @@ async def _remember(repository: Repository, memory: str, snapshot: str, damage: 
         await repository.mark_damaged(memory, snapshot, damage)
 
 
-async def choose_unread(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, str]:
-    """The manifest of the snapshot asked for, and the store's id. Raise ``NotDirect`` when there is anything odd."""
+async def choose_unread(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
+    """The manifest of the snapshot asked for, and the head as far as it was looked at, with the store's id. Raise
+    ``NotDirect`` when there is anything odd."""
     try:
         if wanted != LATEST:
             manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
-            return manifest, (await repository.identify(HeadState())).store_id
+            return manifest, await repository.identify(HeadState())
         state = await identified_head(repository, memory)
         if state.head is None or state.notice:
             raise NotDirect
-        return await repository.manifest(memory, state.snapshot), state.store_id
+        return await repository.manifest(memory, state.snapshot), state
     except SnapshotError:
         raise NotDirect from None

@@ -21,7 +21,7 @@ from sidecar.ids import memory_key
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.repository import Survey
-from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.missing import scrubbed_of, trimmed_words
 from sidecar.spool import spool
 
@@ -69,12 +69,15 @@ class _Run:
     standing: Standing = field(default_factory=Standing)
     saved: list[Saved] = field(default_factory=list)
 
-    def begin(self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], store: str) -> None:
+    def begin(
+        self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str
+    ) -> None:
         """Note what is to be restored, and what the sandbox has to know of the store."""
         self.manifest = manifest
         self.engine.progress.about(manifest.snapshot)
         known = list(dict.fromkeys([*keep, manifest.snapshot, *survey.snapshots[:MOST_KNOWN]]))
         self.standing.stored.setdefault(memory_key(manifest.memory), known)
+        self.standing.heads = [one for one in known if one in keep or (head is not None and head.was(one))]
         self.standing.unusable = sorted(survey.damaged)
         self.standing.keep = [] if self.request.discard or self.request.mode == "seed" else list(keep)
         self.standing.store = store
@@ -123,12 +126,13 @@ class _Run:
 
 async def _from_the_bucket(run: _Run) -> RestoreReceipt:
     engine, request = run.engine, run.request
-    presence, (manifest, store), survey = await together(
+    presence, (manifest, state), survey = await together(
         reach(run.sandbox),
         choose_unread(engine.repository, request.memory, request.snapshot),
         engine.repository.survey(request.memory),
     )
-    run.begin(manifest, survey, (manifest.snapshot,) if request.snapshot == LATEST else (), store)
+    keep = (manifest.snapshot,) if request.snapshot == LATEST else ()
+    run.begin(manifest, survey, keep, state.head, state.store_id)
     if engine.reached is not None:
         await engine.reached(manifest.snapshot)
     engine.progress.step("putting it in place")
@@ -154,7 +158,7 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
             return await _nothing(run)
         run.warnings += choice.warnings
         manifest = choice.fetched.manifest
-        run.begin(manifest, survey, choice.keep, choice.store)
+        run.begin(manifest, survey, choice.keep, choice.head, choice.store)
         if engine.reached is not None:
             await engine.reached(manifest.snapshot)
         parcel = Parcel(choice.fetched, scratch)

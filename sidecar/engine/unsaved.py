@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sidecar.engine.asking import Unsaved
@@ -33,10 +34,14 @@ class Standing:
     """The snapshots of each memory, by its key, as far as somebody has looked."""
     unusable: list[str] = field(default_factory=list)
     """Those that are known to be damaged: what they have must be saved again."""
+    heads: list[str] = field(default_factory=list)
+    """Those of the memory's own that are or were its head."""
     keep: list[str] = field(default_factory=list)
-    """A sandbox that holds one of these, or more, is left as it is."""
+    """A sandbox whose newest one of ``heads`` is among these is left as it is, whatever came after that."""
     saved: bool = False
     """All that can be saved is: what is not is set aside."""
+    store: str = ""
+    """The store's id, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +80,18 @@ class Saving:
                 # Its memory is in another store, and this is a copy of the sandbox it was in: it can be set aside only.
                 stored[row.key] = []
                 continue
-            stored[row.key] = await repository.snapshot_ids(memory)
-            if not row.unchanged or row.unchanged not in stored[row.key]:
-                saved += await self._export(memory, row)
+            ids = await repository.snapshot_ids(memory)
+            # No more than the sandbox has named itself: it may be another memory's.
+            stored[row.key] = [snapshot for snapshot in row.lineage if snapshot in ids]
+            if not row.unchanged or row.unchanged not in ids:
+                saved += await self._export(memory, row, ids)
         self.standing.saved = True
         self.engine.progress.about(self.manifest.snapshot)
         return saved
 
-    async def _export(self, memory: str, row: Unsaved) -> list[Saved]:
+    async def _export(self, memory: str, row: Unsaved, ids: Sequence[str]) -> list[Saved]:
         repository, stored = self.engine.repository, self.standing.stored
-        snapshot, _ = await repository.next_id(memory, await repository.head(memory), stored[row.key])
+        snapshot, _ = await repository.next_id(memory, await repository.head(memory), ids)
         layouts = {root.layout for root in self.manifest.roots}
         request = ExportRequest(
             memory=memory,

@@ -89,8 +89,8 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
     for name in names[: MOST_MEMORIES + 1]:
         folder = os.path.join(scratch.base, name)
         snapshots = lineage.read(folder)[::-1] if is_folder(folder) else []
-        noted = notes.read(folder) if snapshots else None
-        if not snapshots or (noted is not None and not noted.current):
+        noted = notes.read(folder) if snapshots or name == own else None
+        if not (snapshots or noted) or (noted is not None and not noted.current):
             continue
         if noted is not None and name != own and not folders.intersection(noted.roots.values()):
             continue
@@ -162,29 +162,42 @@ class Holdings:
         if one.saved and one.signature and one.signature != databases.signature(one.found.place):
             raise Refusal(CHANGED, "%s was written to while the memory was put in place." % one.path, True)
 
-    def is_ahead(self, roots: List[Root], old: List[Old]) -> bool:
-        """Whether this sandbox holds the snapshot asked for (``keep`` has its id) and is that or more by now.
+    @property
+    def origin(self) -> str:
+        """The newest snapshot that the memory here came from and that is or was its head; "" when there is none.
 
-        Not when all files of a root are gone, or one that its layout cannot do without, or a database has been replaced by
-        a much smaller one: such a sandbox did not grow, it lost its memory. Nor when it was restored to be read and is to be
-        written now, or the other way round, and something changed: what a reader wrote never becomes the head by itself.
+        What was exported since and did not become the head (a guard refused it, say) is in the store beside it.
         """
-        own, keep = self.own, self._request["keep"]
-        if own is None or not own.stored or own.stored[0] not in keep:
+        heads = self._request["heads"]
+        return next((one for one in self.own.stored if one in heads), "") if self.own is not None else ""
+
+    def is_ahead(self, roots: List[Root], old: List[Old]) -> bool:
+        """Whether this sandbox grew out of the snapshot asked for (``keep`` has its id): it is that, or more by now.
+
+        Not when it lost its memory since it was last exported or restored: all files of a root are gone, or one that its
+        layout cannot do without, or a database has been replaced by a much smaller one. Nor when it was restored to be read
+        and is to be written now, or the other way round, and is not as the snapshot is: what a reader wrote never becomes
+        the head by itself.
+        """
+        own = self.own
+        if own is None or self.origin not in self._request["keep"]:
             return False
         base = cache.load(own.folder, own.stored)
         here = {one.own: one.found for one in old if one.own}
+        exported = own.stored[0] != self.origin
         for root in roots:
             name = own.name_of(root)
+            if exported and base is not None and name not in _roots_in(base):
+                continue  # its last export told that this one is gone
             later = [one for one, _ in self.holders_of(root) if one.roots is None and one.noted > own.noted]
             if not name or later or not any(path.startswith(name + "/") for path in here):
                 return False
             if base is not None and not _has_kept(base, name, root, here):
                 return False
-        changed = (
-            base is None or not all(one.steady or not one.savable for one in old) or not _files_in(base) <= set(here)
-        )
-        return not changed or own.reader == self._request["read_only"]
+        if own.reader == self._request["read_only"]:
+            return bool(here)
+        same = base is not None and all(one.steady or not one.savable for one in old) and _files_in(base) <= set(here)
+        return same and not exported
 
     def unsaved(self, old: List[Old]) -> List[Dict[str, Any]]:
         """Each memory of which something would be lost, and what an export of it has to be told. One of which the sidecar

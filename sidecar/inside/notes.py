@@ -11,7 +11,6 @@ Whoever works in the sandbox can write to the file, so nothing in it is believed
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -114,7 +113,7 @@ def read_others(base: str, folder: str) -> Dict[str, Notes]:
     """The notes of the other memories that are known in this sandbox, by their folders in the cache."""
     found: Dict[str, Notes] = {}
     own = os.path.basename(folder)
-    names = sorted(name for name in os.listdir(base) if name != own and not name.startswith("work-"))
+    names = sorted(name for name in os.listdir(base) if name != own)  # what is no memory's folder has no notes
     for name in names[:MOST_MEMORIES]:
         other = os.path.join(base, name)
         notes = read(other)
@@ -182,18 +181,6 @@ def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
         sandbox=told["sandbox"],
         machine=told.get("machine", ""),
         roots=roots,
-        reader=told.get("reader", False),
+        reader=told["reader"],
         conversation=told.get("conversation", ""),
     )
-
-
-def supersede(base: str, folder: str, roots: Dict[str, str]) -> None:
-    """After a restore over these folders: what other memories had in them is not there any more. What grows there from now
-    on did not grow out of their snapshots."""
-    for other, notes in read_others(base, folder).items():
-        if notes.current and overlaps(notes.roots, roots):
-            keep(other, notes._replace(current=False))
-            for name in os.listdir(other):
-                if name.endswith("lineage") or name.startswith("index-"):
-                    with contextlib.suppress(OSError):  # a folder of that name is none of ours
-                        places.remove(os.path.join(other, name))

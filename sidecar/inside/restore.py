@@ -118,13 +118,18 @@ class Restore:
         assert own is not None
         cache.hold(self.scratch.memory, self.request["read_only"])
         self._note()
+        origin, newest = self.holdings.origin, own.stored[0]
         changed = sorted(one.own for one in self.old if one.savable and not one.steady)
+        if newest != origin:
+            self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
+        if changed:
+            self.warnings.append("Changed here since then, and not exported yet: %s." % shown(changed))
         return {
             "status": "kept",
-            "holds": own.stored[0],
+            "holds": origin,
             "files": len(self.old),
             "bytes": sum(one.found.status.st_size for one in self.old),
-            "warnings": ["Changed here since then, and not exported yet: %s." % shown(changed)] if changed else [],
+            "warnings": self.warnings,
             "roots": self._roots_told(),
         }
 
@@ -375,17 +380,14 @@ class Restore:
             cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
             self.request["read_only"],
         )
-        if not self.seed:
-            notes.supersede(self.scratch.base, self.scratch.memory, self._folders())
         self._note()
 
     def _note(self) -> None:
         told = self.request.get("notes")
         if told is None:
             return
-        if not self.seed:
-            notes.supersede(self.scratch.base, self.scratch.memory, self._folders())
-        self.warnings += notes.keep(self.scratch.memory, notes.after_restore(told, self._folders()))
+        now = notes.after_restore(dict(told, reader=self.request["read_only"]), self._folders())
+        self.warnings += notes.keep(self.scratch.memory, now)
 
     def _folders(self) -> dict[str, str]:
         return {root.name: root.folder for root in self.roots}

@@ -25,7 +25,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from . import places
+from . import lineage, places
 from .containment import containment
 from .refusal import Refusal
 
@@ -163,7 +163,7 @@ class Scratch:
         again for the same snapshot never got the answer before."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
-            if WORK.match(name) and not self._in_use(folder):
+            if WORK.match(name) and not self._is_memory(folder) and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         for name in os.listdir("/tmp"):
             if name.startswith("memory-sidecar-") and name.endswith((".bundle", ".run")):
@@ -171,6 +171,10 @@ class Scratch:
                 with contextlib.suppress(OSError):
                     if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
                         shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+
+    def _is_memory(self, folder: str) -> bool:
+        """A memory may even be called as a run calls its folder."""
+        return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
 
     def _in_use(self, folder: str) -> bool:
         try:

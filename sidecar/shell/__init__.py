@@ -7,6 +7,7 @@ to what arrives. Secrets, and files that would have to be cleared of them first,
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -42,12 +43,12 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
             _select(number, layout, exporting=True) if first == number else _as(number, first),
         ]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _text("export.sh")])
+    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _script("export.sh")])
 
 
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
-    notes = json.dumps({**request["notes"], "reader": request["notes"].get("reader", False)})[:-1]
+    notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
     lines = [
         *_common(request),
         f"notes={shlex.quote(notes)}",
@@ -57,6 +58,7 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
     ]
     for name, value in (
         ("stored", " ".join(request["stored"][request["key"]])),
+        ("heads", " ".join(request["heads"])),
         ("keep", " ".join(request["keep"])),
         ("saved", "yes" if request["saved"] else ""),
         ("discard", "yes" if request["discard"] else ""),
@@ -69,7 +71,7 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
         lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
         lines.append(_select(number, layout, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([*lines, _text("restore.sh")])
+    return "\n".join([*lines, _script("restore.sh")])
 
 
 def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
@@ -145,7 +147,8 @@ def _places(root: Root, projects: list[str] | None) -> list[str]:
 def _common(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
-    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", FIRST]
+    wait = math.ceil(request.get("turn_wait", 0))
+    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", f"turn_wait={wait}", FIRST]
 
 
 def _databases(layout: Layout) -> list[str]:
@@ -210,6 +213,12 @@ def _left_out(pattern: str) -> str:
     if "**" not in parts:
         return f"-path {_ways(pattern)[0]} ! -path './{'*/' * len(parts)}*'"
     return " -o ".join(f"-path {way}" + (f" {name}" if parts[-1] != "**" else "") for way in _ways(pattern))
+
+
+def _script(name: str) -> str:
+    """A script with what both have in common put in where it says so, and without its comments."""
+    text = _text(name).replace("# <turn>\n", _text("turn.sh"))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
 
 
 def _text(name: str) -> str:

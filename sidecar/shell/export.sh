@@ -1,15 +1,17 @@
 # Export without Python: copy the memory's files and databases into a folder, and tar it. A preamble generated for the request
-# defines nonce, echo_back (JSON), key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
+# defines nonce, echo_back (JSON), turn_wait, key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
+escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
+work="$cache/work-sh-$nonce"
+fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s","retryable":%s}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "${3:-false}" "$nonce"; exit 0; }
+# <turn>
 mkdir -p "$cache/$key" || exit 1
 find "$cache" -maxdepth 1 -name 'work-sh-????????????????' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
 : > "$cache/.exported"
-work="$cache/work-sh-$nonce"
 mkdir -p "$work/stage" || exit 1
 problems="$work/problems"
 : > "$problems"
-escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
 # Rows for names that come with NUL after each, as many as a receipt lists; the others are counted.
 skip() {
     tr '\n\000' ' \n' > "$work/skipped"
@@ -28,7 +30,6 @@ else
     listed=false odd='*
 *'
 fi
-fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s"}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "$nonce"; exit 0; }
 command -v tar >/dev/null 2>&1 && command -v gzip >/dev/null 2>&1 || fail no-tar "This sandbox has no python3, and no tar and gzip either."
 found="" folders=""
 rows=""

@@ -1,6 +1,6 @@
 # Restore without Python: unpack beside the target, compare with the list of sums, then move old files out and new ones in.
-# The preamble defines nonce, echo_back (JSON), notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and,
-# for each root N: name_N, folder_N, select_N. And of what is there: stored and keep (snapshots of this memory), saved, discard
+# The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and,
+# for each root N: name_N, folder_N, select_N. And of what is there: stored, heads and keep (snapshots of this memory), saved, discard
 # and reader (yes, or nothing), aside_bytes and aside_name.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 umask 022
@@ -9,6 +9,7 @@ answer() { printf '\nmemory-sidecar %s begin\n{"status":"%s",%s%s}\nmemory-sidec
 stages=""
 leave() { for stage in $stages; do rm -rf "$stage"; done; rm -f "$bundle"; }
 fail() { leave; answer error ",\"error\":{\"code\":\"$1\",\"message\":\"$(escaped "$2")\",\"retryable\":${3:-false}}"; exit 0; }
+# <turn>
 # The snapshots that the memory with this key was restored from and exported to, newest first.
 lineage_of() {
     for file in "$cache/$1/read-lineage" "$cache/$1/lineage"; do
@@ -16,13 +17,15 @@ lineage_of() {
     done
 }
 # Whose memory is here: this one's, or else the one that was noted last.
-owner="" newest="" there=0
+owner="" newest="" origin="" there=0
 [ -z "$(lineage_of "$key")" ] || owner=$key
 if [ -z "$owner" ]; then
     for file in $(cd "$cache" 2>/dev/null && ls -t */read-lineage */lineage 2>/dev/null); do owner=${file%/*}; break; done
 fi
 for one in $(lineage_of "$key"); do
-    case " $stored " in *" $one "*) newest=$one; break ;; esac
+    case " $stored " in *" $one "*) newest=${newest:-$one} ;; esac
+    # What was exported since and did not become the head is in the store beside it.
+    case " $heads " in *" $one "*) origin=$one; break ;; esac
 done
 ahead=yes
 for root in $roots; do
@@ -35,8 +38,10 @@ done
 was_reader=""
 [ ! -f "$cache/$key/read-lineage" ] || was_reader=yes
 if [ "$mode" = replace ] && [ -z "$discard$saved" ] && [ "$there" -gt 0 ]; then
-    if [ "$ahead" = yes ] && [ -n "$newest" ] && [ "$reader" = "$was_reader" ]; then
-        case " $keep " in *" $newest "*) leave; answer kept ",\"holds\":\"$newest\",\"files\":$there"; exit 0 ;; esac
+    if [ -n "$origin" ] && { [ "$ahead" = yes ] || [ "$newest" != "$origin" ]; } && [ "$reader" = "$was_reader" ]; then
+        told=""
+        [ "$newest" = "$origin" ] || told=",\"warnings\":[\"What was exported from here since then ($newest) is stored beside the head.\"]"
+        case " $keep " in *" $origin "*) leave; answer kept ",\"holds\":\"$origin\",\"files\":$there$told"; exit 0 ;; esac
     fi
     if [ -n "$owner" ]; then
         rows=$(lineage_of "$owner" | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
@@ -61,18 +66,10 @@ move() { # move every listed file from $1 to $2, as far as it goes
 }
 aside="$cache/set-aside/$aside_name"
 [ ! -L "$cache/set-aside" ] || fail in-the-way "$cache/set-aside is a link; it has to be a folder."
-undo() {
-    for root in $done_roots; do
-        eval "name=\$name_$root folder=\$folder_$root"
-        ( cd "$unpacked/new/$name" 2>/dev/null && cat "$unpacked/$name.put" ) | while IFS= read -r file; do rm -f "$folder/$file"; done
-        ( cat "$unpacked/$name.old" ) | while IFS= read -r file; do
-            for from in "$unpacked/old/$name" "$aside/$name"; do
-                [ -e "$from/$file" ] || [ -L "$from/$file" ] || continue
-                mkdir -p "$folder/$(dirname "$file")" && mv "$from/$file" "$folder/$file"
-            done
-        done
-    done
-    rm -rf "$aside"
+broken() {
+    undo && fail swap-failed "$1"
+    stages="" # what was there is still in them: the next run tries again
+    fail swap-failed "$1 It could not be undone, either: see $swap."
 }
 total() { sum=0; while read -r size; do sum=$((sum + size)); done; printf '%s' "$sum"; }
 # What goes, and what of that is kept: all of it where nothing was saved, else what was written since.
@@ -101,34 +98,39 @@ for root in $roots; do
 done
 [ "$kept_bytes" -le "$aside_bytes" ] || fail set-aside-full "What is here and in no snapshot is more than the $aside_bytes bytes that are set aside in a sandbox."
 [ "$kept" = 0 ] || ( umask 077 && mkdir -p "$aside" ) || fail swap-failed "$aside cannot be made."
-done_roots="" folders=""
+folders=""
+displaced=""
+if [ "$mode" = replace ] && [ "$owner" != "$key" ] && [ "$there" -gt 0 ]; then displaced=$owner; fi
+if [ -n "$reader" ]; then history=read-lineage; else history=lineage; fi
+{
+    printf '%s\n' "$unpacked" "$aside" "$key" "$history" "$displaced"
+    for root in $roots; do eval "printf '%s %s\\n' \"\$name_$root\" \"\$folder_$root\""; done
+} > "$swap.new" && mv -f "$swap.new" "$swap" || fail disk-full "$swap cannot be written."
 for root in $roots; do
     eval "name=\$name_$root folder=\$folder_$root"
     [ -d "$unpacked/new/$name" ] || continue
-    mkdir -p "$folder" || { undo; fail swap-failed "$folder cannot be made."; }
+    mkdir -p "$folder" || broken "$folder cannot be made."
     ( cd "$unpacked/new/$name" && find . ! -type d -print ) | while IFS= read -r file; do
-        if [ "$mode" = seed ] && { [ -e "$folder/$file" ] || [ -L "$folder/$file" ]; }; then continue; fi
+        if [ "$mode" = seed ] && there_is "$folder/$file"; then continue; fi
         printf '%s\n' "$file"
     done > "$unpacked/$name.put"
-    done_roots="$done_roots $root"
-    move "$folder" "$aside/$name" < "$unpacked/$name.kept" || { undo; fail swap-failed "An old file in $folder could not be set aside."; }
+    move "$folder" "$aside/$name" < "$unpacked/$name.kept" || broken "An old file in $folder could not be set aside."
     while IFS= read -r file; do
-        if [ -e "$folder/$file" ] || [ -L "$folder/$file" ]; then printf '%s\n' "$file"; fi
+        if there_is "$folder/$file"; then printf '%s\n' "$file"; fi
     done < "$unpacked/$name.old" > "$unpacked/$name.gone"
-    move "$folder" "$unpacked/old/$name" < "$unpacked/$name.gone" || { undo; fail swap-failed "An old file in $folder could not be moved."; }
-    move "$unpacked/new/$name" "$folder" < "$unpacked/$name.put" || { undo; fail swap-failed "A file could not be put into $folder."; }
+    move "$folder" "$unpacked/old/$name" < "$unpacked/$name.gone" || broken "An old file in $folder could not be moved."
+    : > "$unpacked/$name.putting"
+    move "$unpacked/new/$name" "$folder" < "$unpacked/$name.put" || broken "A file could not be put into $folder."
     folders="$folders${folders:+,}\"$name\":\"$(escaped "$(cd "$folder" && pwd -P)")\""
 done
 files=$(cat "$unpacked"/*.put 2>/dev/null | wc -l)
 (
     umask 077
-    mkdir -p "$cache/$key" && rm -f "$cache/$key"/index-* "$cache/$key/lineage" "$cache/$key/read-lineage" || exit 1
-    if [ -n "$reader" ]; then history=read-lineage; else history=lineage; fi
-    printf '%s\n' "$snapshot" > "$cache/$key/$history"
-    rm -f "$cache/$key/notes.new" && printf '%s,"roots":{%s}}' "$notes" "$folders" > "$cache/$key/notes.new" && mv -f "$cache/$key/notes.new" "$cache/$key/notes"
-) || fail swap-failed "$cache/$key cannot be written to."
-# Another memory that was here is not any more.
-if [ "$mode" = replace ] && [ -n "$owner" ] && [ "$owner" != "$key" ] && [ "$there" -gt 0 ]; then rm -f "$cache/$owner/lineage" "$cache/$owner/read-lineage"; fi
+    mkdir -p "$cache/$key" && rm -f "$cache/$key/$history.new" "$cache/$key/notes.new" || exit 1
+    printf '%s\n' "$snapshot" > "$cache/$key/$history.new" && printf '%s,"roots":{%s}}' "$notes" "$folders" > "$cache/$key/notes.new"
+) || broken "$cache/$key cannot be written to."
+mv -f "$swap" "$swap.done" || broken "$swap cannot be renamed."
+finish
 leave
 told=""
 if [ "$kept" != 0 ]; then

@@ -178,6 +178,13 @@ async def test_a_mistyped_id_does_not_begin_a_memory(provider: Provider, engine:
         await _committed(engine, box, memory)
 
 
+async def test_a_memory_that_is_called_like_our_own_folders_is_not_overlooked(local: Provider, engine: Engine) -> None:
+    box = _filled(local)
+    await _committed(engine, box, "work-items")
+    grow(box.home)
+    await _refused(engine, box, "other-memory", "work-item")
+
+
 async def _restored_from_another(engine: Engine, provider: Provider, box: Box) -> None:
     source = _filled(provider)
     await _committed(engine, source)

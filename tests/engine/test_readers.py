@@ -106,6 +106,22 @@ async def test_a_reader_that_wrote_nothing_becomes_a_writer_where_it_is(engine: 
 
 
 @on_this_machine
+async def test_what_a_reader_exported_is_not_what_a_writer_starts_from(
+    engine: Engine, provider: Provider, tools: Path | None
+) -> None:
+    _, head = await _begun(engine, provider)
+    box = provider.box(tools=tools)
+    await _complete(engine, box, read_only=True)
+    write(box.home / "memory/new.md", b"by a reader")
+    assert (await _export(engine, box)).outcome == "diverged"
+    receipt = await _complete(engine, box)
+    assert (receipt.snapshot, receipt.kept, receipt.read_only) == (head, False, False)
+    assert not (box.home / "memory/new.md").exists()
+    write(box.home / "memory/newer.md", b"by a writer")
+    assert (await _export(engine, box)).outcome == "committed"
+
+
+@on_this_machine
 async def test_a_reader_is_left_with_what_it_wrote(engine: Engine, provider: Provider) -> None:
     await _begun(engine, provider)
     box = provider.box()

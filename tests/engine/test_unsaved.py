@@ -21,8 +21,20 @@ from sidecar.limits import Limits
 from sidecar.privacy import Privacy
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.repository import Repository
-from tests.parts.homes import observe, titles, tree, without_cache, write
-from tests.parts.memories import LARGE, Box, Hook, Name, Provider, engine_on, grow, grow_large, manifests_of, plain_home
+from tests.parts.homes import claude_mem_home, observe, titles, tree, without_cache, write
+from tests.parts.memories import (
+    LARGE,
+    Box,
+    Hook,
+    Name,
+    Provider,
+    engine_on,
+    grow,
+    grow_large,
+    manifests_of,
+    plain_home,
+    shell_tools,
+)
 
 MEMORY = "conductor"
 everywhere = pytest.mark.parametrize("provider", ["local", "e2b", "daytona"], indirect=True)
@@ -349,16 +361,58 @@ async def test_after_a_rollback_the_earlier_snapshot_comes_back(engine: Engine, 
     assert not _has_changes(box.home) and await _holds_changes(engine, provider, newer)
 
 
-async def test_what_a_guard_held_back_is_in_a_snapshot_and_may_be_replaced(engine: Engine, provider: Provider) -> None:
-    box = provider.box()
+@pytest.mark.parametrize("tools", [False, True], ids=["python", "shell"])
+@everywhere
+async def test_what_a_guard_held_back_stays_in_its_sandbox_until_it_is_accepted(
+    engine: Engine, provider: Provider, tools: bool, tmp_path: Path
+) -> None:
+    """Else a guard would never let go: what it refused would be gone before it could come again."""
+    box = provider.box(tools=shell_tools(tmp_path / "tools") if tools else None)
     plain_home(box.home)
     head = await _committed(engine, box)
     (box.home / ".claude-mem/claude-mem.db").unlink()
-    rejected = await _export(engine, box)
-    assert rejected.outcome == "rejected"
-    receipt = await _complete(engine, box)
-    assert (receipt.snapshot, receipt.kept, receipt.saved_first) == (head, False, None)
-    assert (box.home / ".claude-mem/claude-mem.db").exists()
+    for conversation in ("c1", "c2"):
+        write(box.home / "memory/new.md", conversation.encode())
+        rejected = await _export(engine, box, conversation=conversation)
+        assert rejected.outcome == "rejected" and rejected.head == head
+        receipt = await _complete(engine, box)
+        assert (receipt.snapshot, receipt.kept, receipt.saved_first) == (head, True, None)
+        assert any(str(rejected.snapshot) in warning for warning in receipt.warnings)
+        assert (box.home / "memory/new.md").read_text() == conversation
+        assert not (box.home / ".claude-mem/claude-mem.db").exists()
+    write(box.home / "memory/new.md", b"c3")
+    accepted = await _export(engine, box, conversation="c3")
+    assert accepted.outcome == "committed" and accepted.accepted is not None
+
+
+@everywhere
+async def test_what_a_guard_held_back_is_replaced_when_a_person_or_another_moves_the_head(
+    engine: Engine, provider: Provider
+) -> None:
+    box, other = provider.box(), provider.box()
+    plain_home(box.home)
+    older = await _committed(engine, box)
+    grow(box.home)
+    newer = await _committed(engine, box)
+    for moved in ("by a rollback", "by another"):
+        (box.home / ".claude-mem/claude-mem.db").unlink()
+        rejected = await _export(engine, box)
+        assert rejected.outcome == "rejected"
+        write(box.home / "memory/late.md", b"after that")
+        if moved == "by a rollback":
+            await rollback(engine.repository, MEMORY, older)
+            expected = older
+        else:
+            await _complete(engine, other)
+            grow(other.home)
+            expected = await _committed(engine, other)
+        receipt = await _complete(engine, box)
+        assert (receipt.snapshot, receipt.kept) == (expected, False), moved
+        assert (box.home / ".claude-mem/claude-mem.db").exists() and not (box.home / "memory/late.md").exists()
+        saved = provider.box()
+        await _complete(engine, saved, snapshot=str(receipt.saved_first))
+        assert (saved.home / "memory/late.md").read_bytes() == b"after that"
+    assert newer
 
 
 @everywhere
@@ -522,6 +576,23 @@ async def test_files_that_came_with_a_sandbox_are_set_aside(engine: Engine, prov
     await _committed(engine, box)
     manifest = max(await manifests_of(engine, MEMORY), key=lambda one: one.snapshot)
     assert manifest.files < 10, "what is set aside is no memory"
+
+
+@everywhere
+async def test_a_template_with_a_memory_of_its_own_costs_what_an_empty_one_does(
+    engine: Engine, provider: Provider
+) -> None:
+    first, empty, template = provider.box(), provider.box(), provider.box()
+    plain_home(first.home)
+    await _committed(engine, first)
+    shutil.rmtree(claude_mem_home(template.home, rows=0) / "memory", ignore_errors=True)
+    receipts = [await _complete(engine, box) for box in (empty, template)]
+    assert receipts[0].set_aside is None and receipts[1].set_aside is not None
+    for receipt in receipts:
+        assert (receipt.saved_first, receipt.kept, receipt.packed_bytes) == (None, False, 0)
+    assert receipts[0].trips == receipts[1].trips and receipts[0].round_trips == receipts[1].round_trips
+    assert receipts[0].transferred_bytes == receipts[1].transferred_bytes
+    assert len(await manifests_of(engine, MEMORY)) == 1
 
 
 async def test_a_sandbox_that_is_empty_has_nothing_set_aside(engine: Engine, provider: Provider) -> None:

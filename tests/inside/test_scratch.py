@@ -40,12 +40,13 @@ def test_what_a_killed_run_left_is_removed_and_what_is_in_use_is_not(tmp_path: P
     assert [path.name for path in base.iterdir() if path.name.startswith("work-")] == []
 
 
-def test_a_memory_that_is_called_like_a_work_folder_keeps_its_notes(tmp_path: Path, base: Path) -> None:
-    Scratch(str(tmp_path), "work-items", 1, "s").leave()
-    (base / "work-items/lineage").write_text("x")
-    os.utime(base / "work-items", (0, 0))
+@pytest.mark.parametrize("name", ["work-items", "work-00000000000000aa"])
+def test_a_memory_that_is_called_like_a_work_folder_keeps_its_notes(tmp_path: Path, base: Path, name: str) -> None:
+    Scratch(str(tmp_path), name, 1, "s").leave()
+    (base / name / "lineage").write_text("x")
+    os.utime(base / name, (0, 0))
     Scratch(str(tmp_path), "one", 1, "s").leave()
-    assert (base / "work-items/lineage").exists()
+    assert (base / name / "lineage").exists()
 
 
 @pytest.mark.parametrize("memory", ["one", "another"])

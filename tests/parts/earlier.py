@@ -13,7 +13,7 @@ import pytest
 
 from tests.parts.homes import PROJECT, Ran
 
-WITHOUT_IDS = "7e897b52f78da604a5bca00d66f507289f9f4dae"
+WITHOUT_IDS = "c71683173505ac23eb192849a40568692387865a"
 """The last version that knew no ids of stores and left no notes in sandboxes."""
 
 
