@@ -26,6 +26,7 @@ COMMON = (
     "index",
     "rules",
     "keys",
+    "projects",
     "roots",
     "walk",
     "filters",
@@ -57,7 +58,7 @@ EXPORT = (
     ),
 )
 _OWN = (
-    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    *("refusal", "places", "containment", "rules", "keys", "projects", "roots", "walk", "lineage", "notes", "scratch", "swap"),
     "main",
 )
 TIDY = _OWN
@@ -76,7 +77,7 @@ RESTORE = (
         "direct",
         "naming",
     ),
-    *("holdings", "aside", "restore", "main"),
+    *("coverage", "holdings", "aside", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
 

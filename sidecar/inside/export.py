@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import cache, index, keys, notes
 from . import lineage as history
 from .fitting import Fit
-from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
+from .roots import Finding, Root, absent, find_roots, keyed_here, known_roots, numbered, projects_here
 from .rules import is_secret
 from .scratch import Scratch
 from .steady import Steady
@@ -20,6 +20,10 @@ from .walk import Found, Skipped, walk
 
 if TYPE_CHECKING:
     from .trimming import Dropped
+
+
+MOST_DATABASES = 50
+"""Of those that are not part of a layout so many are named."""
 
 
 class Anew(Exception):
@@ -37,10 +41,15 @@ class Export:
         self.scratch = scratch
         self.fit = fit
         self.home = home
+        self.noted = notes.read(scratch.memory)
+        """What this sandbox had noted of the memory before this export."""
+        found = self._find_roots()
+        self.projects = found.projects
         self.roots: list[Root] = [
-            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
-            for root in find_roots(request["layouts"], request["projects"], home, scratch.contained)
+            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout, root.keys)) for root in found.roots
         ]
+        self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
+        """Roots that were not restored here because their projects were not there: what the base has of them stays."""
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
@@ -54,8 +63,16 @@ class Export:
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
         self.taking = Taking(request, scratch, fit, self.base, self.looked_at)
-        self.noted = notes.read(scratch.memory)
-        """What this sandbox had noted of the memory before this export."""
+        self.taking.skipped = Skipped(self.roots)
+        self.taking.warnings += found.warnings
+
+    def _find_roots(self) -> Finding:
+        request, home = self.request, self.home
+        noted = self.noted.roots if self.noted is not None and self.noted.current else {}
+        hints = request.get("project_hints", [])
+        known = known_roots(request["layouts"], noted, request.get("roots", []), hints, home)
+        elsewhere = request.get("elsewhere", [])
+        return find_roots(request["layouts"], request["projects"], home, self.scratch.contained, known, elsewhere)
 
     def run(self) -> dict[str, Any]:
         answer = self._run()
@@ -101,7 +118,7 @@ class Export:
                 self.taking.entries = steady.rows
                 self.taking.total = sum(tally.bytes for tally in steady.tallies.values())
                 return found
-            self.taking.skipped = Skipped()
+            self.taking.skipped = Skipped(self.roots)
         self.taking.refreshed = self.base is not None and self.base.rules != self.rules
         found = self._walk(None)
         if not self.fit.holds(found, {}):
@@ -112,14 +129,15 @@ class Export:
         return [one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady)]
 
     def _gone(self) -> list[str]:
-        """What the base has and the sandbox has not. Roots of layouts that were not asked for stay as the base has them."""
+        """What the base has and the sandbox has not. Roots of layouts that were not asked for, and those that were withheld
+        from this sandbox, stay as the base has them."""
         asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
         gone = []
         for path, row in self.base.entries.items() if self.base is not None else ():
             if path in self.taking.entries:
                 continue
             root = path.split("/")[0]
-            if root in asked or numbered(root)[0] in asked:
+            if root not in self.withheld and (root in asked or numbered(root)[0] in asked):
                 gone.append(path)
             else:
                 self.taking.entries[path] = row
@@ -142,7 +160,7 @@ class Export:
         return dict(
             self._answer("changed"),
             projects=projects_here(self.request["projects"], self.home),
-            keyed=keyed_here(self.roots, self.request["projects"], self.home, self.taking.entries),
+            keyed=keyed_here(self.roots, self.projects, self.home, self.taking.entries),
             versions={root.name: version_here(root.layout, self.home) for root in self.roots},
             **told,
         )
@@ -185,6 +203,8 @@ class Export:
             "databases": taking.databases,
             "skipped": taking.skipped.rows,
             "skipped_more": taking.skipped.more,
+            "not_taken": taking.skipped.passed,
+            "databases_not_taken": taking.skipped.databases[:MOST_DATABASES],
             "warnings": (taking.warnings + (screened.report.warnings if screened is not None else []))[:100],
             "policy": self._policy(),
             **(screened.report.answer() if screened is not None else {}),

@@ -14,16 +14,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from . import places
 from .refusal import Refusal
 
 NAME = "notes"
-LONGEST = 1 << 16
+LONGEST = 1 << 18
 LONGEST_TEXT = 1000
 LONGEST_PATH = 4096
-MOST_ROOTS = 200
+MOST_ROOTS = 1000
 MOST_MEMORIES = 200
 """So many folders of other memories are looked at."""
 MOST_TOLD = 5
@@ -49,6 +49,8 @@ class Notes(NamedTuple):
     conversation: str = ""
     current: bool = True
     """Whether what is in these folders is this memory: not when another was restored over it since."""
+    withheld: Sequence[str] = ()
+    """Roots of it that are not here, for their projects were not when it was restored."""
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
@@ -77,7 +79,14 @@ def checked(value: Any) -> Optional[Notes]:
         return None
     if not isinstance(roots, dict) or len(roots) > MOST_ROOTS or not all(map(_is_root, roots.items())):
         return None
-    return Notes(**dict(value, roots=roots))
+    withheld = value.get("withheld", [])
+    if not isinstance(withheld, (list, tuple)) or len(withheld) > MOST_ROOTS or not all(map(_is_name, withheld)):
+        return None
+    return Notes(**dict(value, roots=roots, withheld=tuple(withheld)))
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST_TEXT
 
 
 def _is_root(root: Any) -> bool:
@@ -170,10 +179,11 @@ def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, st
         roots=dict(still, **roots),
         reader=own.reader if own is not None else False,
         conversation=told.get("conversation", ""),
+        withheld=own.withheld if own is not None else (),
     )
 
 
-def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
+def after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
     """What to write down after a complete restore."""
     return Notes(
         memory=told["memory"],
@@ -183,4 +193,5 @@ def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
         roots=roots,
         reader=told["reader"],
         conversation=told.get("conversation", ""),
+        withheld=tuple(withheld),
     )

@@ -61,12 +61,21 @@ def compiled(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
 Match = Callable[[str], Any]
 
 
-class Rules:
-    """The patterns of one layout, each compiled when it is first asked: most layouts are not there, and compiling is slow."""
+EVERYTHING = "**"
 
-    def __init__(self, layout: dict[str, Any]) -> None:
+
+class Rules:
+    """The patterns of one layout, as they are for one of its roots, each compiled when it is first asked: most layouts are
+    not there, and compiling is slow. What yields is not memory in a project that has no marker."""
+
+    def __init__(self, layout: dict[str, Any], root: dict[str, Any] | None = None, marked: bool = True) -> None:
         self._layout = layout
-        self._keep = [full for pattern in layout["keep"] + layout["databases"] for full in alternatives(pattern)]
+        self.patterns: list[str] = list((root or {}).get("keep") or layout["keep"] + layout["databases"])
+        if root is not None and root.get("owned"):
+            self.patterns.append(EVERYTHING)
+        if not marked:
+            self.patterns = [pattern for pattern in self.patterns if pattern not in layout.get("yields", [])]
+        self._keep = [full for pattern in self.patterns for full in alternatives(pattern)]
         self.filters: dict[str, list[str]] = layout.get("filters", {})
 
     @cached_property
@@ -76,6 +85,8 @@ class Rules:
     @cached_property
     def all_below(self) -> Match:
         """Whether one pattern keeps whatever lies below a folder."""
+        if EVERYTHING in self._keep:
+            return re.compile(".").match
         return compiled(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
 
     @cached_property
@@ -100,6 +111,11 @@ class Rules:
         return compiled(self._layout.get("careful", []), anywhere=True).match
 
     @cached_property
+    def yields(self) -> Match:
+        """Whether it never replaces what is there."""
+        return compiled(self._layout.get("yields", [])).match
+
+    @cached_property
     def _folders(self) -> list[list[Pattern[str] | None]]:
         return [
             [re.compile(_part(part) + r"\Z", re.DOTALL) if part != "**" else None for part in pattern.split("/")]
@@ -113,6 +129,10 @@ class Rules:
         if any(self.never(way) or self.secret(way) for way in ways):
             return False
         return bool(self.keep(relative + "/x" if folder else relative))
+
+    def takes(self, relative: str) -> bool:
+        """Whether a file, in folders that are not left out, is memory."""
+        return bool(self.keep(relative)) and not self.left_out(relative)
 
     def emptied(self, relative: str) -> list[str]:
         """The tables of a database that hold secrets."""
