@@ -69,9 +69,7 @@ class _Run:
     standing: Standing = field(default_factory=Standing)
     saved: list[Saved] = field(default_factory=list)
 
-    def begin(
-        self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str
-    ) -> None:
+    def begin(self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str) -> None:
         """Note what is to be restored, and what the sandbox has to know of the store."""
         self.manifest = manifest
         self.engine.progress.about(manifest.snapshot)
