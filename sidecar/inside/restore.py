@@ -110,7 +110,8 @@ class Restore:
             self.old_folders += folders
 
     def _is_kept(self) -> bool:
-        return not (self.seed or self.request["discard"]) and self.holdings.is_ahead(self.roots, self.old)
+        asked = self.seed or self.request["discard"] or self.request["saved"]  # saved so that it can be replaced
+        return not asked and self.holdings.is_ahead(self.roots, self.old)
 
     def _keep(self) -> dict[str, Any]:
         """Leave all as it is, but for whether the memory is here to be read only."""
