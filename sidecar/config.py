@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.parts import Timing, check_timing
+from sidecar.engine.parts import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
 from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
@@ -51,6 +51,7 @@ class Config:
     privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
+    restore: RestoreSettings = RestoreSettings()
     service: Service = Service()
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
@@ -70,6 +71,7 @@ SECTIONS: dict[str, type[Any]] = {
     "privacy": Privacy,
     "timing": Timing,
     "retention": Retention,
+    "restore": RestoreSettings,
     "service": Service,
     "postgres": Postgres,
     "encryption": Encryption,
@@ -153,6 +155,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         privacy=check_privacy(section(table, "privacy", Privacy), layouts),
         timing=timing,
         retention=_retention(table, timing),
+        restore=check_restore(section(table, "restore", RestoreSettings)),
         service=check_service(section(table, "service", Service)),
         postgres=check_postgres(section(table, "postgres", Postgres)),
         encryption=section(table, "encryption", Encryption),

@@ -58,7 +58,20 @@ EXPORT = (
     ),
 )
 _OWN = (
-    *("refusal", "places", "containment", "rules", "keys", "projects", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    *(
+        "refusal",
+        "places",
+        "containment",
+        "rules",
+        "keys",
+        "projects",
+        "roots",
+        "walk",
+        "lineage",
+        "notes",
+        "scratch",
+        "swap",
+    ),
     "main",
 )
 TIDY = _OWN

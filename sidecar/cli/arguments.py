@@ -58,6 +58,12 @@ def _verbs(command: Any) -> None:
     restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
     restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    restore.add_argument(
+        "--withhold-projects",
+        action="store_true",
+        default=None,
+        help="leave out projects whose folders are not there yet, for a later restore",
+    )
     restore.add_argument("--must-exist", action="store_true", help="fail when there is no such memory (default: go on)")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")

@@ -135,6 +135,7 @@ async def _run(args: argparse.Namespace) -> Result:
         privacy=config.privacy,
         timing=config.timing,
         retention=config.retention,
+        restoring=config.restore,
         direct=config.direct,
         local=policy_for(config, config_file(args.config)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,

@@ -48,6 +48,7 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             mode=args.mode,
             projects=_projects(args),
             force=args.force,
+            withhold_projects=args.withhold_projects,
             must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,

@@ -67,6 +67,7 @@ def restore(
     conversation: str = "",
     force: bool = False,
     must_exist: bool = False,
+    withhold_projects: bool | None = None,
     read_only: bool = False,
     discard: bool = False,
     wake: bool = False,
@@ -77,7 +78,7 @@ def restore(
 
     What is there and in no snapshot is saved first or set aside (``saved_first``, ``set_aside``), unless ``discard``; a
     sandbox that holds the latest already is left as it is (``kept``). With ``read_only`` it can be exported only beside the
-    head.
+    head. With ``withhold_projects`` projects whose folders are not there yet wait for a later restore (``withheld``).
     """
     body = {
         "sandbox": sandbox,
@@ -87,6 +88,7 @@ def restore(
         "conversation": conversation,
         "force": force,
         **({"must_exist": True} if must_exist else {}),
+        **({} if withhold_projects is None else {"withhold_projects": withhold_projects}),
         **({"read_only": True} if read_only else {}),
         **({"discard": True} if discard else {}),
         "wake": wake,

@@ -12,11 +12,13 @@ from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.inside import notes as inside
 from sidecar.inside.credentials import blotted
+from sidecar.inside.export import MOST_DATABASES
 from sidecar.inside.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
 from sidecar.inside.lineage import LONGEST as MOST_LINEAGE
+from sidecar.inside.notes import MOST_ROOTS
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
-from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip
+from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
 
 ANSWER_ALLOWANCE = 8 << 20
 """More than all lists of an answer together: the longest is of what was dropped."""
@@ -130,6 +132,7 @@ class Answer:
     """The snapshot that the sandbox has and keeps."""
     unsaved: Annotated[list[Unsaved], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
     set_aside: FoundAside | None = None
+    withheld: Annotated[list[Withheld], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,7 @@ class Notes:
     reader: bool = False
     conversation: str = ""
     current: bool = True
+    withheld: tuple[str, ...] = ()
 
     def checked(self) -> inside.Notes | None:
         """As the program has them; ``None`` unless they are such as it writes."""
@@ -185,6 +189,9 @@ class ExportAnswer(Answer):
     """Without Python: the contents of the notes there are, of this memory and others, as they are."""
     reader: bool = False
     """The memory was restored there only to be read."""
+    not_taken: dict[str, Count] = field(default_factory=dict)
+    """By root: what was seen in it and is not part of its layout."""
+    databases_not_taken: Annotated[list[str], msgspec.Meta(max_length=MOST_DATABASES)] = field(default_factory=list)
 
     @property
     def trimmed(self) -> set[str]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
@@ -168,10 +168,14 @@ def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
 
 def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
     """Nothing that its layout does not keep, or never lets out, may come along."""
-    rules = {root.name: Rules(engine.layouts[root.layout].for_sandbox()) for root in answer.roots}
+    rules = {}
+    for root in answer.roots:
+        layout = engine.layouts[root.layout]
+        spec, _ = spec_of(root.name, layout)
+        rules[root.name] = Rules(layout.for_sandbox(), asdict(spec) if spec else None)
     for change in index.changes:
-        root, _, relative = change.entry.path.partition("/")
-        if root in rules and (not rules[root].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
+        name, _, relative = change.entry.path.partition("/")
+        if name in rules and (not rules[name].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
             raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
 
 

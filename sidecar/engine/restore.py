@@ -69,9 +69,7 @@ class _Run:
     standing: Standing = field(default_factory=Standing)
     saved: list[Saved] = field(default_factory=list)
 
-    def begin(
-        self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str
-    ) -> None:
+    def begin(self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str) -> None:
         """Note what is to be restored, and what the sandbox has to know of the store."""
         self.manifest = manifest
         self.engine.progress.about(manifest.snapshot)
@@ -86,6 +84,7 @@ class _Run:
         self, outcome: RestoreOutcome, answer: Answer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         kept = answer is not None and answer.status == "kept"
+        withheld = [replace(row, hint=shown(row.hint)) for row in answer.withheld] if answer else []
         scrubbed = scrubbed_of(self.manifest) if self.manifest and not kept else Scrubbed()
         missing = [trimmed_words(self.manifest), scrubbed.words] if self.manifest and not kept else []
         snapshot = self.manifest.snapshot if self.manifest else None
@@ -111,6 +110,7 @@ class _Run:
             warnings=[
                 *self.warnings,
                 *(saved.words for saved in self.saved),
+                *(row.words for row in withheld),
                 *(map(shown, answer.warnings) if answer else []),
                 *filter(None, missing),
             ],
@@ -121,6 +121,7 @@ class _Run:
             saved_first_memory=first.memory if first and first.memory != self.request.memory else "",
             set_aside=answer.set_aside.report() if answer and answer.set_aside else None,
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
+            withheld=withheld,
         )
 
 

@@ -136,7 +136,9 @@ class Holdings:
         folders: List[str] = []
         if not is_folder(root.folder):
             return old, folders
-        holders = [(one, name, keys.recalled(one.folder, name, root.layout, root.keys)) for one, name in self.holders_of(root)]
+        holders = [
+            (one, name, keys.recalled(one.folder, name, root.layout, root.keys)) for one, name in self.holders_of(root)
+        ]
         for found in walk(root, Skipped()):
             if stat.S_ISDIR(found.status.st_mode):
                 folders.append(found.place)

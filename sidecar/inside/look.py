@@ -24,7 +24,8 @@ def look(request: dict[str, Any], home: str) -> dict[str, Any]:
     found = find_roots(request["layouts"], request["projects"], home, contained, elsewhere=elsewhere)
     return {
         "status": "looked",
-        "warnings": absent(request["projects"], home) + found.warnings,
+        "warnings": absent(request["projects"], home),
+        "notices": found.warnings,
         "projects": projects_here(request["projects"], home),
         "found": [_root(root, found, home) for root in found.roots],
     }

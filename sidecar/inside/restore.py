@@ -133,7 +133,7 @@ class Restore:
     def _is_kept(self) -> bool:
         """Whether all that is here stays as it is. Roots that were withheld, and whose projects are there by now, are brought
         to what stays."""
-        if self.seed or self.request["discard"]:
+        if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
             return False
         noted = notes.read(self.scratch.memory)
         late = set(noted.withheld) & set(self.by_name) if noted is not None else set()
@@ -179,8 +179,8 @@ class Restore:
     def _unsaved(self) -> dict[str, Any] | None:
         """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
         be saved is by now: what is not then is set aside."""
-        if self.seed or self.request["discard"] or self.request["saved"]:
-            return None
+        if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
+            return None  # what came with a project that was withheld until now is set aside
         told = self.holdings.unsaved(self.old)
         return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
 

@@ -221,7 +221,9 @@ def find_roots(
                     continue  # a folder that leads out of a project which nobody named
                 if _is_root(project, folder, layout, spec, project in marked):
                     here[project] = folder
-            for project, number in _numbers(spec["name"], here, known, folders if projects is not None else None, numbers):
+            for project, number in _numbers(
+                spec["name"], here, known, folders if projects is not None else None, numbers
+            ):
                 numbers.setdefault(project, number)
                 name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
                 rules = Rules(layout, spec, project in marked)
@@ -251,7 +253,9 @@ def _own_roots(
                 continue
             if spec.get("settings") and (is_in(home, folder) or not contained.holds(folder)):
                 if not file:  # a setting of the agent's, and not a place for a memory
-                    warnings.append("%s is said to be %s, and was left out: it must not be there." % (spec["name"], folder))
+                    warnings.append(
+                        "%s is said to be %s, and was left out: it must not be there." % (spec["name"], folder)
+                    )
                     continue
             roots.append(_root(spec["name"], folder, home, layout, spec, Rules(layout, _for_file(spec, file)), file))
     return roots, warnings
@@ -317,7 +321,7 @@ def _together(roots: list[Root]) -> list[Root]:
     is the same whichever layouts are asked for."""
 
     def rank(root: Root) -> Tuple[str, int, str]:
-        stem, number = numbered(root.name)
+        stem = numbered(root.name)[0]
         names = [spec["name"] for spec in root.layout["roots"]]
         return root.layout["name"], names.index(root.name if root.name in names else stem), root.name
 
@@ -405,7 +409,9 @@ def assigned(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[i
     same path, else the n-th, else the next that is left."""
     left, found = list(given), {}
     for number in sorted(hints):
-        same = [folder for folder in left if folder in [os.path.realpath(at_hint(hint, home)) for hint in hints[number]]]
+        same = [
+            folder for folder in left if folder in [os.path.realpath(at_hint(hint, home)) for hint in hints[number]]
+        ]
         if same:
             found[number] = same[0]
             left.remove(same[0])

@@ -1,7 +1,8 @@
 """How much an agent needs a file: the order in which things are restored, and, from the end, dropped when there is too much.
 
-A path that no tier of its layout names is ``warm``, or ``cold`` in a folder that is the memory system's own. Beside patterns there are daily files, which cool down with time, the
-session written to last, and files that point at a folder; and there are paths that stay or go together.
+A path that no tier of its layout names is ``warm``, or ``cold`` in a folder that is the memory system's own. Beside
+patterns there are daily files, which cool down with time, the session written to last, and files that point at a folder;
+and there are paths that stay or go together.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ class Skipped:
         """Count what is not part of a root's layout, unless another root has it. A database among it is named."""
         folder = entry.is_dir(follow_symlinks=False)
         others = root.before + root.beside
-        if place in self._roots or any(rules.may_hold(relative) if folder else rules.takes(relative) for rules in others):
+        if place in self._roots or any(
+            rules.may_hold(relative) if folder else rules.takes(relative) for rules in others
+        ):
             return
         self.passed[root.name] = self.passed.get(root.name, 0) + 1
         if root.whole:

@@ -217,6 +217,14 @@ def built_in() -> dict[str, Layout]:
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
 
 
+def elsewhere(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
+    """The roots of the layouts that were not asked for, as the in-sandbox program needs them: to stay out of these."""
+    names = {layout.name for layout in asked}
+    others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
+    told = ("env", "paths", "project", "file")
+    return [{key: root[key] for key in told if key in root} for roots in others for root in roots]
+
+
 def choose(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
     """The named layouts, or all of them for none or ``auto``, whatever is beside it. Raise ``UnknownLayout``."""
     wanted = list(dict.fromkeys(names))

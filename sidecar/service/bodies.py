@@ -48,6 +48,9 @@ class RestoreBody(Body):
     mode: Literal["replace", "seed"] = "replace"
     projects: list[Name] | None = Field(default=None, max_length=100)
     conversation: Text = Field(default="", description="The conversation it is for: told in the log and in events.")
+    withhold_projects: bool | None = Field(
+        default=None, description="Leave out projects whose folders are not there yet. Default: as [restore] says."
+    )
     must_exist: bool = Field(default=False, description="A memory that is not there is an error, not a first start.")
     force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
     read_only: bool = Field(

@@ -79,6 +79,8 @@ class Sidecar:
         del body["conversation"]
         if not request.must_exist:
             del body["must_exist"]
+        if request.withhold_projects is None:
+            del body["withhold_projects"]
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     def adopt(self, archive: Path, request: ExportRequest) -> Operation:

@@ -65,6 +65,7 @@ async def restore_memory(
         mode=body.mode,
         projects=None if body.projects is None else tuple(body.projects),
         force=body.force,
+        withhold_projects=body.withhold_projects,
         must_exist=body.must_exist,
         conversation=body.conversation,
         discard=body.discard,

@@ -123,6 +123,20 @@ KNOWN_SECRET = " -o ".join(
     f"-iname {shlex.quote(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
 )
 """What no layout brings out (``is_secret``)."""
+SECRET_HERE = "@known-secret@"
+FIND = f"""look() {{
+left=$#
+while [ "$left" -gt 0 ]; do
+word=$1 left=$((left - 1))
+shift
+case "$word" in
+{SECRET_HERE}) set -- "$@" {KNOWN_SECRET} ;;
+*) set -- "$@" "$word" ;;
+esac
+done
+find "$@"
+}}"""
+"""``find`` with a word for all that is known to be secret: every layout has it twice, and a command has only so much room."""
 
 FIRST = """first() {
 marker=$1 below=$2 chosen=""
@@ -148,7 +162,7 @@ def _common(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
     wait = math.ceil(request.get("turn_wait", 0))
-    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", f"turn_wait={wait}", FIRST]
+    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", f"turn_wait={wait}", FIRST, FIND]
 
 
 def _databases(layout: Layout) -> list[str]:
@@ -165,7 +179,7 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     wanted = [pattern for pattern in wanted if pattern not in apart]
     cleared = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
     never, secret, unsent = (_any(patterns) for patterns in (layout.never, layout.secrets, cleared))
-    secret = f"{secret} -o -type f \\( {KNOWN_SECRET} \\)"
+    secret = f"{secret} -o -type f \\( {SECRET_HERE} \\)"
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
     keep = " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern))
     left = f"\\( {never} -o {secret} -o {unsent} \\) -prune -o"
@@ -176,7 +190,7 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     }
     there = '[ -e "$start" ] || [ -L "$start" ] || continue'
     return "\n".join(
-        f'{name}_{number}() {{ for start in {starts}; do {there}; find "$start" {find} || return 1; done; }}'
+        f'{name}_{number}() {{ for start in {starts}; do {there}; look "$start" {find} || return 1; done; }}'
         for name, find in finds.items()
     )
 

@@ -13,6 +13,7 @@ import msgspec
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import snapshot_time
 from sidecar.inside.index import Entry
+from sidecar.layouts import Covered
 from sidecar.snapshots.sealed import seal, unseal
 
 FORMAT = 1
@@ -102,6 +103,8 @@ class Manifest:
     """How many private passages and credentials were taken out of a file before it left; under "": of others."""
     privacy: str = ""
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    covered: dict[str, Covered] = field(default_factory=dict)
+    """The rules by which it was made, by root; empty in snapshots of versions that kept none."""
     generation: int = 0
     """Of the head that it was made to become; 0 when it was not to, or there was none before."""
 

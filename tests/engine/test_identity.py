@@ -335,19 +335,18 @@ async def test_notes_that_are_no_file_are_replaced_and_nothing_behind_them_is_to
     assert json.loads(secret.read_text()) == {"memory": "secret", "roots": {}}
 
 
-async def test_notes_that_cannot_be_written_are_said_and_lose_nothing(local: Provider, engine: Engine) -> None:
+async def test_a_folder_in_the_place_of_notes_is_replaced(local: Provider, engine: Engine) -> None:
     box, fresh = _filled(local), _filled(local)
     await _committed(engine, box)
     await _committed(engine, fresh, "other")
     for one in (box, fresh):
         _notes(one).unlink(missing_ok=True)
-        _notes(one).mkdir(parents=True)
+        write(_notes(one) / "deeper/file", b"in the way")
     (_notes(fresh, "other").parent / "index-x").mkdir()
     grow(box.home)
-    receipt = await _committed(engine, box)
-    assert any("cannot note" in warning for warning in receipt.warnings), receipt
-    restored = await _restored(engine, fresh)
-    assert any("cannot note" in warning for warning in restored.warnings), restored
+    await _committed(engine, box)
+    await _restored(engine, fresh)
+    assert [_read_notes(one)["memory"] for one in (box, fresh)] == [MEMORY, MEMORY]
     assert (fresh.home / "MEMORY.md").read_bytes() == (box.home / "MEMORY.md").read_bytes()
 
 

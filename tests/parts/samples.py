@@ -76,6 +76,9 @@ def pai(home: Path) -> None:
         state = {"session_id": "ses_1", "session_dir": Path(work).name, "current_task": "001_ship"}
         write(data / f"STATE/current-work{session}.json", json.dumps(state, indent=2).encode())
     write(data / "STATE/progress/ship-progress.json", b"{}")
+    for name in ("README.md", "STATE/algorithm-state.json", "STATE/session-names.json", "NEW/next year.md"):
+        write(data / name, name.encode())
+    write(place / "projects/app/2026/ses_1.jsonl", b"{}\n" * 20)
     write(data / "LEARNING/ALGORITHM/2026-11/learned.md", b"# Learned\n")
     write(data / "LEARNING/FAILURES/2026-11/x/CONTEXT.md", b"# What went wrong\n")
     write(data / "LEARNING/FAILURES/2026-11/x/transcript.jsonl", b"{}\n" * 9)
@@ -86,7 +89,6 @@ def pai(home: Path) -> None:
         *("STATE/model-cache.json", "STATE/deep/er/last-response-cache.txt", "STATE/integrity/last.json"),
         *(
             "STATE/learning-streak.json",
-            "STATE/session-names.json",
             "RAW/2026-11/all.jsonl",
             "SECURITY/2026/events.jsonl",
         ),
@@ -102,8 +104,11 @@ def codymaster(home: Path) -> None:
     write(data / "config.yaml", b"storage:\n  backend: sqlite\n")
     write(data / "memory/learnings.json", b'[{"id": "l1"}]')
     write(data / "memory/decisions.json", b'[{"id": "d1"}]')
-    for name in ("context-bus.json", "skeleton.md", "architecture.mmd", "cm-tasks.json"):
+    for name in ("context-bus.json", "skeleton.md", "architecture.mmd", "cm-tasks.json", "what comes next.txt"):
         write(data / name, name.encode())
+    for name in ("learnings.json", "meta-learnings.json", "decisions.json", "../cm-tasks.json"):
+        write(data / name, b'[{"id": "s1"}]')
+    write(home / PROJECT / "AGENTS.md", b"# How we work\n")
     database(
         data / "context.db",
         "CREATE TABLE learnings (id TEXT PRIMARY KEY, what_failed TEXT NOT NULL)",
