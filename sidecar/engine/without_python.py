@@ -11,7 +11,6 @@ import io
 import posixpath
 import secrets
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
+from sidecar.engine.coverage import rules_of
 from sidecar.engine.homes import spec_of
 from sidecar.engine.identity import noted
 from sidecar.engine.limiting import bounds
@@ -30,9 +30,9 @@ from sidecar.inside.databases import quick_check
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.roots import hint_for, numbered
-from sidecar.layouts import Layout, Root
+from sidecar.layouts import Root
 from sidecar.progress import Unwatched
-from sidecar.shell import named_roots, place_of, restore_script
+from sidecar.shell import Target, named_roots, place_of, restore_script
 from sidecar.snapshots.claims import check_hint
 from sidecar.snapshots.fetch import Fetched
 from sidecar.snapshots.fold import materialise
@@ -43,6 +43,7 @@ EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
     " only when it had arrived."
 )
+UNSEARCHED = "Without Python no projects are looked for but those that the memory has, the working folder and the home."
 COPIED = "{path} was copied as a file while others may have been writing to it; its check is {check}, but rows may be missing."
 LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets in the sandbox."
 LATE = (
@@ -70,14 +71,14 @@ async def read_tarball(
     answer, notes = noted(question["notes"], answer)
     await tidy(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
     home = scratch.new()
-    numbers = _numbers(known, named=question["projects"] is not None)
+    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
     places = {name: _place_here(root, numbers.get(name, 0)) for name, root in known.items()}
     await run_long(unpack_members, tarball.path, home, places, within, seconds=engine.timing.unpack)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
-    here = {**question, "known": [], "projects": projects, "inline_bytes": 0}
+    here = {**question, "known": [], "roots": [], "projects": projects, "inline_bytes": 0}
     local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
@@ -96,7 +97,13 @@ async def read_tarball(
         skipped_more=answer.skipped_more + local.skipped_more,
         keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
         databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
-        warnings=[EXPORTED, *_late(local), *local.warnings, *_losses(engine, local, methods)],
+        warnings=[
+            EXPORTED,
+            *([UNSEARCHED] if question["projects"] is None else []),
+            *_late(local),
+            *local.warnings,
+            *_losses(engine, local, methods),
+        ],
     ), bundle
 
 
@@ -110,7 +117,10 @@ def _known_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any])
     Their names become places on our disk: raise ``BadAnswer`` or ``UnsafePath`` unless each is one that was asked for, once.
     """
     layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
-    asked = {(name, layout.name): root for name, layout, root, _ in named_roots(layouts, question["projects"])}
+    asked = {
+        (name, layout.name): root
+        for name, layout, root, _ in named_roots(layouts, question["projects"], question["roots"])
+    }
     known: dict[str, Root] = {}
     for found in answer.roots:
         root = asked.get((found.name, found.layout))
@@ -130,13 +140,6 @@ def _check_place(what: str, hint: str) -> None:
     check_hint(what, hint)
     if not hint.startswith("/") or any(ord(c) < 32 or ord(c) == 127 for c in hint):
         raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
-
-
-def _numbers(known: Mapping[str, Root], *, named: bool) -> dict[str, int]:
-    """Which project each root is in, from 1. When none was named, they count as they were found, as in the program."""
-    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
-    order = sorted(set(numbers.values()))
-    return numbers if named else {name: order.index(number) + 1 for name, number in numbers.items()}
 
 
 def _place_here(root: Root, number: int) -> str:
@@ -214,10 +217,10 @@ async def send_tarball(
     )
 
 
-def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[tuple[str, str, Layout]]:
+def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[Target]:
     """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
     targets = []
-    given = question["projects"] or []
+    given, rules = question["projects"] or [], rules_of(fetched.manifest)
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
         known, number = spec_of(root.name, layout)
@@ -227,11 +230,26 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
                 hint="Use the config file with which this memory was exported.",
             )
         project: str | None = None
+        waits_for = ""
         if known.project and number <= len(given):
             project = given[number - 1]
         elif known.project and root.hint.startswith("~"):
-            project = root.hint.removesuffix(f"/{known.below}")
-        targets.append((root.name, place_of(known, project, question["projects"]), layout))
+            project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
+            waits_for = place_of(replace(known, below="", marked=False), project) if question["withhold"] else ""
+        place = place_of(replace(known, marked=False), project, question["projects"])
+        if not known.project and (known.file or not known.paths):  # a setting says where it is, and a shell reads none
+            place = place_of(Root(name=known.name, project=True), root.hint)
+        targets.append(
+            Target(
+                name=root.name,
+                place=place,
+                layout=layout,
+                root=known,
+                covered=rules.get(known.name),
+                waits_for=waits_for,
+                hint=root.hint,
+            )
+        )
     return targets
 
 

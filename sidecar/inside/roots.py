@@ -106,7 +106,7 @@ def _set_by(entry: str, home: str, projects: List[str], roots: Dict[str, str]) -
     """The places that a setting names: ``~/FILE:KEY``, ``./FILE:KEY`` in each project, or ``ROOT/FILE:KEY``."""
     path, _, key = entry.rpartition(":")
     top, _, file = path.partition("/")
-    tops = {"~": [home], ".": projects}.get(top) or [roots[top]] * (top in roots)
+    tops = {"~": [home], ".": projects}.get(top, [roots[top]] if top in roots else [])
     found = []
     for folder in tops:
         try:

@@ -1,5 +1,5 @@
 # Export without Python: copy the memory's files and databases into a folder, and tar it. A preamble generated for the request
-# defines nonce, echo_back (JSON), turn_wait, key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
+# defines nonce, echo_back (JSON), turn_wait, key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, owned_N (yes, or nothing), and the words by which look finds its files.
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
@@ -35,16 +35,33 @@ found="" folders=""
 rows=""
 seen=""
 for root in $roots; do
-    eval "name=\$name_$root layout=\$layout_$root folder=\$folder_$root databases=\$databases_$root"
+    eval "name=\$name_$root layout=\$layout_$root folder=\$folder_$root databases=\$databases_$root owned=\$owned_$root"
     [ -d "$folder" ] || continue
-    case "$seen" in *"|$layout:$folder|"*) continue ;; esac
-    seen="$seen|$layout:$folder|"
+    case "$seen" in *"|${name%-[0-9]*}:$folder|"*) continue ;; esac
+    seen="$seen|${name%-[0-9]*}:$folder|"
     mkdir -p "$work/stage/$name"
-    ( cd "$folder" && "select_$root" ! -path "$odd" -print ) > "$work/list" || fail unreadable "Not all of $folder can be read."
-    ( cd "$folder" && "select_$root" -path "$odd" -print0 ) > "$work/odd" || fail unreadable "Not all of $folder can be read."
-    ( cd "$folder" && "secret_$root" -print0 ) > "$work/left" && skip secret < "$work/left"
-    ( cd "$folder" && "never_$root" -print0 ) > "$work/left" && skip "never exported" < "$work/left"
-    for database in $(cd "$folder" && for pattern in $databases; do [ ! -f "$pattern" ] || printf '%s\n' "$pattern"; done); do
+    ( cd "$folder" && look select "$root" ! -path "$odd" -print ) > "$work/list" || fail unreadable "Not all of $folder can be read."
+    ( cd "$folder" && look select "$root" -path "$odd" -print0 ) > "$work/odd" || fail unreadable "Not all of $folder can be read."
+    ( cd "$folder" && look secret "$root" -print0 ) > "$work/left" && skip secret < "$work/left"
+    ( cd "$folder" && look never "$root" -print0 ) > "$work/left" && skip "never exported" < "$work/left"
+    ( cd "$folder" && for pattern in $databases; do [ ! -f "$pattern" ] || printf '%s\n' "$pattern"; done ) > "$work/databases"
+    # In a folder of its own there may be databases that nobody has told of.
+    if [ -n "$owned" ]; then
+        : > "$work/files"
+        while IFS= read -r file; do
+            case "$file" in
+            *\'*) ;;
+            *.db | *.db3 | *.sqlite | *.sqlite3)
+                if [ "$(head -c 15 "$folder/$file" 2>/dev/null | tr -d '\000')" = "SQLite format 3" ]; then
+                    printf '%s\n' "${file#./}" >> "$work/databases"
+                    continue
+                fi ;;
+            esac
+            printf '%s\n' "$file" >> "$work/files"
+        done < "$work/list"
+        mv -f "$work/files" "$work/list"
+    fi
+    while IFS= read -r database; do
         mkdir -p "$work/stage/$name/$(dirname "$database")"
         if command -v sqlite3 >/dev/null 2>&1; then
             sqlite3 "$folder/$database" ".timeout 10000" ".backup '$work/stage/$name/$database'" >/dev/null 2>"$problems" || fail database-unreadable "$(cat "$problems")"
@@ -56,7 +73,7 @@ for root in $roots; do
             method=copied
         fi
         rows="$rows${rows:+,}{\"path\":\"$name/$(escaped "$database")\",\"method\":\"$method\",\"check\":\"\"}"
-    done
+    done < "$work/databases"
     if [ -s "$work/list" ]; then
         ( cd "$folder" && tar -cf - -T "$work/list" 2>"$problems" ) | ( cd "$work/stage/$name" && tar -xf - 2>>"$problems" ) || fail tar-failed "$(tail -n 1 "$problems")"
         missing=$(cd "$work/stage/$name" && while IFS= read -r file; do [ -e "$file" ] || [ -L "$file" ] || printf '%s\n' "$file"; done < "$work/list" | head -n 1)

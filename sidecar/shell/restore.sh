@@ -1,6 +1,7 @@
 # Restore without Python: unpack beside the target, compare with the list of sums, then move old files out and new ones in.
 # The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and,
-# for each root N: name_N, folder_N, select_N. And of what is there: stored, heads and keep (snapshots of this memory), saved, discard
+# for each root N: name_N, folder_N, the words by which look finds its files, yields_N (files that never replace one that is there), and, for one that waits until a
+# folder is there, waits_N and waiting_N (JSON). And of what is there: stored, heads and keep (snapshots of this memory), saved, discard
 # and reader (yes, or nothing), aside_bytes and aside_name.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 umask 022
@@ -16,6 +17,12 @@ lineage_of() {
         if [ -f "$file" ]; then sed -n '/^[0-9A-Za-z-]\{1,64\}$/p' "$file" | tail -n 100 | sed -n '1!G;h;$p'; return; fi
     done
 }
+withheld="" left=""
+for root in $roots; do
+    eval "waits=\$waits_$root waiting=\$waiting_$root"
+    if [ -n "$waits" ] && [ ! -d "$waits" ]; then withheld="$withheld${withheld:+,}$waiting"; else left="$left $root"; fi
+done
+roots=$left
 # Whose memory is here: this one's, or else the one that was noted last.
 owner="" newest="" origin="" there=0
 [ -z "$(lineage_of "$key")" ] || owner=$key
@@ -30,7 +37,7 @@ done
 ahead=yes
 for root in $roots; do
     eval "folder=\$folder_$root"
-    count=$( ( [ -d "$folder" ] && cd "$folder" && "select_$root" -print ) 2>/dev/null | wc -l)
+    count=$( ( [ -d "$folder" ] && cd "$folder" && look select "$root" -print ) 2>/dev/null | wc -l)
     there=$((there + count))
     [ "$((count))" -gt 0 ] || ahead=no
 done
@@ -41,7 +48,7 @@ if [ "$mode" = replace ] && [ -z "$discard$saved" ] && [ "$there" -gt 0 ]; then
     if [ -n "$origin" ] && { [ "$ahead" = yes ] || [ "$newest" != "$origin" ]; } && [ "$reader" = "$was_reader" ]; then
         told=""
         [ "$newest" = "$origin" ] || told=",\"warnings\":[\"What was exported from here since then ($newest) is stored beside the head.\"]"
-        case " $keep " in *" $origin "*) leave; answer kept ",\"holds\":\"$origin\",\"files\":$there$told"; exit 0 ;; esac
+        case " $keep " in *" $origin "*) leave; answer kept ",\"holds\":\"$origin\",\"files\":$there,\"withheld\":[$withheld]$told"; exit 0 ;; esac
     fi
     if [ -n "$owner" ]; then
         rows=$(lineage_of "$owner" | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
@@ -79,7 +86,7 @@ for root in $roots; do
     : > "$unpacked/$name.old"
     : > "$unpacked/$name.kept"
     [ -d "$unpacked/new/$name" ] && [ -d "$folder" ] && [ "$mode" = replace ] || continue
-    ( cd "$folder" && "select_$root" -print ) > "$unpacked/$name.old"
+    ( cd "$folder" && look select "$root" -print ) > "$unpacked/$name.old"
     # A database's old log would spoil the new database.
     ( cd "$unpacked/new/$name" && find . -type f -print ) | while IFS= read -r file; do
         for tail in -wal -shm -journal; do [ ! -e "$folder/$file$tail" ] || printf '%s\n' "$file$tail"; done
@@ -107,11 +114,13 @@ if [ -n "$reader" ]; then history=read-lineage; else history=lineage; fi
     for root in $roots; do eval "printf '%s %s\\n' \"\$name_$root\" \"\$folder_$root\""; done
 } > "$swap.new" && mv -f "$swap.new" "$swap" || fail disk-full "$swap cannot be written."
 for root in $roots; do
-    eval "name=\$name_$root folder=\$folder_$root"
+    eval "name=\$name_$root folder=\$folder_$root yields=\$yields_$root"
     [ -d "$unpacked/new/$name" ] || continue
     mkdir -p "$folder" || broken "$folder cannot be made."
     ( cd "$unpacked/new/$name" && find . ! -type d -print ) | while IFS= read -r file; do
-        if [ "$mode" = seed ] && there_is "$folder/$file"; then continue; fi
+        spared=$mode
+        case " $yields " in *" $file "*) spared=seed ;; esac
+        if [ "$spared" = seed ] && there_is "$folder/$file"; then continue; fi
         printf '%s\n' "$file"
     done > "$unpacked/$name.put"
     move "$folder" "$aside/$name" < "$unpacked/$name.kept" || broken "An old file in $folder could not be set aside."
@@ -144,4 +153,4 @@ if [ "$kept" != 0 ]; then
         if [ "$number" -gt 5 ] || { [ "$room" -lt 0 ] && [ "$one" != "$aside_name" ]; }; then rm -rf "$cache/set-aside/$one"; fi
     done
 fi
-answer complete ",\"files\":$((files)),\"checked\":$checked$told"
+answer complete ",\"files\":$((files)),\"checked\":$checked,\"withheld\":[$withheld]$told"

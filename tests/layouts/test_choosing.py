@@ -51,7 +51,7 @@ async def test_whatever_is_there_is_found_and_a_name_limits_it(engine: Engine, t
     found = await names(engine, await out(engine, LocalSandbox(home), "auto"))
     assert {"claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai"} <= set(found)
     only = await export(engine, LocalSandbox(home), ExportRequest(memory="other", layouts=("codex", "pai")))
-    assert set(await names(engine, only)) == {"codex", "pai"}
+    assert set(await names(engine, only)) == {"codex", "pai", "pai-sessions"}
 
 
 async def test_a_folder_without_memory_is_no_root(engine: Engine, tmp_path: Path) -> None:
@@ -102,7 +102,8 @@ async def test_pai_is_where_its_memory_is(place: str, engine: Engine, tmp_path: 
     (home / ".config/opencode").rename(home / place)
     (home / ".config/opencode").mkdir(parents=True, exist_ok=True)
     request = ExportRequest(memory="m", projects=("~/app",))
-    assert await names(engine, await export(engine, LocalSandbox(home), request)) == {"pai": f"~/{place}/MEMORY"}
+    found = await names(engine, await export(engine, LocalSandbox(home), request))
+    assert found == {"pai": f"~/{place}/MEMORY", "pai-sessions": f"~/{place}"}
     await restore(engine, LocalSandbox(other), RestoreRequest(memory="m", projects=("~/app",)))
     assert (other / place / "MEMORY/STATE/current-work.json").is_file()
     assert (await export(engine, LocalSandbox(other), request)).outcome == "unchanged"

@@ -41,7 +41,8 @@ def test_doctor_says_what_an_export_would_bring_and_changes_nothing(home: Path, 
     assert ran.code == 0, ran.document
     assert tree(home) == before, "looking must leave no trace"
     roots = {root["name"]: root for root in ran.document["roots"]}
-    assert set(roots) == {"claude-code", "claude-mem", "cm", "codex", "codymaster", "opencode", "pai", "project"}
+    agents = {"claude-code", "claude-mem", "cm", "codex", "codymaster", "opencode", "pai", "project"}
+    assert set(roots) == agents | {"cm-project", "pai-sessions"}
     expected = sum(about[0] == "file" for about in memory(home).values()) + 1  # settings.json, which travels changed
     assert sum(root["total"]["files"] for root in roots.values()) == expected
     assert roots["claude-mem"]["tiers"]["hot"]["bytes"] > (home / ".claude-mem/claude-mem.db").stat().st_size
