@@ -148,10 +148,14 @@ def _own_folder(
     if not found and was and os.path.isdir(was):
         return was, ""
     if not found and hint:
-        held = [place for place in usual if os.path.join(place, below) == at_hint(hint, home)]
-        ways = [path[1:] + "/" + below for path in spec["paths"] if path.startswith("./")]
+        held = [place for place in usual if os.path.join(place, below).rstrip("/") == at_hint(hint, home)]
+        ways = [(path[1:] + "/" + below).rstrip("/") for path in spec["paths"] if path.startswith("./")]
         found = held or [
-            place for way in ways if hint.endswith(way) for place in usual if (place + "/" + below).endswith(way)
+            place
+            for way in ways
+            if hint.endswith(way)
+            for place in usual
+            if (place + "/" + below).rstrip("/").endswith(way)
         ]
     if not found and (not usual or (marker and not hint)):
         return os.path.realpath(at_hint(hint, home)) if hint else "", ""
@@ -208,12 +212,15 @@ def find_roots(
         found = set(search.folders)
         folders += search.folders
     markers = markers_of(specs)
-    marked = {folder for folder in folders if folder in found or is_marked(folder, markers)}
+    any_marker = {folder for folder in folders if folder in found or is_marked(folder, markers)}
     numbers: Dict[str, int] = {}
     for layout in layouts:
         for spec in layout["roots"]:
             if not spec.get("project"):
                 continue
+            # Of a root that has no markers itself those of its layout count, else any.
+            own = [] if spec.get("markers") else markers_of(layout["roots"])
+            marked = {folder for folder in any_marker if not own or is_marked(folder, own)}
             here = {}
             for project in folders:
                 folder = os.path.realpath(os.path.join(project, spec.get("below", "")))

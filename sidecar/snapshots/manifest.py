@@ -109,7 +109,12 @@ class Manifest:
     """Of the head that it was made to become; 0 when it was not to, or there was none before."""
 
     def encode(self) -> Encoded:
-        return seal({"format": FORMAT, **asdict(self), "packs": [pack.as_dict() for pack in self.packs]})
+        covered = {
+            name: {key: patterns for key, patterns in asdict(rules).items() if patterns}
+            for name, rules in self.covered.items()
+        }
+        packs = [pack.as_dict() for pack in self.packs]
+        return seal({"format": FORMAT, **asdict(self), "packs": packs, "covered": covered})
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
