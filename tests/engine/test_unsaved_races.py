@@ -73,8 +73,8 @@ class KilledSandbox(WatchedSandbox):
         super().__init__(home)
         self.verb, self.moment, self.killed = verb, moment, 0
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        running = asyncio.create_task(super().run(command, timeout=timeout, output_limit=output_limit))
+    async def run(self, command: str, **how: Any) -> Finished:
+        running = asyncio.create_task(super().run(command, **how))
         if request_in(command)["do"] == self.verb:
             await asyncio.to_thread(self._kill, running)
         return await running
@@ -270,10 +270,10 @@ class WatchedTidy(WatchedSandbox):
         super().__init__(sandbox.home)
         self._inner = sandbox
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         if request_in(command)["do"] == "tidy" or self._inner.killed:
             raise ProgramFailed("killed")
-        return await self._inner.run(command, timeout=timeout, output_limit=output_limit)
+        return await self._inner.run(command, **how)
 
 
 # One run at a time
@@ -286,8 +286,8 @@ class PausedSandbox(WatchedSandbox):
         super().__init__(home)
         self.memory, self.paused, self.pid = memory, asyncio.Event(), 0
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        running = asyncio.create_task(super().run(command, timeout=timeout, output_limit=output_limit))
+    async def run(self, command: str, **how: Any) -> Finished:
+        running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._pause, running)
         self.paused.set()
         return await running
