@@ -238,6 +238,19 @@ async def test_no_sandbox_has_anything_saved_as_a_memory_it_does_not_know(
     assert len(await manifests_of(engine, MEMORY)) == 1
 
 
+async def test_a_sandbox_is_told_no_more_of_another_memory_than_it_knew(engine: Engine, tmp_path: Path) -> None:
+    victim, home = plain_home(empty_home(tmp_path / "victim")), plain_home(empty_home(tmp_path / "home"), rows=2)
+    known = (await export(engine, WatchedSandbox(victim), ExportRequest(memory="victim"))).snapshot
+    grow(victim)
+    secret = (await export(engine, WatchedSandbox(victim), ExportRequest(memory="victim"))).snapshot
+    await export(engine, WatchedSandbox(victim), ExportRequest(memory=MEMORY, force=True))
+    sandbox = LyingSandbox(home, _row(lineage=[known, "20260101T000000000Z-00000000"], unchanged=known))
+    receipt = await restore(engine, sandbox, RestoreRequest(memory=MEMORY))
+    assert receipt.outcome == "complete"
+    restores = [request for request in sandbox.asked if request["do"] == "restore"]
+    assert restores[-1]["stored"]["victim"] == [known] and str(secret) not in json.dumps(restores)
+
+
 @pytest.mark.parametrize("status", ["unsaved", "clear", "no-python"])
 async def test_a_sandbox_that_never_comes_to_an_end_is_not_believed(
     engine: Engine, tmp_path: Path, status: str
