@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.parts import Timing
 from sidecar.errors import ProgramFailed, SidecarError
+from sidecar.inside import places
 from sidecar.ports import Finished
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.spool import spool
@@ -33,6 +35,7 @@ from tests.parts.homes import (
     without_cache,
     write,
 )
+from tests.parts.in_process import InProcess
 from tests.parts.memories import grow, manifests_of, plain_home
 
 MEMORY = "m"
@@ -274,6 +277,30 @@ class WatchedTidy(WatchedSandbox):
         if request_in(command)["do"] == "tidy" or self._inner.killed:
             raise ProgramFailed("killed")
         return await self._inner.run(command, **how)
+
+
+async def test_a_disk_that_is_full_once_all_is_in_place_does_not_make_it_incomplete(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there and what the receipt says have to agree; the next run notes it."""
+    first, home = plain_home(empty_home(tmp_path / "first")), empty_home(tmp_path / "home")
+    await _committed(engine, first)
+    write_file = places.write_file
+
+    def full(place: str, data: bytes, durable: bool = False) -> None:
+        if not place.endswith("/journal"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(place, data, durable)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(places, "write_file", full)
+        receipt = await restore(engine, InProcess(home), RestoreRequest(memory=MEMORY))
+    assert receipt.outcome == "complete" and any("No space left" in one for one in receipt.warnings)
+    assert titles(home) == titles(first)
+    observe(home, 1, "since")
+    mistyped = await export(engine, WatchedSandbox(home), ExportRequest(memory="another"))
+    assert mistyped.reason is not None and mistyped.reason.code == "other-memory"
+    assert (await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
 
 
 # One run at a time
