@@ -9,6 +9,7 @@ memory-sidecar <nonce> end <sha256 of the lines between>
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import gc
 import hashlib
@@ -89,7 +90,8 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             if answer["status"] == "unsaved":
                 uploads = ()  # they are needed once more, after that was saved
             else:
-                places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
+                with contextlib.suppress(OSError):  # a full disk: it is only needed if nobody hears this one
+                    places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")

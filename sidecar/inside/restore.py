@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Callable
 
 from . import aside, cache, databases, direct, filters, index, keys, notes, places, worker
 from .coverage import Coverage
@@ -91,10 +91,12 @@ class Restore:
             finally:
                 self.warnings += worker.start_again(holders)
             done = True
-            self._remember(entries, staged, placed)
+            self._try(lambda: self._remember(entries, staged, placed))
         finally:
-            swap.end()
-            if not done:
+            if done:
+                self._try(swap.end)  # else the next run does it
+            else:
+                swap.end()
                 self.aside.forget()  # nothing was moved there, or it is back in its place
         self._clear_old_folders(entries)
         if self.aside.files:
@@ -113,6 +115,14 @@ class Restore:
             "withheld": self._withheld_told(),
             "set_aside": self.aside.told() if self.aside.files else None,
         }
+
+    def _try(self, note: Callable[[], None]) -> None:
+        """The memory is in place: that it cannot be noted, on a full disk say, does not make it incomplete."""
+        try:
+            note()
+        except OSError as problem:
+            told = "What is in place now could not be noted here (%s): the next export may bring all of it." % problem
+            self.warnings += [told] if told not in self.warnings else []
 
     def _look(self) -> None:
         """Find what is there and is to go. A seed replaces nothing."""
@@ -330,7 +340,7 @@ class Restore:
             swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
             placed.append(path)
         displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
-        swap.noted = Noted(self.request["snapshot"], self.request["read_only"], displaced)
+        swap.noted = Noted(self.request["snapshot"], self.request["read_only"], displaced, self._notes())
         return placed
 
     def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
@@ -442,12 +452,11 @@ class Restore:
         self._note()
 
     def _note(self) -> None:
-        told = self.request.get("notes")
-        if told is None:
-            return
-        folders, withheld = self._folders(), [root.name for root in self.withheld]
-        now = notes.after_restore(dict(told, reader=self.request["read_only"]), folders, withheld)
-        self.warnings += notes.keep(self.scratch.memory, now)
+        self.warnings += notes.keep(self.scratch.memory, self._notes())
+
+    def _notes(self) -> notes.Notes:
+        told = dict(self.request["notes"], reader=self.request["read_only"])
+        return notes.after_restore(told, self._folders(), [root.name for root in self.withheld])
 
     def _folders(self) -> dict[str, str]:
         noted = notes.read(self.scratch.memory) if self.before is not None else None

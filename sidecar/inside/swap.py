@@ -29,11 +29,18 @@ CHANGED = "memory-changed"
 class Noted:
     """What is to be noted once everything is in place, by whoever comes to it: this run, or the next one."""
 
-    def __init__(self, snapshot: str = "", reader: bool = False, displaced: Tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        snapshot: str = "",
+        reader: bool = False,
+        displaced: Tuple[str, ...] = (),
+        memory: Optional[notes.Notes] = None,
+    ) -> None:
         self.snapshot = snapshot
         self.reader = reader
         self.displaced = displaced
         """Folders in the cache of memories that something was taken from."""
+        self.memory = memory
 
 
 class Swap:
@@ -153,6 +160,7 @@ class Swap:
             "snapshot": self.noted.snapshot,
             "reader": self.noted.reader,
             "displaced": list(self.noted.displaced),
+            "notes": self.noted.memory and self.noted.memory.as_dict(),
         }
         places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
 
@@ -182,14 +190,14 @@ def undo(journal: str, contained: Containment) -> bool:
                 places.remove_folder(folder)
             except OSError:
                 continue  # never made, or someone else put something into it meanwhile
-    elif plan["state"] == "done":
-        _note(plan, memory)
     if plan["state"] != "done":
         for folder in plan.get("asides", []):
             places.remove_tree(folder)  # what was moved here is back, and what was copied never left its place
     for stage in plan["stages"]:
         if is_folder(stage):
             shutil.rmtree(stage, ignore_errors=True)
+    if plan["state"] == "done":
+        _note(plan, memory)  # after that: the disk may have been full
     places.remove(journal)
     return bool(plan["state"] != "done")
 
@@ -208,6 +216,9 @@ def _note(plan: Dict[str, Any], memory: str) -> None:
     snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
     if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
         lineage.write(memory, [snapshot], reader)
+    noted = notes.checked(plan.get("notes"))
+    if noted is not None and notes.read(memory) != noted:
+        notes.write(memory, noted)
     for name in plan.get("displaced", []):
         retire(os.path.join(os.path.dirname(memory), name))
 

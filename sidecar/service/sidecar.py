@@ -23,7 +23,7 @@ from sidecar.service.settings import Service, local_policy
 from sidecar.service.uploads import Uploads
 from sidecar.wiring import open_sandbox
 
-LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "in_use"})
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects"})
 
 
 class _Begun(Exception):
@@ -75,12 +75,6 @@ class Sidecar:
                 return await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
-        # What earlier versions did not count to what a call is: else a call that they remember would be another now.
-        del body["conversation"]
-        if not request.must_exist:
-            del body["must_exist"]
-        if request.withhold_projects is None:
-            del body["withhold_projects"]
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     def adopt(self, archive: Path, request: ExportRequest) -> Operation:
@@ -180,4 +174,6 @@ def _plain(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
     """What was asked for. Options that came later are left out where they are not used, so that a call which an earlier
     version remembers under its key is still the same call."""
     fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    if isinstance(request, RestoreRequest):
+        del fields["conversation"]  # which never made another call of a restore
     return {name: value for name, value in fields.items() if value or name not in LATER_OPTIONS}

@@ -25,7 +25,7 @@ from tests.parts.memories import Box, Name, Provider, engine_on, grow, manifests
 from tests.parts.s3_servers import S3Server
 
 MEMORY = "conductor"
-BEFORE = "7e897b5"
+BEFORE = "c716831"
 """The last version that destroyed what was not saved."""
 PROJECT = Path(__file__).parents[2]
 
@@ -199,13 +199,13 @@ class LyingSandbox(WatchedSandbox):
         super().__init__(home)
         self.answers, self.asked = list(answers), list[dict[str, Any]]()
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         request = request_in(command)
         self.asked.append(request)
         if request["do"] == "restore" and self.answers:
             about = {"memory": request["memory"], "snapshot": request["snapshot"]}
             return Finished(0, framed(request["nonce"], {**self.answers.pop(0), **about}))
-        return await super().run(command, timeout=timeout, output_limit=output_limit)
+        return await super().run(command, **how)
 
 
 def _row(**about: Any) -> dict[str, Any]:
@@ -229,13 +229,26 @@ async def test_no_sandbox_has_anything_saved_as_a_memory_it_does_not_know(
 ) -> None:
     victim, home = plain_home(empty_home(tmp_path / "victim")), plain_home(empty_home(tmp_path / "home"), rows=2)
     await export(engine, WatchedSandbox(victim), ExportRequest(memory="victim"))
-    await export(engine, WatchedSandbox(victim), ExportRequest(memory=MEMORY))
+    await export(engine, WatchedSandbox(victim), ExportRequest(memory=MEMORY, force=True))
     sandbox = LyingSandbox(home, _row(**row))
     receipt = await restore(engine, sandbox, RestoreRequest(memory=MEMORY))
     assert receipt.reason is not None and (receipt.outcome, receipt.reason.code) == ("incomplete", "unsaved")
     assert [request["do"] for request in sandbox.asked] == ["restore", "tidy"]
     assert len(await manifests_of(engine, "victim")) == 1
     assert len(await manifests_of(engine, MEMORY)) == 1
+
+
+async def test_a_sandbox_is_told_no_more_of_another_memory_than_it_knew(engine: Engine, tmp_path: Path) -> None:
+    victim, home = plain_home(empty_home(tmp_path / "victim")), plain_home(empty_home(tmp_path / "home"), rows=2)
+    known = (await export(engine, WatchedSandbox(victim), ExportRequest(memory="victim"))).snapshot
+    grow(victim)
+    secret = (await export(engine, WatchedSandbox(victim), ExportRequest(memory="victim"))).snapshot
+    await export(engine, WatchedSandbox(victim), ExportRequest(memory=MEMORY, force=True))
+    sandbox = LyingSandbox(home, _row(lineage=[known, "20260101T000000000Z-00000000"], unchanged=known))
+    receipt = await restore(engine, sandbox, RestoreRequest(memory=MEMORY))
+    assert receipt.outcome == "complete"
+    restores = [request for request in sandbox.asked if request["do"] == "restore"]
+    assert restores[-1]["stored"]["victim"] == [known] and str(secret) not in json.dumps(restores)
 
 
 @pytest.mark.parametrize("status", ["unsaved", "clear", "no-python"])
@@ -261,7 +274,7 @@ async def test_a_local_sandbox_does_not_choose_what_of_this_machine_is_read(engi
     """Its notes name a folder beyond it as its project; what is saved first must not come from there."""
     first, home = plain_home(empty_home(tmp_path / "first")), empty_home(tmp_path / "home")
     await export(engine, WatchedSandbox(first), ExportRequest(memory=MEMORY))
-    await export(engine, WatchedSandbox(first), ExportRequest(memory="other"))
+    await export(engine, WatchedSandbox(first), ExportRequest(memory="other", force=True))
     await restore(engine, WatchedSandbox(home), RestoreRequest(memory=MEMORY))
     write(home / "memory/new.md", b"not exported")
     secret = empty_home(tmp_path / "secret")

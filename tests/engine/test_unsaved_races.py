@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.parts import Timing
 from sidecar.errors import ProgramFailed, SidecarError
+from sidecar.inside import places
 from sidecar.ports import Finished
 from sidecar.snapshots.fetch import fetch_entries
 from sidecar.spool import spool
@@ -33,6 +35,7 @@ from tests.parts.homes import (
     without_cache,
     write,
 )
+from tests.parts.in_process import InProcess
 from tests.parts.memories import grow, manifests_of, plain_home
 
 MEMORY = "m"
@@ -73,8 +76,8 @@ class KilledSandbox(WatchedSandbox):
         super().__init__(home)
         self.verb, self.moment, self.killed = verb, moment, 0
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        running = asyncio.create_task(super().run(command, timeout=timeout, output_limit=output_limit))
+    async def run(self, command: str, **how: Any) -> Finished:
+        running = asyncio.create_task(super().run(command, **how))
         if request_in(command)["do"] == self.verb:
             await asyncio.to_thread(self._kill, running)
         return await running
@@ -128,7 +131,7 @@ async def test_a_restore_that_is_killed_loses_nothing_that_was_not_saved(
     await _committed(engine, first)
     await _complete(engine, home)
     killed, marks = 0, []
-    for number in range(4):
+    for number in range(8 if moment == "any" else 2):
         marks.append(f"project/memory/mark {number}.md")
         write(home / f"memory/mark {number}.md", b"only here")
         write(first / f"memory/many/{number}.md", b"new")
@@ -270,10 +273,34 @@ class WatchedTidy(WatchedSandbox):
         super().__init__(sandbox.home)
         self._inner = sandbox
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
+    async def run(self, command: str, **how: Any) -> Finished:
         if request_in(command)["do"] == "tidy" or self._inner.killed:
             raise ProgramFailed("killed")
-        return await self._inner.run(command, timeout=timeout, output_limit=output_limit)
+        return await self._inner.run(command, **how)
+
+
+async def test_a_disk_that_is_full_once_all_is_in_place_does_not_make_it_incomplete(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there and what the receipt says have to agree; the next run notes it."""
+    first, home = plain_home(empty_home(tmp_path / "first")), empty_home(tmp_path / "home")
+    await _committed(engine, first)
+    write_file = places.write_file
+
+    def full(place: str, data: bytes, durable: bool = False) -> None:
+        if not place.endswith("/journal"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(place, data, durable)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(places, "write_file", full)
+        receipt = await restore(engine, InProcess(home), RestoreRequest(memory=MEMORY))
+    assert receipt.outcome == "complete" and any("No space left" in one for one in receipt.warnings)
+    assert titles(home) == titles(first)
+    observe(home, 1, "since")
+    mistyped = await export(engine, WatchedSandbox(home), ExportRequest(memory="another"))
+    assert mistyped.reason is not None and mistyped.reason.code == "other-memory"
+    assert (await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY))).outcome == "committed"
 
 
 # One run at a time
@@ -286,8 +313,8 @@ class PausedSandbox(WatchedSandbox):
         super().__init__(home)
         self.memory, self.paused, self.pid = memory, asyncio.Event(), 0
 
-    async def run(self, command: str, *, timeout: float, output_limit: int) -> Finished:
-        running = asyncio.create_task(super().run(command, timeout=timeout, output_limit=output_limit))
+    async def run(self, command: str, **how: Any) -> Finished:
+        running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._pause, running)
         self.paused.set()
         return await running

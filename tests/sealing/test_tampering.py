@@ -439,13 +439,13 @@ async def test_an_old_head_that_later_snapshots_were_made_without(line: Line) ->
 
 async def test_a_copy_that_a_crash_left_out_is_written_with_the_next_head(line: Line, tmp_path: Path) -> None:
     line.copies()[0].unlink()  # as if the sidecar had died right after it wrote the head
-    (told,) = await check_memory(line.repository(), MEMORY)
-    assert "The next export that moves the head writes it too." in told
+    (said,) = await check_memory(line.repository(), MEMORY)
+    assert "The next export that moves the head writes it too." in said
     home = empty_home(tmp_path / "home")
     await restore(engine_with(line.store, BOTH), open_local(str(home)), RestoreRequest(memory=MEMORY))
     (home / "MEMORY.md").write_text("after the crash\n")
     receipt = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
-    assert (receipt.outcome, told(receipt)) == (ExportOutcome.COMMITTED, [])
+    assert (receipt.outcome, receipt.warnings) == (ExportOutcome.COMMITTED, [])
     assert await check_memory(line.repository(), MEMORY) == []
     line.put_back(2)
     state = await line.repository().head(MEMORY)

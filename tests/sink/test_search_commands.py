@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.cli import main
 from tests.parts.commands import done
-from tests.parts.homes import Ran, run_cli, told
+from tests.parts.homes import Ran, forget_caches, run_cli, told
 from tests.parts.postgres import PASSWORD, Database
 from tests.parts.remembering import Agent
 
@@ -207,6 +207,7 @@ def test_postgres_away_or_silent_changes_no_outcome(
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES_TIMEOUT", "1")
     for number, url in enumerate((NOWHERE, black_hole)):
         monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
+        forget_caches(agent.home)  # as if each were another sandbox
         began = time.monotonic()
         ran = export(agent, tmp_path / "store", f"m{number}")
         assert time.monotonic() - began < 12
