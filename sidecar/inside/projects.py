@@ -71,7 +71,7 @@ def find_projects(
     firsts = frozenset(name.split("/")[0] for name, _ in markers)
     layer = [start for start in starts if start != "/" and not any(is_in(start, folder) for folder in closed)]
     found: List[str] = []
-    seen, looked_at, warnings = set(starts), 0, []
+    seen, taken, looked_at, warnings = set(starts), set(closed), 0, []
     for depth in range(DEEPEST + 1):
         inner: List[str] = []
         for folder in layer[: MOST_FOLDERS - looked_at]:
@@ -83,15 +83,16 @@ def find_projects(
             marked = likely and is_marked(folder, markers)
             if marked and folder not in starts:
                 found.append(folder)
-            own = inner_folders(folder, specs, keeps) if marked or folder in starts else set()
-            places = [folder + "/" + name for name in names]
-            inner += [place for place in places if place not in own and place not in closed]
+            if marked or folder in starts:
+                taken |= inner_folders(folder, specs, keeps)
+            inner += [folder + "/" + name for name in names]
         cut = len(layer) > MOST_FOLDERS - looked_at
         looked_at += len(layer)
         if cut:
             warnings.append(FULL % format(MOST_FOLDERS, ","))
             break
-        layer = [place for place in inner if place not in seen and not is_apart(place, contained.apart)]
+        layer = [place for place in inner if place not in seen and place not in taken]
+        layer = [place for place in layer if not is_apart(place, contained.apart)]
         layer.sort(key=lambda place: ("/." in place, place))
         seen.update(layer)
     if len(found) > MOST_FOUND:
@@ -106,15 +107,15 @@ def _tops(folder: str) -> List[str]:
 def _inner(folder: str, firsts: FrozenSet[str]) -> Tuple[List[str], bool]:
     """The folders in a folder, and whether there may be a marker; nothing where nothing is to be looked for."""
     names: List[str] = []
-    likely = False
+    likely, wanted = False, firsts.union(ENVIRONMENT)
     try:
         with os.scandir(folder) as scan:
             for entry in scan:
                 name = entry.name
-                if name in firsts:
+                if name in wanted:
+                    if name in ENVIRONMENT:
+                        return [], False
                     likely = True
-                elif name in ENVIRONMENT:
-                    return [], False
                 if entry.is_dir(follow_symlinks=False) and name not in NEVER_IN:
                     names.append(name)
     except OSError:  # not ours to read, or gone

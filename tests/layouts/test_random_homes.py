@@ -140,7 +140,8 @@ async def exported(engine: Engine, home: Path, memory: str) -> set[str]:
     files = [path.partition("/") for path, entry in entries.items() if entry.type == "file"]
     paths = [os.path.normpath(f"{places[root]}/{name}".removeprefix("~/").removeprefix("~")) for root, _, name in files]
     paths = [path.lstrip("/") for path in paths]
-    assert len(paths) == len(set(paths)), "a file was taken twice"
+    twice = {path for path in paths if paths.count(path) > 1}
+    assert not twice, f"taken twice: {twice}, by {places}"
     return set(paths)
 
 
