@@ -269,3 +269,40 @@ def test_every_layout_is_sound() -> None:
             assert set(option.allow) <= set(layout.never)
     _check_roots(built_in())
     assert ExportAnswer(status="unchanged", memory="m", snapshot="s").keyed == {}
+
+
+# Extending a layout by single paths
+
+
+def extended(tmp_path: Path, text: str) -> Layout:
+    (tmp_path / "config.toml").write_text(text)
+    return load_config(str(tmp_path / "config.toml")).layouts["claude-mem"]
+
+
+def test_a_table_without_roots_adds_to_the_layout(tmp_path: Path) -> None:
+    plain = built_in()["claude-mem"]
+    more = extended(
+        tmp_path,
+        '[layouts.claude-mem]\ndatabases = ["memory.db"]\noptions = ["chroma"]\n'
+        '[layouts.claude-mem.tiers]\nhot = ["memory.db"]\n[layouts.claude-mem.filters]\n"x.json" = ["TOKEN"]\n',
+    )
+    assert more.databases == (*plain.databases, "memory.db")
+    assert (more.roots, more.required, more.chosen) == (plain.roots, plain.required, ("chroma",))
+    assert more.tiers.hot == (*plain.tiers.hot, "memory.db") and more.tiers.warm == plain.tiers.warm
+    assert set(more.filters) == {*plain.filters, "x.json"}
+
+
+def test_a_table_with_roots_replaces_it(tmp_path: Path) -> None:
+    text = '[layouts.claude-mem]\nkeep = ["x"]\n[[layouts.claude-mem.roots]]\nname = "claude-mem"\npaths = ["~/.claude-mem"]\n'
+    other = extended(tmp_path, text)
+    assert (other.keep, other.databases, other.never) == (("x",), (), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('database = ["x"]', "Did you mean 'databases'?"), ('databases = "x"', "databases"), ('keep = ["/x"]', "'/x'")],
+)
+def test_what_is_wrong_in_what_is_added_is_named(line: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as problem:
+        extended(tmp_path, f"[layouts.claude-mem]\n{line}\n")
+    assert words in f"{problem.value.message} {problem.value.hint}"
