@@ -131,7 +131,9 @@ async def test_a_restore_that_is_killed_loses_nothing_that_was_not_saved(
     await _committed(engine, first)
     await _complete(engine, home)
     killed, marks = 0, []
-    for number in range(8 if moment == "any" else 2):
+    for number in range(8):
+        if killed and number >= 2 and moment != "any":
+            break
         marks.append(f"project/memory/mark {number}.md")
         write(home / f"memory/mark {number}.md", b"only here")
         write(first / f"memory/many/{number}.md", b"new")
