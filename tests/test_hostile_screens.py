@@ -60,6 +60,7 @@ class Scene:
             for memory in ("m", ODD_ID):
                 ran = run_cli(
                     *("export", memory, f"--sandbox={self.sandbox}", "--label", BROKEN, "--conversation", BROKEN),
+                    *("--allow", "other-memory"),
                     store=self.store,
                 )
                 assert ran.code == 0, ran

@@ -19,7 +19,7 @@ import pytest
 from sidecar import program
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, direct, export, restore
 from sidecar.ports import Finished
-from tests.parts.homes import tree, without_cache
+from tests.parts.homes import told, tree, without_cache
 from tests.parts.memories import Box, Name, Provider, Watched, engine_on, grow_large, plain_home
 from tests.parts.s3_servers import S3Server
 from tests.parts.wire import wire_to
@@ -117,7 +117,7 @@ async def test_no_link_is_in_a_command_line(slow: Engine, open_provider: Open, n
         exported = await export(slow, box.open(), ExportRequest(memory=MEMORY))
         restored = await restore(slow, other.open(), RestoreRequest(memory=MEMORY))
     # Straight from and to the bucket, as it should be.
-    assert (exported.outcome, exported.warnings) == ("committed", [])
+    assert (exported.outcome, told(exported)) == ("committed", [])
     assert "download" not in exported.trips
     assert (restored.outcome, restored.warnings) == ("complete", [])
     assert "upload" not in restored.trips
@@ -152,7 +152,7 @@ async def test_links_that_do_not_arrive_are_no_loss(slow: Engine, open_provider:
     box, other = _large(local.box()), local.box()
     exported = await export(slow, Deaf(box.open()), ExportRequest(memory=MEMORY))
     assert exported.outcome == "committed" and exported.trips["download"] == 1
-    assert "links did not arrive" in exported.warnings[0] and "through the sidecar" in exported.warnings[0]
+    assert "links did not arrive" in told(exported)[0] and "through the sidecar" in told(exported)[0]
     restored = await restore(slow, Deaf(other.open()), RestoreRequest(memory=MEMORY))
     assert restored.outcome == "complete" and restored.trips["upload"] == 1
     assert without_cache(tree(other.home)) == without_cache(tree(box.home))
@@ -166,7 +166,7 @@ async def test_links_too_long_for_a_variable_are_not_used(
     box, other = _large(local.box()), local.box()
     exported = await export(slow, box.open(), ExportRequest(memory=MEMORY))
     assert exported.outcome == "committed" and exported.trips["download"] == 1
-    assert "too long" in exported.warnings[0]
+    assert "too long" in told(exported)[0]
     restored = await restore(slow, other.open(), RestoreRequest(memory=MEMORY))
     assert restored.outcome == "complete" and restored.trips["upload"] == 1
 

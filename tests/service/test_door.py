@@ -13,7 +13,7 @@ from sidecar.errors import BadConfig
 from sidecar.service.door import Hosts
 from sidecar.service.settings import Service as Settings
 from sidecar.service.settings import check_service
-from tests.parts.homes import claude_mem_home, empty_home
+from tests.parts.homes import claude_mem_home, empty_home, forget_caches
 from tests.parts.raw import Answer, request, send
 from tests.parts.services import TOKEN, Service, path, serving
 
@@ -33,6 +33,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("service")
     with_token = {"given_token": "", "token": "off"} if request.param == "off" else {}
     with serving(folder / "store", folder / "log", **with_token) as started:
+        forget_caches(home)  # it was exported to another store before
         assert started.export("acme/agent-7", f"local:{home}").status_code == 200
         yield started
 

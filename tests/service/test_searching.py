@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.client import AsyncClient, Client, Retries, SidecarProblem
 from tests.parts.commands import done
+from tests.parts.homes import told
 from tests.parts.postgres import Database, Server
 from tests.parts.remembering import Agent
 from tests.parts.services import TOKEN, Service, path, serving, until
@@ -85,7 +86,7 @@ def test_postgres_away_holds_nothing_up_and_is_caught_up_with(
     try:
         with serving(tmp_path / "store", tmp_path / "log") as service:
             for _ in range(3):
-                assert export(service, agent)["warnings"] == []
+                assert told(export(service, agent)) == []
                 agent.converse()
             export(service, agent)
             export(service, other, "gone")
