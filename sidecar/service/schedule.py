@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -21,13 +20,17 @@ from sidecar.service.sidecar import Sidecar
 
 JITTER = 0.1
 GONE = (SandboxGone, SandboxNotFound)
-CHECKPOINTS, ENDS, WATCHES, LOOKS = "checkpoint", "end", "watch", "look"
+CHECKPOINTS, ENDS, WATCHES, LOOKS, RETRIES = "checkpoint", "end", "watch", "look", "retry"
+RETRY_SECONDS = 2.0
+"""After a failure that may pass; twice as long after each further one, and never longer than until the next checkpoint."""
 
 
 @dataclass(slots=True)
 class _End:
-    """What is known of when a sandbox ends."""
+    """What is known of when a sandbox ends, and how its exports went."""
 
+    failures: int = 0
+    """Of exports, one after the other."""
     planned_for: float = 0.0
     """The end for which the last export before it is planned or made, when that was late already."""
     unused_until: float = 0.0
@@ -67,7 +70,7 @@ class Schedule:
             self._jobs.every(_job(CHECKPOINTS, place), every, self._checkpoint, place, jitter=every * JITTER)
             self._ends[place] = _End()
             return
-        self._jobs.cancel(*(_job(kind, place) for kind in (CHECKPOINTS, WATCHES, ENDS, LOOKS)))
+        self._jobs.cancel(*(_job(kind, place) for kind in (CHECKPOINTS, WATCHES, ENDS, LOOKS, RETRIES)))
         if attachment is not None and attachment.state == IDLE:
             every = attachment.checkpoint_every
             self._jobs.once(_job(LOOKS, place), every, self._look, place, every)
@@ -101,10 +104,24 @@ class Schedule:
         """Export, if there is anything new, and look again when it ends. What went wrong is noted and told by then."""
         if await self._is_unused(place):
             return
-        nothing_new = False
-        with contextlib.suppress(SidecarError):
+        nothing_new, failures = False, 0
+        try:
             nothing_new = (await self._save(place)).outcome is ExportOutcome.UNCHANGED
+        except SidecarError as problem:
+            failures = self._retry(place) if problem.retryable else 0
+        if (end := self._ends.get(place)) is not None:
+            end.failures = failures
         await self._watch(place, nothing_new=nothing_new)
+
+    def _retry(self, place: Place) -> int:
+        """Try again soon what may go well then: the next checkpoint can be an hour away. Return how often it failed by now."""
+        attachment, end = self._ledger.find(place), self._ends.get(place)
+        if attachment is None or end is None:
+            return 0
+        pause = RETRY_SECONDS * 2**end.failures
+        if pause < attachment.checkpoint_every:
+            self._jobs.once(_job(RETRIES, place), pause, self._checkpoint, place)
+        return end.failures + 1
 
     async def _is_unused(self, place: Place) -> bool:
         """Whether nobody has used a sandbox since an export found nothing new in it, and one more would only keep it from its

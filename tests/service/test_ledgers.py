@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.ids import attachment_key
 from sidecar.receipts import ExportReceipt
+from sidecar.service import schedule
 from sidecar.service.attachments import Attachment, Attachments, Care, now
 from sidecar.service.events import Events
 from sidecar.service.jobs import Jobs
@@ -17,7 +18,7 @@ from sidecar.service.keeper import Keeper
 from sidecar.service.operations import Operation, Operations, TooBusy
 from sidecar.service.settings import Service
 from sidecar.service.sidecar import Sidecar
-from tests.parts.homes import engine_at
+from tests.parts.homes import empty_home, engine_at, write
 
 
 def keeper_at(store: Path) -> Keeper:
@@ -90,3 +91,28 @@ async def test_what_the_service_does_of_itself_does_not_refuse_callers() -> None
         operations.start(Operation("export", "one more", "local:/it"), work)
     go.set()
     assert await operations.drain(30) == []
+
+
+async def test_an_export_that_failed_for_the_moment_is_tried_again_before_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that was held up when it took over could not say that it lives; the next checkpoint is an hour away."""
+    monkeypatch.setattr(schedule, "RETRY_SECONDS", 0.05)
+    home, jobs = empty_home(tmp_path / "home"), Jobs()
+    write(home / "MEMORY.md", b"# remembered\n")
+    engine = engine_at(tmp_path / "store")
+    keeper = Keeper(Sidecar(engine, Service()), jobs)
+    place = ("me", f"local:{home}")
+    await keeper.look_after(place, Care(checkpoint_every=3600))
+    jobs.start()
+    try:
+        keeper._schedule.export_soon(place)  # the lease was never renewed
+        while not [one for one in keeper._sidecar.operations._known.values() if one.state == "failed"]:
+            await asyncio.sleep(0.02)
+        assert await engine.repository.snapshot_ids("me") == []
+        await keeper.lease.renew()
+        async with asyncio.timeout(30):
+            while not await engine.repository.snapshot_ids("me"):
+                await asyncio.sleep(0.02)
+    finally:
+        jobs.stop()
