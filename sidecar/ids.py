@@ -19,6 +19,7 @@ from sidecar.errors import BadMemoryId
 LONGEST_ID = 200
 ROOT = "memories/"
 ATTACHMENTS = "attachments/"
+CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
 STORE_ID = "store-id"
 """A store's own name, for those who keep something about several of them."""
@@ -188,8 +189,16 @@ class Keys:
 
 
 def attachment_key(memory: str) -> str:
-    """Where it is written down which sandbox of a memory is looked after."""
+    """Where it is written down which sandbox of a memory is looked after: the first, and the only one that versions before
+    there could be several know of."""
     return f"{ATTACHMENTS}{memory_key(memory)}.json"
+
+
+def conversation_key(memory: str, sandbox: str) -> str:
+    """Where the same is written down for any other sandbox of a memory, below a prefix that those versions never list."""
+    check_memory_id(memory)
+    named = hashlib.sha256(f"{memory}\0{sandbox}".encode(errors="surrogatepass")).hexdigest()
+    return f"{CONVERSATIONS}{named[:40]}.json"
 
 
 def instance_key(instance: str) -> str:

@@ -31,6 +31,8 @@ class Presence:
     """Seconds since the epoch when it stops unless it is prolonged; ``None``: it has no end of its own."""
     woken: bool = False
     """It was asleep, and was woken because that was asked for."""
+    slides: bool = False
+    """Its end is put off by each use of it: who uses it for no reason keeps it running."""
 
 
 @dataclass(frozen=True, slots=True)

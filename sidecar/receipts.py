@@ -177,6 +177,13 @@ class ExportReceipt(_Receipt):
     accepted: Accepted | None = None
     """What guards objected to, when it became the head all the same because it came again and again."""
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the head has what the sandbox had: it was committed, or there was nothing new since the head."""
+        if self.outcome is ExportOutcome.UNCHANGED:
+            return self.snapshot is not None and self.snapshot == self.head
+        return self.outcome is ExportOutcome.COMMITTED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt(_Receipt):

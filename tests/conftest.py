@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.parts import memories
+from tests.parts.earlier_services import earlier_service
 from tests.parts.fault_table import table_of
 from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
 from tests.parts.postgres import Database, Server, postgres
 from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
 from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedfs
+from tests.parts.services import Service
 
 T = TypeVar("T")
 Mount = Callable[..., Path]
@@ -138,6 +140,12 @@ def database(postgres_server: Server, forget_postgres: None, monkeypatch: pytest
 def outage(request: pytest.FixtureRequest) -> float:
     """For how many seconds Postgres is to stay away."""
     return 60 * float(request.config.getoption("--outage"))
+
+
+@pytest.fixture(scope="session")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Service]]:
+    """A service of the version before there were conversations."""
+    yield from _started(earlier_service(tmp_path_factory.mktemp("earlier")))
 
 
 @pytest.fixture(scope="session")

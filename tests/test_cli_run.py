@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from emulators import E2BEmulator
-from tests.parts.homes import PROJECT, empty_home, write
+from tests.parts.homes import PROJECT, empty_home, run_cli, write
 
 OWN_TOKEN = "a-token-that-was-set-before-0123456789"
 
@@ -163,6 +163,88 @@ def test_a_command_that_went_well_exits_1_when_something_could_not_be_saved(tmp_
             process.kill()
     assert process.returncode == 1
     assert "not saved" in complaint and "Traceback" not in complaint
+
+
+TALKS = """
+    import sys, time
+    from sidecar.client import Client
+    with Client().conversation("m", sandbox="local:{home}", conversation="c1"):
+        open("{home}/MEMORY.md", "a").write("said\\n")
+        print("talking", flush=True)
+        time.sleep(60)
+"""
+RESTORES = """
+    from sidecar.client import Client
+    Client().restore("m", sandbox="local:{home}", conversation="c1")
+    open("{home}/MEMORY.md", "a").write("said\\n")
+    print("talking", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("program", [TALKS, RESTORES + "    import time; time.sleep(60)\n"], ids=["client", "calls"])
+def test_a_redeploy_within_a_conversation_loses_nothing(tmp_path: Path, program: str, number: signal.Signals) -> None:
+    """SIGTERM to all of it, as a platform sends it; or the command alone is killed."""
+    home = empty_home(tmp_path / "home")
+    process = subprocess.Popen(
+        _command(tmp_path / "store", *_python(program.format(home=home))),
+        cwd=PROJECT,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert _line(process) == "talking"
+        if number is signal.SIGTERM:
+            process.terminate()
+        else:
+            os.kill(_child(process.pid), number)
+        _, complaint = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    log = run_cli("log", "m", store=tmp_path / "store").document["snapshots"]
+    assert [(row["standing"], row["conversation"]) for row in log] == [("head", "c1")]
+    by_client = program is TALKS and number is signal.SIGTERM
+    assert ("restored and never exported" in complaint) != by_client
+    assert log[0]["label"] == ("" if by_client else "shutdown")
+
+
+def _child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def test_what_was_restored_and_never_exported_is_told_exported_and_closed(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    ran = _run(tmp_path / "store", *_python(RESTORES.format(home=home)))
+    assert ran.returncode == 0 and "restored and never exported" in ran.stderr
+    assert len(list((tmp_path / "store/memories/m/snapshots").glob("2*.json"))) == 1
+    # The next run does not find it open: whoever had the conversation is gone.
+    again = _run(
+        tmp_path / "store", *_python("from sidecar.client import Client; print(Client().attachments()[0].state)")
+    )
+    assert (again.returncode, again.stdout) == (0, "idle\n")
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_what_was_restored_and_never_saved_is_an_exit_code(tmp_path: Path, code: int) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n" * 10)
+    assert run_cli("export", "m", "--sandbox", f"local:{home}", store=tmp_path / "store").code == 0
+    program = f"""
+        import os
+        from sidecar.client import Client
+        Client().restore("m", sandbox="local:{home}")
+        os.unlink("{home}/MEMORY.md")
+        raise SystemExit({code})
+    """
+    ran = _run(tmp_path / "store", *_python(program))
+    assert ran.returncode == (code or 1)
+    assert "not saved" in ran.stderr and "rejected (empty)" in ran.stderr
+    saved = _run(tmp_path / "store", *_python(program.replace("os.unlink", "print")))
+    assert saved.returncode == code, "and beside it one that is saved"
 
 
 def test_a_signal_after_the_command_ended_ends_the_saving_at_once(tmp_path: Path) -> None:

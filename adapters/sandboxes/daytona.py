@@ -67,13 +67,13 @@ class Daytona:
         if state in BROKEN:
             raise SandboxError(f"daytona:{name} is broken, says Daytona: {box.error_reason or state}")
         if state == "started":
-            return Reached(box, _ends_at(box))
+            return Reached(box, _ends_at(box), slides=_ends_at(box) == _stops_at(box))
         if state not in ASLEEP:
             raise SandboxBusy(f"daytona:{name} is {state}.")
         if not wake:
             raise SandboxAsleep(f"daytona:{name} is {state}.")
         box.start(timeout=WAKE_SECONDS)
-        return Reached(box, _ends_at(box), woken=True, trips=2)
+        return Reached(box, _ends_at(box), woken=True, trips=2, slides=_ends_at(box) == _stops_at(box))
 
     def prolong(self, box: Sandbox, seconds: float) -> float | None:
         box.refresh_activity()
@@ -181,12 +181,15 @@ def _client_of(account: tuple[str | None, ...]) -> Client:
 
 def _ends_at(box: Sandbox) -> float | None:
     """When Daytona will stop or delete it, unless something is done with it first."""
-    ends = []
-    if box.auto_stop_interval and box.last_activity_at:
-        ends.append(_seconds(box.last_activity_at) + box.auto_stop_interval * 60)
-    if box.auto_destroy_at:
-        ends.append(_seconds(box.auto_destroy_at))
-    return min(ends, default=None)
+    destroyed_at = _seconds(box.auto_destroy_at) if box.auto_destroy_at else None
+    return min((end for end in (_stops_at(box), destroyed_at) if end is not None), default=None)
+
+
+def _stops_at(box: Sandbox) -> float | None:
+    """When it will be stopped, so long after it was last used."""
+    if not box.auto_stop_interval or not box.last_activity_at:
+        return None
+    return _seconds(box.last_activity_at) + box.auto_stop_interval * 60
 
 
 def _seconds(text: str) -> float:

@@ -44,6 +44,11 @@ class Reached:
     ends_at: float | None
     woken: bool = False
     trips: int = 1
+    slides: bool = False
+
+    @property
+    def presence(self) -> Presence:
+        return Presence(self.ends_at, self.woken, self.slides)
 
 
 class Vendor(Protocol):
@@ -97,19 +102,18 @@ class RemoteSandbox:
         return None  # all that is there is the sandbox's own
 
     async def connect(self) -> Presence:
-        reached = await self._connection()
-        return Presence(reached.ends_at, reached.woken)
+        return (await self._connection()).presence
 
     async def prolong(self, seconds: float) -> Presence:
         if time.monotonic() - self._asked > REMEMBERED_SECONDS:
             self._reached = None  # somebody else may have prolonged it further, which must not be undone
         reached = await self._connection()
         if reached.ends_at is None or reached.ends_at - time.time() >= seconds:
-            return Presence(reached.ends_at, reached.woken)
+            return reached.presence
         ends_at = await self._in_it(lambda: self._vendor.prolong(reached.box, seconds))
         self.control_trips += 1
-        self._remember(Reached(reached.box, ends_at, reached.woken))
-        return Presence(ends_at, reached.woken)
+        self._remember(Reached(reached.box, ends_at, reached.woken, slides=reached.slides))
+        return Presence(ends_at, reached.woken, reached.slides)
 
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None

@@ -1,7 +1,8 @@
 """A toy conductor: it has conversations in throw-away sandboxes, and the sidecar makes the agent remember them.
 
 For each conversation: a fresh folder as the sandbox, a restore, one more line in its MEMORY.md, an export, and the folder
-is deleted. What a real conductor does is the same, with its agent in the middle. Only the standard library is needed.
+is deleted. What a real conductor does is the same, with its agent in the middle. Should it be killed there, the sidecar exports
+the sandbox by itself. Only the standard library is needed.
 
 It and the sidecar see the folders under the same path: ``--sandboxes`` is a volume that both mount.
 """
@@ -45,7 +46,7 @@ class Sidecar:
         self._path = f"/v1/memories/{urllib.parse.quote(memory, safe='')}"
 
     def restore(self, sandbox: Path, key: str) -> dict[str, Any]:
-        return self._call("restores", {"sandbox": f"local:{sandbox}"}, key)
+        return self._call("restores", {"sandbox": f"local:{sandbox}", "conversation": key}, key)
 
     def export(self, sandbox: Path, key: str) -> dict[str, Any]:
         return self._call("exports", {"sandbox": f"local:{sandbox}", "conversation": key}, key)

@@ -67,6 +67,24 @@ def _verbs(command: Any) -> None:
     restore.add_argument(
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
     )
+    _attachments(command)
+
+
+def _attachments(command: Any) -> None:
+    attach = command("attach", "Have a running service look after a sandbox until it is detached.")
+    attach.add_argument("memory", metavar="MEMORY")
+    attach.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
+    attach.add_argument("--restore", action="store_true", help="restore the memory into it first")
+    attach.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="between exports (default: 300)")
+    attach.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    attach.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    attach.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
+    attach.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
+    detach = command("detach", "Have a service stop looking after a sandbox.")
+    detach.add_argument("memory", metavar="MEMORY")
+    detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
+    detach.add_argument("--export", action="store_true", help="export it a last time first")
+    command("attachments", "List the sandboxes that services look after.")
 
 
 def _guards(verb: Any) -> None:

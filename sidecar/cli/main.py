@@ -27,6 +27,9 @@ from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 COMMANDS = {
     "export": "verbs.run_export",
     "restore": "verbs.run_restore",
+    "attach": "attachments.run_attach",
+    "detach": "attachments.run_detach",
+    "attachments": "attachments.run_attachments",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
     "list": "stores.run_list",

@@ -86,6 +86,7 @@ class _Service:
                 ready=address.set_result,
                 told=(self._stopping, self.hurried),
                 index_every=self._config.postgres.every,
+                with_callers=True,
             )
         )
         try:

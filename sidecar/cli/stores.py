@@ -181,6 +181,9 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
         )
     if not await engine.repository.exists(args.memory):
         raise not_found(engine.repository, args.memory)
+    from sidecar.service.attachments import Attachments
+
+    await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
     return Result(
         {"memory": args.memory, "removed": removed},

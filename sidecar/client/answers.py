@@ -162,14 +162,26 @@ class Attachment(Struct, frozen=True, kw_only=True):
     layouts: list[str] = []
     projects: list[str] | None = None
     checkpoint_every: float = 300.0
+    conversation: str = ""
+    """The id of the conversation that is open, or was last."""
+    lasting: bool = True
+    """It is looked after until it is detached; otherwise until its caller has exported it."""
     attached: str = ""
-    state: str = "attached"
-    """"attached", or "lost": the sandbox is gone."""
+    owner: str = ""
+    """The service that looks after it."""
+    state: str = "open"
+    """"open"; "idle": its caller has exported it since; "lost": the sandbox is gone, and what it had not saved with it;
+    "ended": gone, after its export."""
+    changed: str = ""
+    """Since when it is in that state."""
     saved: str = ""
-    """When it was last exported, or found unchanged."""
+    """When the head last had all of it. "": never yet."""
     snapshot: str = ""
+    """The head at that time."""
     problem: str = ""
-    """Why the last export failed, if it did."""
+    """Why the head does not have what the sandbox has, if the last export said so or failed."""
+    hint: str = ""
+    """What to do about it."""
 
 
 class Attached(Struct, frozen=True, kw_only=True):
@@ -178,6 +190,15 @@ class Attached(Struct, frozen=True, kw_only=True):
     attachment: Attachment
     restored: RestoreReceipt | None = None
     exported: ExportReceipt | None = None
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """What services look after on one store, and which of them answered."""
+
+    attachments: list[Attachment]
+    store: str = ""
+    service: str = ""
+    """As it calls itself in the store."""
 
 
 class Hit(Struct, frozen=True, kw_only=True):

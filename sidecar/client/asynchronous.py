@@ -23,6 +23,7 @@ from sidecar.client.problems import ServiceUnreachable, told_plainly
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import client_settings
 from sidecar.client.talks import Course, Plan
+from sidecar.client.termination import ASYNC_TERMINATION, LAST_RETRIES
 from sidecar.client.wire import Call, check
 from sidecar.errors import SidecarError
 from sidecar.files import written_whole
@@ -80,6 +81,7 @@ class AsyncClient:
     attachment = _method(calls.attachment)
     attachments = _method(calls.attachments)
     detach = _method(calls.detach)
+    overview = _method(calls.overview)
     operation = _method(calls.operation)
     conversation = _conversation(Plan)
 
@@ -120,11 +122,11 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _retrying(self, call: Call[T]) -> AsyncRetrying:
-        return AsyncRetrying(**self._retries.policy(repeatable=call.repeatable))
+    def _retrying(self, call: Call[T], retries: Retries | None = None) -> AsyncRetrying:
+        return AsyncRetrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
-    async def _send(self, call: Call[T]) -> T:
-        return await self._retrying(call)(self._once, call)
+    async def _send(self, call: Call[T], retries: Retries | None = None) -> T:
+        return await self._retrying(call, retries)(self._once, call)
 
     async def _once(self, call: Call[T]) -> T:
         request = call.request()
@@ -169,19 +171,23 @@ class AsyncConversation(Course):
     def __init__(self, client: AsyncClient, plan: Plan) -> None:
         super().__init__(plan)
         self._client = client
+        self._began = False
 
     async def __aenter__(self) -> Self:
         self._begin(await self._client._send(self._plan.before()))
+        self._began = ASYNC_TERMINATION.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            # A conversation that was cancelled is saved all the same.
-            with anyio.CancelScope(shield=True):
-                receipt = await self._client._send(self._plan.after())
-        except SidecarError as problem:
-            self._tell(problem, trouble)
-        else:
-            self._end(receipt, trouble)
+        # A conversation that was cancelled is saved all the same.
+        with anyio.CancelScope(shield=True):
+            async with ASYNC_TERMINATION.ending(self._began):
+                try:
+                    retries = LAST_RETRIES if ASYNC_TERMINATION.told else None
+                    receipt = await self._client._send(self._plan.after(), retries)
+                except SidecarError as problem:
+                    self._tell(problem, trouble)
+                else:
+                    self._end(receipt, trouble)

@@ -21,6 +21,7 @@ from sidecar.client.answers import (
     Head,
     Memory,
     Operation,
+    Overview,
     Pinned,
     Snapshot,
     SnapshotContents,
@@ -70,6 +71,9 @@ def restore(
     read_only: bool = False,
     discard: bool = False,
     wake: bool = False,
+    attach: bool = True,
+    layouts: Sequence[str] = (),
+    checkpoint_every: float | None = None,
     idempotency_key: str | None = None,
 ) -> Call[RestoreReceipt]:
     """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it raises
@@ -90,6 +94,10 @@ def restore(
         **({"read_only": True} if read_only else {}),
         **({"discard": True} if discard else {}),
         "wake": wake,
+        # Only where they are needed: services of earlier versions do not know them.
+        **({} if attach else {"attach": False}),
+        **({"layouts": list(layouts)} if layouts else {}),
+        **({} if checkpoint_every is None else {"checkpoint_every": checkpoint_every}),
     }
     return once("restores", memory, body, idempotency_key, RestoreReceipt)
 
@@ -195,36 +203,46 @@ def attach(
     layouts: Sequence[str] = (),
     projects: Sequence[str] | None = None,
     checkpoint_every: float = 300,
+    conversation: str = "",
     restore: bool = True,
     wake: bool = False,
 ) -> Call[Attached]:
-    """Look after a sandbox from now on: restore into it, then export it now and then and before its provider ends it."""
+    """Look after a sandbox until it is detached, beside others of the memory: restore into it, then export it now and then,
+    before its provider ends it, and when the service stops."""
     body = {
         "sandbox": sandbox,
         "layouts": list(layouts),
         "projects": None if projects is None else list(projects),
         "checkpoint_every": checkpoint_every,
+        **({"conversation": conversation} if conversation else {}),
         "restore": restore,
         "wake": wake,
     }
     return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=whole(Attached))
 
 
-def detach(memory: str, *, export: bool = False, idempotency_key: str | None = None) -> Call[Attached]:
-    """Stop looking after a memory's sandbox; with ``export``, export it a last time first."""
-    query = {"export": "true" if export else "false"}
+def detach(
+    memory: str, *, sandbox: str = "", export: bool = False, idempotency_key: str | None = None
+) -> Call[Attached]:
+    """Stop looking after a memory's sandbox; with ``export``, export it a last time first. Of several, name one."""
+    query = {"export": "true" if export else "false", **_which(sandbox)}
     path, headers = path_of(memory, "attachment"), with_key(idempotency_key)
     return Call(method="DELETE", path=path, query=query, headers=headers, read=whole(Attached))
 
 
-def attachment(memory: str) -> Call[Attached]:
-    """How the attached sandbox stands."""
-    return Call(method="GET", path=path_of(memory, "attachment"), read=whole(Attached))
+def attachment(memory: str, *, sandbox: str = "") -> Call[Attached]:
+    """How the attached sandbox stands. Of several, name one."""
+    return Call(method="GET", path=path_of(memory, "attachment"), query=_which(sandbox), read=whole(Attached))
 
 
 def attachments() -> Call[list[Attachment]]:
-    """Every sandbox that is looked after."""
+    """Every sandbox that is looked after, and for a while what became of those that are not any more."""
     return Call(method="GET", path="/v1/attachments", read=part("attachments", list[Attachment]))
+
+
+def overview() -> Call[Overview]:
+    """The same, with the service that answers and the store it has."""
+    return Call(method="GET", path="/v1/attachments", read=whole(Overview))
 
 
 def operation(id: str) -> Call[Operation]:
@@ -245,6 +263,10 @@ def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
 def events(after: int | None) -> Call[None]:
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     return Call(method="GET", path="/v1/events", headers=headers, read=lambda body: None)
+
+
+def _which(sandbox: str) -> dict[str, str]:
+    return {"sandbox": sandbox} if sandbox else {}
 
 
 def _operation(body: bytes) -> Operation:

@@ -21,6 +21,7 @@ from sidecar.client.problems import ServiceUnreachable, told_plainly
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import client_settings
 from sidecar.client.talks import Course, Plan
+from sidecar.client.termination import LAST_RETRIES, TERMINATION
 from sidecar.client.wire import Call, check
 from sidecar.errors import SidecarError
 from sidecar.files import written_whole
@@ -78,6 +79,7 @@ class Client:
     attachment = _method(calls.attachment)
     attachments = _method(calls.attachments)
     detach = _method(calls.detach)
+    overview = _method(calls.overview)
     operation = _method(calls.operation)
     conversation = _conversation(Plan)
 
@@ -118,11 +120,11 @@ class Client:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _retrying(self, call: Call[T]) -> Retrying:
-        return Retrying(**self._retries.policy(repeatable=call.repeatable))
+    def _retrying(self, call: Call[T], retries: Retries | None = None) -> Retrying:
+        return Retrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
-    def _send(self, call: Call[T]) -> T:
-        answer: T = self._retrying(call)(self._once, call)
+    def _send(self, call: Call[T], retries: Retries | None = None) -> T:
+        answer: T = self._retrying(call, retries)(self._once, call)
         return answer
 
     def _once(self, call: Call[T]) -> T:
@@ -160,17 +162,20 @@ class Conversation(Course):
     def __init__(self, client: Client, plan: Plan) -> None:
         super().__init__(plan)
         self._client = client
+        self._began = False
 
     def __enter__(self) -> Self:
         self._begin(self._client._send(self._plan.before()))
+        self._began = TERMINATION.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            receipt = self._client._send(self._plan.after())
-        except SidecarError as problem:
-            self._tell(problem, trouble)
-        else:
-            self._end(receipt, trouble)
+        with TERMINATION.ending(self._began):
+            try:
+                receipt = self._client._send(self._plan.after(), LAST_RETRIES if TERMINATION.told else None)
+            except SidecarError as problem:
+                self._tell(problem, trouble)
+            else:
+                self._end(receipt, trouble)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -12,13 +13,21 @@ from sidecar.client.wire import Call
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
+LOG = logging.getLogger("sidecar.client")
+BEHIND = (
+    "Nothing was new in %s, but the head of %s has moved on to %s meanwhile: restore into it again before going on."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Restore a memory before a conversation and export it after, also when the conversation fails.
 
-    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False, and
-    ``SidecarProblem`` (``memory-not-found``) when there is no such memory and it ``must_exist``; and
+    In between the service looks after the sandbox: it exports it every ``checkpoint_every`` seconds (as the service is set,
+    unless given), before its provider ends it, and when the service or this process is told to end. SIGTERM ends the
+    conversation first and then the process, with exit code 143, where nothing else was arranged for it.
+
+    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False; and
     ``NotSaved`` at the end when the head did not move. When the conversation itself failed, what it failed with is
     raised, with a note about the memory if that was not saved.
     """
@@ -35,6 +44,7 @@ class Plan:
     wake: bool = False
     require_restore: bool = True
     must_exist: bool = False
+    checkpoint_every: float | None = None
 
     def before(self) -> Call[RestoreReceipt]:
         return calls.restore(
@@ -46,6 +56,8 @@ class Plan:
             conversation=self.conversation,
             must_exist=self.must_exist,
             wake=self.wake,
+            layouts=self.layouts,
+            checkpoint_every=self.checkpoint_every,
         )
 
     def after(self) -> Call[ExportReceipt]:
@@ -61,7 +73,7 @@ class Plan:
 
 
 class Course:
-    """How a conversation went: ``restored`` before it, ``exported`` once it has ended."""
+    """How a conversation went: ``restored`` before it, ``exported`` and whether it is ``saved`` once it has ended."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -75,6 +87,11 @@ class Course:
         assert self._restored is not None, "the conversation has not begun"
         return self._restored
 
+    @property
+    def saved(self) -> bool:
+        """Whether the head has what the conversation left in the sandbox."""
+        return self.exported is not None and self.exported.is_saved
+
     def _begin(self, receipt: RestoreReceipt) -> None:
         """Raise ``NotRestored`` when the agent would begin without its memory."""
         self._restored = receipt
@@ -84,10 +101,16 @@ class Course:
     def _end(self, receipt: ExportReceipt, trouble: BaseException | None) -> None:
         """Raise ``NotSaved`` when the head did not move; note it on ``trouble`` if there is any already."""
         self.exported = receipt
-        if receipt.outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
+        if receipt.is_saved:
+            return
+        if receipt.outcome is ExportOutcome.UNCHANGED:
+            LOG.warning(BEHIND, self.sandbox, self.memory, receipt.head)
+        else:
             self._tell(NotSaved(receipt), trouble)
 
     def _tell(self, problem: SidecarError, trouble: BaseException | None) -> None:
+        # Into the log too: what ends a process, such as SystemExit, shows no notes.
+        LOG.warning("The memory was not saved: %s [%s]", problem.message, problem.code)
         if trouble is None:
             raise problem
         trouble.add_note(

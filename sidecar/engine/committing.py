@@ -32,6 +32,9 @@ from sidecar.spool import Spool
 if TYPE_CHECKING:
     from sidecar.engine.exporting import ExportRequest
 
+MOST_FENCED = 10
+"""So often one export gives way to services that take sandboxes over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grown:
@@ -272,10 +275,17 @@ async def advance(
     if not moves:
         return ExportOutcome.DIVERGED, state
     await engine.repository.store.prepare()
-    if engine.fence is not None:
-        await engine.fence()
     engine.progress.step("moving the head")
-    try:
-        return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
-    except HeadMoved:
-        return ExportOutcome.DIVERGED, await engine.repository.head(manifest.memory)
+    for _ in range(MOST_FENCED):
+        if engine.fence is not None:
+            await engine.fence()
+        try:
+            return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
+        except HeadMoved:
+            there = await engine.repository.head(manifest.memory)
+            if there.head is None or there.snapshot != state.snapshot:
+                return ExportOutcome.DIVERGED, there
+            # It was only written anew (``Repository.fence``), against a writer that has lost the right to move it. Whether
+            # that is us, ``engine.fence`` says; if not, nothing is in our way.
+            state = there
+    return ExportOutcome.DIVERGED, state

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
-from sidecar.ids import ATTACHMENTS, INSTANCES, Keys, is_snapshot_id
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, Keys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, Repository
 from sidecar.sealing.names import ROOTS
@@ -37,7 +37,8 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
 async def check_store(repository: Repository) -> list[str]:
     """What is wrong with what lies beside the memories, and which folders are nobody's."""
     store = repository.store
-    below = [info.key for prefix in (ATTACHMENTS, INSTANCES, OUTBOX) async for info in store.list(prefix)]
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
+    below = [info.key for prefix in prefixes async for info in store.list(prefix)]
     _, nobodys = await memories_in(store)
     return [*nobodys, *await _store_id(store), *await _refused(store, below)]
 

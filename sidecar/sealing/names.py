@@ -19,7 +19,7 @@ from functools import lru_cache
 SHORTEST = 80
 """Bytes that every name is filled up to: one of an attachment, the longest there is, just fits."""
 STEP = 16
-ROOTS = ("memories", "attachments", "instances", "outbox")
+ROOTS = ("memories", "attachments", "conversations", "instances", "outbox")
 """The first parts of keys whose second part is hidden."""
 CALLS = "calls"
 """Below a memory: named after what callers choose, so hidden too."""

@@ -18,7 +18,7 @@ from sidecar.errors import (
     SnapshotNotFound,
     UsageError,
 )
-from sidecar.ids import ATTACHMENTS, INSTANCES, ROOT, STORE_ID, Keys, memory_key, new_pack_id
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, ROOT, STORE_ID, Keys, memory_key, new_pack_id
 from sidecar.ports import Store
 from sidecar.progress import Progress
 from sidecar.repository import Repository
@@ -215,7 +215,8 @@ async def _swapped(store: Store, key: str, old: Manifest, new: Manifest, version
 
 async def _beside(store: Store, problems: list[str]) -> int:
     """The store's own name, and what services have beside the memories. One that died is taken for alive a little longer."""
-    keys = [info.key for prefix in (ATTACHMENTS, INSTANCES, OUTBOX) async for info in store.list(prefix)]
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
+    keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _again(store, key, problems) for key in (STORE_ID, *keys)])
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service import attaching, keeping, memories, pages, searching, system, verbs
+from sidecar.service import attachment_routes, keeping, memories, pages, searching, system, verbs
 from sidecar.service.door import Door, Hosts, SafeHeaders
 from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
@@ -71,8 +71,8 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     app.state.sidecar = sidecar
     app.state.keeper = keeper
     app.include_router(verbs.router)
-    app.include_router(attaching.router)
-    app.include_router(attaching.all_of_them)
+    app.include_router(attachment_routes.router)
+    app.include_router(attachment_routes.all_of_them)
     app.include_router(memories.router)
     app.include_router(keeping.router)
     app.include_router(searching.router)

@@ -47,7 +47,7 @@ class RestoreBody(Body):
     snapshot: Name = Field(default="latest", examples=["latest", "@2026-11-16T10:00Z"])
     mode: Literal["replace", "seed"] = "replace"
     projects: list[Name] | None = Field(default=None, max_length=100)
-    conversation: Text = Field(default="", description="The conversation it is for: told in the log and in events.")
+    conversation: Text = Field(default="", description="The conversation that it opens: kept with its snapshots.")
     must_exist: bool = Field(default=False, description="A memory that is not there is an error, not a first start.")
     force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
     read_only: bool = Field(
@@ -57,6 +57,17 @@ class RestoreBody(Body):
         default=False, description="Replace what no snapshot has without saving it first or setting it aside."
     )
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
+    attach: bool = Field(
+        default=True, description="Open a conversation: the sandbox is looked after until its next export."
+    )
+    layouts: list[Name] = Field(
+        default=[],
+        max_length=100,
+        description="What the conversation's checkpoints export. Default: whatever is there.",
+    )
+    checkpoint_every: float | None = Field(
+        default=None, ge=1, le=86400, description="Seconds between the conversation's checkpoints."
+    )
 
 
 class ForkBody(Body):

@@ -41,11 +41,13 @@ class Events:
         self._past: deque[Event] = deque(maxlen=REMEMBERED)
         self._queues: set[asyncio.Queue[Event]] = set()
         self._hooks: list[Callable[[Event], None]] = []
+        self._counters: list[Callable[[Event], None]] = []
 
     def publish(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         event = Event(number=next(self._numbers), type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
         self._past.append(event)
+        self._count(event)
         for queue in self._queues:
             # A listener that does not keep up misses events, and sees it by their numbers.
             with suppress(asyncio.QueueFull):
@@ -54,9 +56,24 @@ class Events:
             hook(event)
         return event
 
+    def repeat(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
+        """What was published before and happened again: it is counted, and nobody else hears of it."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        event = Event(number=0, type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
+        self._count(event)
+        return event
+
+    def _count(self, event: Event) -> None:
+        for counter in self._counters:
+            counter(event)
+
     def tell(self, hook: Callable[[Event], None]) -> None:
         """Call ``hook`` with every event from now on."""
         self._hooks.append(hook)
+
+    def count(self, counter: Callable[[Event], None]) -> None:
+        """Call ``counter`` with every event from now on, also with those that are repeated."""
+        self._counters.append(counter)
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they come; first those still remembered with a number above ``after``."""

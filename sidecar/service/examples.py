@@ -24,7 +24,7 @@ from sidecar.receipts import (
 )
 from sidecar.retention.forgetting import Fate
 from sidecar.service import bodies
-from sidecar.service.attaching import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
+from sidecar.service.attachment_routes import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
 from sidecar.service.attachments import Attachment
 from sidecar.service.problems import Problem
 from sidecar.sink.sink import Hit
@@ -32,6 +32,7 @@ from sidecar.sink.sink import Hit
 MEMORY, SANDBOX, CONVERSATION = "acme/agent-7", "e2b:i3x9k2", "conversation-42"
 OLD, NEW = "20261116T083030845Z-318faecc", "20261116T101502117Z-5d0c1a77"
 MADE = "2026-11-16T10:15:02.117+00:00"
+INSTANCE = "conductor-1f0c2a9b7d3e"
 DATABASE = "claude-mem/claude-mem.db"
 
 SNAPSHOT = SnapshotRow(
@@ -88,7 +89,15 @@ RESTORED = RestoreReceipt(
     ),
 )
 ATTACHMENT = Attachment(
-    memory=MEMORY, sandbox=SANDBOX, attached=MADE, owner="conductor-1f0c2a9b7d3e", saved=MADE, snapshot=NEW
+    memory=MEMORY,
+    sandbox=SANDBOX,
+    conversation=CONVERSATION,
+    lasting=False,
+    attached=MADE,
+    changed=MADE,
+    owner=INSTANCE,
+    saved=MADE,
+    snapshot=NEW,
 )
 OPERATION = bodies.OperationAnswer(
     id="5b1c7e0d9a3f4e2b8c6d1f0a",
@@ -143,7 +152,7 @@ EXAMPLES: dict[str, Any] = {
     type(example).__name__: example
     for example in (
         bodies.ExportBody(sandbox=SANDBOX, conversation=CONVERSATION),
-        bodies.RestoreBody(sandbox=SANDBOX),
+        bodies.RestoreBody(sandbox=SANDBOX, conversation=CONVERSATION),
         bodies.ForkBody(memory="acme/agent-8"),
         bodies.HeadBody(snapshot=OLD),
         bodies.AcceptanceBody(snapshot=NEW),
@@ -152,7 +161,7 @@ EXAMPLES: dict[str, Any] = {
         RESTORED,
         OPERATION,
         AttachmentAnswer(attachment=ATTACHMENT, restored=RESTORED),
-        AttachmentsAnswer(attachments=[ATTACHMENT]),
+        AttachmentsAnswer(attachments=[ATTACHMENT], store="s3://memories", service=INSTANCE),
         bodies.MemoriesAnswer(
             store="s3://memories",
             memories=[

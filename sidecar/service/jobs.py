@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,15 +14,19 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sidecar.errors import SidecarError
 
 Work = Callable[..., Awaitable[None]]
+LOOK_AT_CLOCK = 2.0
+"""Seconds between two looks at the clock, and by how much it may be put back unnoticed."""
 
 
 class Jobs:
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
+        self._clock: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("sidecar")
 
     def start(self) -> None:
         self._scheduler.start()
+        self._clock = asyncio.create_task(self._follow_clock())
 
     @property
     def running(self) -> bool:
@@ -67,9 +72,24 @@ class Jobs:
 
     def stop(self) -> None:
         """No more jobs begin."""
+        if self._clock is not None:
+            self._clock.cancel()
         if self._scheduler.running:
             self._scheduler.remove_all_jobs()
             self._scheduler.shutdown(wait=False)
+
+    async def _follow_clock(self) -> None:
+        """Jobs are due by the clock on the wall. When that is put back, by an hour say, all of them are due an hour early:
+        else nothing would be saved, and nobody told that we live, until it is as late again as it was."""
+        known = time.time() - time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_AT_CLOCK)
+            ahead = time.time() - time.monotonic()
+            if known - ahead > LOOK_AT_CLOCK:
+                self._log.warning("the clock was put back", seconds=round(known - ahead, 1))
+                for job in self._scheduler.get_jobs():
+                    job.modify(next_run_time=job.next_run_time - timedelta(seconds=known - ahead))
+            known = ahead
 
     async def _run(self, name: str, work: Work, *args: Any) -> None:
         """What goes wrong is told, never raised: there will be a next time."""

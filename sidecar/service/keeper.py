@@ -1,42 +1,50 @@
-"""Look after the attached sandboxes: checkpoints, an export before the end, and taking over from services that died."""
+"""Look after sandboxes: while a conversation is open, and those attached until told otherwise.
+
+A restore through the service opens a conversation, an export by the caller closes it. In between its sandbox is exported at
+checkpoints, before its provider ends it, when this service stops, and when it takes over from a service that died. What is
+ours is in the ``Ledger``, when it is exported in the ``Schedule``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from functools import partial
 
 import structlog
 
-from sidecar.errors import (
-    HeadMoved,
-    ObjectRefused,
-    SandboxAsleep,
-    SandboxError,
-    SandboxGone,
-    SandboxNotFound,
-    SidecarError,
+from sidecar.engine import RestoreRequest
+from sidecar.engine.choosing import LATEST
+from sidecar.errors import HeadMoved, SandboxAsleep, SidecarError
+from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments import (
+    ENDED,
+    IDLE,
+    LOST,
+    OPEN,
+    PARALLEL,
+    Attachment,
+    Attachments,
+    Care,
+    Held,
+    NotAttached,
+    Place,
 )
-from sidecar.ids import attachment_key
-from sidecar.service.attachments import Attachment, Attachments, Held, NotAttached, now
 from sidecar.service.jobs import Jobs
-from sidecar.service.leases import Lease
-from sidecar.service.operations import Receipt
-from sidecar.service.saving import Saving
+from sidecar.service.leases import Lease, LeaseLost
+from sidecar.service.ledger import Ledger
+from sidecar.service.operations import Locks
+from sidecar.service.saving import CHECKPOINT, SHUTDOWN, ConversationClosed, Saving, TakenOver, was_exported
+from sidecar.service.schedule import GONE, Schedule
 from sidecar.service.sidecar import Sidecar
+from sidecar.service.standing import after_checkpoint, after_export, after_opening, after_trouble
+from sidecar.service.trouble import trouble_after, trouble_of
 
-JITTER = 0.1
-
-
-@dataclass(slots=True)
-class _Kept:
-    """An attachment of ours."""
-
-    held: Held
-    ends_at: float | None = None
+LET_GO_SECONDS = 2.0
+"""To write down, at the end, that we have let go. Without that others see it too, from our lease."""
 
 
 class Keeper:
@@ -47,14 +55,22 @@ class Keeper:
         self.lease = Lease(store, sidecar.settings.lease)
         self._attachments = Attachments(store)
         self._saving = Saving(sidecar, self._attachments, self.lease)
-        self._kept: dict[str, _Kept] = {}
+        self._ledger = Ledger(self._attachments, self.lease.instance)
+        self._schedule = Schedule(
+            sidecar, jobs, self._ledger, save=partial(self.save, why=CHECKPOINT), report_gone=self._gone
+        )
         self._turn = asyncio.Lock()
+        self._ending = Locks()
+        self._lost_here: dict[Place, Attachment] = {}
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
+        sidecar.keeper = self
 
     async def start(self) -> None:
         """Say that we live, take what nobody looks after, and go on doing both."""
-        await self.tick()
-        self._jobs.every("look around", self.lease.renew_every, self.tick)
+        await self.lease.renew()
+        self._jobs.every("look around", self.lease.renew_every, self.tick, first=0)
+        # Beside it, because looking around takes its time where there is much to take over.
+        self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
 
     @property
     def alive(self) -> bool:
@@ -62,217 +78,305 @@ class Keeper:
 
     @property
     def attachments(self) -> list[Attachment]:
-        """Those this service looks after."""
-        return [kept.held.attachment for kept in self._kept.values()]
+        """Those of this service, also such as are listed only a little longer."""
+        return self._ledger.attachments
+
+    @property
+    def looked_after(self) -> list[Attachment]:
+        return self._ledger.looked_after
 
     def at_risk(self) -> list[Attachment]:
-        """Ours that are lost, or were not saved for two checkpoints or since the last attempt failed."""
-        return [one for one in self.attachments if one.state == "lost" or one.problem or one.overdue]
+        """Ours that are lost, or were not saved for two checkpoints or by the last export."""
+        return [one for one in self.attachments if one.at_risk]
 
-    async def find(self, memory: str) -> Attachment:
-        """Raise ``NotAttached``."""
-        held = await self._attachments.find(memory)
-        if held is None:
-            raise NotAttached(f"No sandbox of {memory} is attached.")
-        return held.attachment
+    async def find(self, memory: str, sandbox: str = "") -> Attachment:
+        """The attachment of a memory, or the one of this sandbox. Raise ``NotAttached`` or ``SeveralAttachments``."""
+        if sandbox:
+            held = await self._attachments.find(memory, self._sidecar.sandboxes.name_of(sandbox))
+            if held is None:
+                raise NotAttached(f"The sandbox {sandbox} is not attached to {memory}.")
+            return held.attachment
+        return await self._attachments.only(memory)
 
     async def find_all(self) -> list[Attachment]:
         return [held.attachment for held in await self._attachments.all()]
 
-    async def attach(self, wanted: Attachment) -> Attachment:
-        """Look after a sandbox from now on, in place of any other of that memory."""
-        while True:
-            before, there = await self._before(wanted.memory)
-            generation = before.attachment.generation + 1 if before else 1
-            mine = replace(wanted, owner=self.lease.instance, generation=generation, attached=now(), saved=now())
-            with contextlib.suppress(HeadMoved):
-                held = await self._attachments.write(mine, there)
-                break
-        await self._sidecar.engine.repository.fence(wanted.memory)
-        self._keep(held)
-        self._sidecar.events.publish("attachment.attached", memory=wanted.memory, sandbox=wanted.sandbox)
-        return held.attachment
+    async def forget_memory(self, memory: str) -> None:
+        """A memory is deleted: an export of one of its sandboxes would begin it again."""
+        await self._attachments.remove_all(memory)
+        for one in self.attachments:
+            if one.memory == memory:
+                self._drop(one.place)
 
-    async def _before(self, memory: str) -> tuple[Held | None, str | None]:
-        """What is attached, and the version to replace; what is refused is replaced too."""
+    # Begin and end
+
+    async def open_conversation(
+        self, request: RestoreRequest, receipt: RestoreReceipt, care: Care, ends_at: float | None
+    ) -> RestoreReceipt:
+        """A caller restored a memory into a sandbox: its conversation is open, from before the caller hears of it.
+
+        A restore is as good without: when this cannot be written down, the receipt says so.
+        """
         try:
-            before = await self._attachments.find(memory)
-        except ObjectRefused as refused:
-            return None, refused.version
-        return before, before.version if before else None
+            if await self._opens(request, receipt):
+                await self.look_after((receipt.memory, receipt.sandbox), care, receipt, ends_at)
+        except SidecarError as problem:
+            self._log.error("a conversation is not looked after", memory=receipt.memory, **problem.as_dict())
+            told = f"This conversation is not looked after: {problem.message} Export it as soon as it has ended."
+            return replace(receipt, warnings=[*receipt.warnings, told])
+        return receipt
+
+    async def _opens(self, request: RestoreRequest, receipt: RestoreReceipt) -> bool:
+        """Whether what was restored is to be exported again: not for readers, nor for who looks into the past."""
+        if receipt.outcome is RestoreOutcome.INCOMPLETE or request.mode != "replace":
+            return False
+        if getattr(request, "read_only", False):
+            return False
+        if request.snapshot == LATEST or receipt.snapshot is None:
+            return True
+        return (await self._sidecar.engine.repository.head(request.memory)).snapshot == receipt.snapshot
+
+    async def look_after(
+        self, place: Place, care: Care, restored: RestoreReceipt | None = None, ends_at: float | None = None
+    ) -> Attachment:
+        """Look after a sandbox from now on, beside others of its memory."""
+        owner, every = self.lease.instance, self._sidecar.settings.checkpoint_every
+        mine, before = await self._ledger.begin(
+            place,
+            lambda there: after_opening(place, care, there, restored, owner=owner, every=every),
+            opened_here=restored is not None,
+        )
+        self._lost_here.pop(place, None)
+        if before is not None and before.owner not in ("", owner):
+            # Whatever the former owner has under way can no longer become the head.
+            await self._sidecar.engine.repository.fence(place[0])
+        if care.lasting:
+            self._schedule.watch(place)
+            self._sidecar.events.publish("attachment.attached", memory=place[0], sandbox=place[1])
+        elif ends_at is not None:
+            self._schedule.plan_end(place, ends_at)
+        return mine
+
+    async def find_row(self, memory: str, sandbox: str) -> Held | None:
+        """The attachment of a sandbox that its caller is exporting. Trouble with it is no trouble of the export."""
+        if (ours := self._ledger.held((memory, sandbox))) is not None:
+            return ours
+        try:
+            return await self._attachments.find(memory, sandbox)
+        except SidecarError as problem:
+            self._log.warning("cannot see whether it is attached", memory=memory, sandbox=sandbox, **problem.as_dict())
+            return None
+
+    async def close_conversation(self, receipt: ExportReceipt, row: Held | None) -> None:
+        """A caller exported a sandbox: its conversation is closed, unless nothing was kept of it.
+
+        Trouble with writing that down is no trouble of the export: at worst there is one more checkpoint.
+        """
+        place = (receipt.memory, receipt.sandbox)
+        try:
+            if not await self._ledger.change(place, lambda one: after_export(one, receipt)) and row is not None:
+                await self._ledger.change_anothers(row, lambda one: after_export(one, receipt))
+        except SidecarError as problem:
+            self._log.warning("could not note an export", memory=place[0], sandbox=place[1], **problem.as_dict())
+
+    async def report_gone(self, memory: str, sandbox: str, problem: SidecarError) -> None:
+        """A caller found a sandbox gone."""
+        await self._gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
     async def detach(self, attachment: Attachment) -> None:
         """Stop looking after it, unless another has taken its place."""
-        held = await self._attachments.find(attachment.memory)
+        held = await self._attachments.find(*attachment.place)
         if held is None or held.attachment.attached != attachment.attached:
             return
-        await self._attachments.remove(attachment.memory)
-        self._drop(attachment.memory)
+        await self._attachments.remove(held)
+        self._drop(attachment.place)
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
         self._sidecar.events.publish("attachment.detached", **about)
+
+    def _drop(self, place: Place) -> None:
+        self._ledger.drop(place)
+        self._lost_here.pop(place, None)
+
+    # Others on the same store
 
     async def tick(self) -> None:
         """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
         async with self._turn:
             await self.lease.renew()
-            living = await self.lease.living()
-            found = {held.attachment.memory: held for held in await self._attachments.all()}
-            for memory in [memory for memory in self._kept if memory not in found]:
-                # One that somebody altered is still ours to look after.
-                if attachment_key(memory) not in self._attachments.unreadable:
-                    self._drop(memory)
-            for memory, held in found.items():
-                owner = held.attachment.owner
-                if await self._put_back(held):
-                    continue
-                if owner == self.lease.instance:
-                    if memory not in self._kept:
-                        self._keep(held)
-                elif memory in self._kept:
-                    self._log.warning("another service has taken over", memory=memory, owner=owner)
-                    self._drop(memory)
-                elif owner not in living:
-                    await self._take_over(held)
+            await self._take_over(await self._ledger.look_around(await self.lease.living()))
 
-    async def _put_back(self, held: Held) -> bool:
-        """Whether somebody put an earlier state of an attachment of ours back: then ours is written again."""
-        kept = self._kept.get(held.attachment.memory)
-        if kept is None or not _is_earlier(held.attachment, kept.held.attachment):
-            return False
-        self._log.error("an earlier attachment was put back; it is replaced", memory=held.attachment.memory)
-        with contextlib.suppress(HeadMoved):
-            kept.held = await self._attachments.write(kept.held.attachment, held.version)
-        return True
+    async def _take_over(self, orphans: Iterable[Held]) -> None:
+        turns = asyncio.Semaphore(PARALLEL)
 
-    async def _take_over(self, held: Held) -> None:
-        try:
-            taken = await self._attachments.take(held, self.lease.instance)
-        except HeadMoved:
-            return
-        attachment = taken.attachment
-        # Whatever the former owner has under way can no longer become the head.
-        await self._sidecar.engine.repository.fence(attachment.memory)
-        self._keep(taken)
-        self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=held.attachment.owner)
+        async def take(held: Held) -> tuple[Held, Held] | None:
+            async with turns:
+                try:
+                    return held, await self._attachments.take(held, self.lease.instance)
+                except HeadMoved:  # another service was faster
+                    return None
+
+        async def fence(memory: str) -> None:
+            async with turns:
+                await self._sidecar.engine.repository.fence(memory)
+
+        taken = [both for both in await asyncio.gather(*map(take, orphans)) if both]
+        # Whatever the former owners have under way can no longer become the head.
+        await asyncio.gather(*map(fence, {held.attachment.memory for held, _ in taken}))
+        for held, ours in taken:
+            self._begin_after(held.attachment.owner, ours)
+
+    def _begin_after(self, former: str, ours: Held) -> None:
+        attachment = ours.attachment
+        self._ledger.keep(ours)
+        self._schedule.export_soon(ours.place)
+        self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=former)
         self._sidecar.events.publish(
             "attachment.taken-over",
             memory=attachment.memory,
             sandbox=attachment.sandbox,
-            former=held.attachment.owner,
+            conversation=attachment.conversation,
+            former=former,
             generation=attachment.generation,
         )
-        # Nobody knows how long it was not looked after.
-        self._jobs.once(f"end {attachment.memory}", random.uniform(0, 1), self._checkpoint, attachment.memory)
 
-    def _keep(self, held: Held) -> None:
-        memory, every = held.attachment.memory, held.attachment.checkpoint_every
-        self._kept[memory] = _Kept(held)
-        if held.attachment.state == "lost":
-            return
-        self._jobs.every(f"checkpoint {memory}", every, self._checkpoint, memory, jitter=every * JITTER)
-        self._jobs.once(f"watch {memory}", 0, self._watch_end, memory)
+    # Exports, and sandboxes that are gone
 
-    def _drop(self, memory: str) -> None:
-        self._kept.pop(memory, None)
-        self._jobs.cancel(f"checkpoint {memory}", f"watch {memory}", f"end {memory}")
-
-    async def _watch_end(self, memory: str) -> None:
-        """Find out when its provider will end a sandbox, and plan an export before that."""
-        kept = self._kept.get(memory)
-        if kept is None:
-            return
+    async def save(self, place: Place, why: str) -> ExportReceipt:
+        """Export a sandbox of ours, and note whether it is saved. Raise a ``SidecarError`` when the export failed."""
+        attachment = self._ledger.find(place)
+        if attachment is None:
+            raise NotAttached(f"{place[1]} is not looked after by this service.")
         try:
-            async with self._sidecar.sandboxes.fresh(kept.held.attachment.sandbox) as sandbox:
-                kept.ends_at = (await sandbox.connect()).ends_at
-        except (SandboxGone, SandboxNotFound) as problem:
-            await self._lost(memory, problem)
-            return
-        except SandboxError as problem:
-            self._log.warning("cannot see when it ends", memory=memory, **problem.as_dict())
-            return
-        if kept.ends_at is not None:
-            left = kept.ends_at - time.time() - self._sidecar.settings.lead
-            self._jobs.once(f"end {memory}", left, self._checkpoint, memory)
-
-    async def _checkpoint(self, memory: str) -> None:
-        """Export, if there is anything new, and look again when it ends."""
-        await self.save(memory, "checkpoint")
-        await self._watch_end(memory)
-
-    async def save(self, memory: str, why: str) -> Receipt:
-        """Export an attached sandbox of ours, and note that it is saved. Raise a ``SidecarError`` when it is not."""
-        kept = self._kept.get(memory)
-        if kept is None:
-            raise NotAttached(f"{memory} is not looked after by this service.")
-        try:
-            receipt = await self._saving.save(kept.held.attachment, why)
-        except (SandboxGone, SandboxNotFound) as problem:
-            await self._lost(memory, problem)
+            receipt = await self._saving.save(attachment, lambda: self._ledger.find(place), why)
+        except GONE as problem:
+            await self._gone(place, problem)
+            raise
+        except (ConversationClosed, LeaseLost):
             raise
         except SidecarError as problem:
-            await self._note(memory, problem=f"{problem.code}: {problem.message}")
+            trouble = trouble_of(problem)
+            await self._ledger.note(place, lambda one: after_trouble(one, trouble) if one.looked_after else one)
             raise
-        await self._note(memory, saved=now(), snapshot=receipt.snapshot or "", problem="")
+        # One that its caller has exported meanwhile stands as that export said.
+        await self._ledger.note(place, lambda one: after_checkpoint(one, receipt) if one.looked_after else one)
         return receipt
 
-    async def _note(self, memory: str, **changes: Any) -> None:
-        """Write down how an attachment of ours stands; nothing of that is worth a failure."""
-        kept = self._kept.get(memory)
-        if kept is None:
-            return
-        with contextlib.suppress(SidecarError):
-            try:
-                kept.held = await self._attachments.write(replace(kept.held.attachment, **changes), kept.held.version)
-            except HeadMoved:
-                self._drop(memory)
+    async def _gone(self, place: Place, problem: SidecarError) -> None:
+        """A sandbox is gone: within a conversation, that is told as loudly as can be."""
+        async with self._ending.held(place):  # a caller and a checkpoint may find out at the same time
+            attachment = self._ledger.find(place)
+            if attachment is None or attachment.state in (LOST, ENDED):
+                return
+            if attachment.state == IDLE or await was_exported(self._sidecar.engine.repository, attachment):
+                await self._ended(attachment)
+            else:
+                await self._lost(attachment, problem)
 
-    async def _lost(self, memory: str, problem: SidecarError) -> None:
-        """A sandbox is gone with what it had not saved: say so as loudly as can be."""
-        kept = self._kept.get(memory)
-        if kept is None or kept.held.attachment.state == "lost":
-            return
-        attachment = kept.held.attachment
+    async def _ended(self, attachment: Attachment) -> None:
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
+        self._log.info("sandbox ended", **about)
+        self._sidecar.events.publish("sandbox.ended", **about, last_saved=attachment.saved)
+        await self._ledger.note(attachment.place, lambda one: one.turned(ENDED))
+        # A service of an earlier version would look after it, and call it lost.
+        await self._ledger.hide(attachment.place)
+
+    async def _lost(self, attachment: Attachment, problem: SidecarError) -> None:
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
         unsaved = attachment.unsaved_seconds
-        self._log.critical("sandbox lost", memory=memory, sandbox=attachment.sandbox, unsaved_seconds=unsaved)
+        self._log.critical("sandbox lost", **about, unsaved_seconds=unsaved)
         self._sidecar.events.publish(
             "sandbox.lost",
-            memory=memory,
-            sandbox=attachment.sandbox,
+            **about,
             last_saved=attachment.saved,
             snapshot=attachment.snapshot or None,
             unsaved_seconds=unsaved,
             error=problem.as_dict(),
         )
-        await self._note(memory, state="lost", problem=f"{problem.code}: {problem.message}")
-        self._jobs.cancel(f"checkpoint {memory}", f"end {memory}")
+        trouble = trouble_of(problem)
+        words = f"{trouble.kind}: {problem.message} What was written in its last {unsaved:.0f} seconds may be lost."
+        await self._ledger.note(
+            attachment.place, lambda one: replace(one.turned(LOST), problem=words, hint=trouble.hint)
+        )
+        self._lost_here[attachment.place] = attachment
 
-    async def stop(self, seconds: float) -> list[Attachment]:
-        """Export all that is attached, what was not saved for longest first, and let go of it. Return what is not saved."""
+    # The end of this service
+
+    async def stop(self, seconds: float, *, with_callers: bool = False) -> list[Attachment]:
+        """Export all that is looked after, what was not saved for longest first, and let go of it. Return what is not saved.
+
+        ``with_callers``: those who opened conversations here have ended before us, so these are closed.
+        """
         self._jobs.stop()
-        deadline = time.monotonic() + seconds
-        waiting = sorted((one for one in self.attachments if one.state != "lost"), key=lambda one: -one.unsaved_seconds)
-        saving = [asyncio.create_task(self._last(one.memory)) for one in waiting]
-        if saving:
-            await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
-        unsaved = [one for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
-        for task in saving:
-            task.cancel()
-        for memory in list(self._kept):
-            await self._note(memory, owner="")
+        async with self._alive():
+            left = await self._save_all(time.monotonic() + seconds, with_callers=with_callers)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LET_GO_SECONDS):
+                    await self._let_go({one.place for one in left}, with_callers=with_callers)
         with contextlib.suppress(SidecarError):
             await self.lease.release()
-        return unsaved
+        return left
 
-    async def _last(self, memory: str) -> bool:
+    @contextlib.asynccontextmanager
+    async def _alive(self) -> AsyncIterator[None]:
+        """Jobs have ended, and still we have to say that we live: else others take over what we are saving."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self.lease.renew_every)
+                with contextlib.suppress(SidecarError):
+                    await self.lease.renew()
+
+        renewing = asyncio.create_task(renew())
         try:
-            await self.save(memory, "shutdown")
-        except SandboxAsleep:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+
+    async def _save_all(self, deadline: float, *, with_callers: bool) -> list[Attachment]:
+        waiting = sorted(self.looked_after, key=lambda one: -one.unsaved_seconds)
+        if with_callers:
+            self._warn_of_open(waiting)
+        saving = [asyncio.create_task(self._last(one.place)) for one in waiting]
+        if saving:
+            await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
+        unsaved = [one.place for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
+        for task in saving:
+            task.cancel()
+        # And what its caller's export, the last word on it, did not save.
+        unsaved += [one.place for one in self.attachments if one.state in (IDLE, ENDED) and one.problem]
+        standing = {one.place: one for one in [*waiting, *self.attachments]}
+        return [standing[place] for place in dict.fromkeys([*unsaved, *self._lost_here]) if place in standing]
+
+    def _warn_of_open(self, attachments: Iterable[Attachment]) -> None:
+        for one in attachments:
+            if one.state == OPEN and not one.lasting and self._ledger.was_opened_here(one.place):
+                about = {"memory": one.memory, "sandbox": one.sandbox, "conversation": one.conversation}
+                self._log.warning("restored and never exported; it is exported now", **about)
+
+    async def _last(self, place: Place) -> bool:
+        """Whether it is saved, or will be without us."""
+        try:
+            receipt = await self.save(place, SHUTDOWN)
+        except (SandboxAsleep, TakenOver):
             return True  # a sandbox that sleeps keeps what it has
-        except SidecarError as problem:
-            self._log.error("not saved", memory=memory, **problem.as_dict())
+        except ConversationClosed:
+            attachment = self._ledger.find(place)
+            return attachment is None or not attachment.problem
+        except GONE:
+            attachment = self._ledger.find(place)
+            return attachment is None or attachment.state == ENDED
+        except SidecarError:  # the operation has told what
             return False
-        return True
+        return trouble_after(receipt) is None
 
+    async def _let_go(self, unsaved: set[Place], *, with_callers: bool) -> None:
+        turns = asyncio.Semaphore(PARALLEL)
 
-def _is_earlier(found: Attachment, known: Attachment) -> bool:
-    return found.generation < known.generation and found.attached <= known.attached
+        async def let_go(one: Attachment) -> None:
+            over = with_callers and not one.lasting and one.place not in unsaved
+            closed = over and self._ledger.was_opened_here(one.place)
+            async with turns:
+                await self._ledger.note(one.place, lambda row: replace(row.turned(IDLE) if closed else row, owner=""))
+
+        await asyncio.gather(*map(let_go, self.looked_after))

@@ -46,6 +46,11 @@ class Lease:
         await self._store.put(instance_key(self.instance), seal({"instance": self.instance, "seconds": self.seconds}))
         self._renewed = began
 
+    async def keep(self) -> None:
+        """Renew it, if that was not done for a while."""
+        if time.monotonic() - self._renewed > self.renew_every:
+            await self.renew()
+
     async def living(self) -> set[str]:
         """The services that were heard of lately, this one included."""
         heard = {info.key: info.modified async for info in self._store.list(INSTANCES)}

@@ -210,6 +210,8 @@ async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     repository = sidecar.engine.repository
     if not await repository.exists(check_memory_id(memory)):
         raise not_found(repository, memory)
+    if sidecar.keeper is not None:
+        await sidecar.keeper.forget_memory(memory)
     removed = await repository.delete_memory(memory)
     sidecar.metrics.forget(memory)
     sidecar.changed(memory)

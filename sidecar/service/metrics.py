@@ -46,7 +46,7 @@ class Metrics:
         )
         self._saved = Gauge(
             "memory_sidecar_saved_age_seconds",
-            "Since this service last exported a memory or found nothing new in its sandbox",
+            "Since this service last saw a memory saved: the head had all that its sandbox had",
             ["memory"],
             registry=self.registry,
         )
@@ -55,11 +55,14 @@ class Metrics:
         self._attached = Gauge("memory_sidecar_attachments", "Sandboxes looked after", registry=self.registry)
         self._at_risk = Gauge(
             "memory_sidecar_attachments_at_risk",
-            "Attached sandboxes that are lost, overdue, or could not be exported",
+            "Attached sandboxes that are lost or overdue, or whose last export failed or did not become the head",
             registry=self.registry,
         )
         self._lost = Counter(
-            "memory_sidecar_sandboxes_lost", "Sandboxes that ended before they were saved", registry=self.registry
+            "memory_sidecar_sandboxes_lost", "Sandboxes that ended within a conversation", registry=self.registry
+        )
+        self._ended = Counter(
+            "memory_sidecar_sandboxes_ended", "Sandboxes that ended after their export", registry=self.registry
         )
         self._forgotten = Counter(
             "memory_sidecar_snapshots_forgotten", "Snapshots that retention rules let go", registry=self.registry
@@ -87,6 +90,8 @@ class Metrics:
     def count(self, event: Event) -> None:
         if event.type == "sandbox.lost":
             self._lost.inc()
+        if event.type == "sandbox.ended":
+            self._ended.inc()
         if event.type == "retention.forgot":
             self._forgotten.inc(int(event.details.get("snapshots", 0)))
         if event.type == ACCEPTED:
@@ -106,7 +111,7 @@ class Metrics:
                 self._spared.labels(how).inc()
         self._stored.inc(int(event.details.get("packed_bytes", 0)))
         at = datetime.fromisoformat(event.at).timestamp()
-        if kind == "export" and outcome in ("committed", "unchanged"):
+        if kind == "export" and event.details.get("saved"):
             self._seen[event.memory] = at
         if kind == "export" and outcome == "committed":
             self._made[event.memory] = at

@@ -6,16 +6,17 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import structlog
 
 from sidecar.errors import SidecarError
-from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.events import Events, tell_accepted
+from sidecar.service.trouble import trouble_after
 
 REMEMBERED = 1000
 Receipt = ExportReceipt | RestoreReceipt
@@ -31,6 +32,12 @@ class Stopping(SidecarError):
     code = "stopping"
     retryable = True
     default_hint = "The service is about to end; send the same request again once it is back."
+
+
+class Needless(SidecarError):
+    """What was queued is not wanted any more when its turn comes: nothing happened, and there is nothing to tell."""
+
+    code = "needless"
 
 
 @dataclass(slots=True)
@@ -53,6 +60,10 @@ class Operation:
     total_bytes: int | None = None
     receipt: Receipt | None = None
     problem: SidecarError | None = None
+    ours: bool = False
+    """No caller asked for it: the service does it of itself."""
+    told: str = ""
+    """The trouble that an export of this sandbox is known to meet: the same again is counted, and not told once more."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What it needs until it has ended, however it ends."""
@@ -88,14 +99,14 @@ class Operation:
         return self.receipt
 
 
-class _Locks:
+class Locks:
     """A lock per name, kept while anybody holds it or waits for it."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[None]:
+    async def held(self, name: Hashable) -> AsyncIterator[None]:
         lock, users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = lock, users + 1
         try:
@@ -114,7 +125,7 @@ class Operations:
         self._events = events
         self._turns = asyncio.Semaphore(concurrency)
         self._most = concurrency + queue
-        self._memories = _Locks()
+        self._memories = Locks()
         self._open: dict[asyncio.Task[None], Operation] = {}
         self._known: OrderedDict[str, Operation] = OrderedDict()
         self.told_to_stop = asyncio.Event()
@@ -129,6 +140,7 @@ class Operations:
         """
         if not ours:
             self.check_intake()
+        operation.ours = ours
         self._remember(operation)
         task = asyncio.create_task(self._run(operation, work))
         self._open[task] = operation
@@ -139,8 +151,9 @@ class Operations:
         """Raise ``TooBusy`` or ``Stopping`` when nothing more is accepted now."""
         if self.stopping:
             raise Stopping("The service is about to end and takes no more work.")
-        if len(self._open) >= self._most:
-            raise TooBusy(f"{len(self._open)} operations run or wait already.")
+        asked = sum(not operation.ours for operation in self._open.values())
+        if asked >= self._most:
+            raise TooBusy(f"{asked} operations run or wait already.")
 
     def repeat(self, operation: Operation, receipt: Receipt) -> Operation:
         """An operation that was done before: nothing happens, and its receipt is there."""
@@ -201,56 +214,71 @@ class Operations:
         finally:
             await operation.held.aclose()
             operation.finished = time.time()
-            self._tell(operation)
+            if not isinstance(operation.problem, Needless):
+                self._tell(operation)
             operation.ended.set()
 
     def _tell(self, operation: Operation) -> None:
-        took = round((operation.finished or 0) - operation.created, 3)
+        took = max(0.0, round((operation.finished or 0) - operation.created, 3))
         if operation.receipt is not None:
-            said, outcome = operation.receipt, operation.receipt.outcome.value
-            operation.about(said.snapshot or "")
-            about = _spared(said)
-            self._log.info(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **operation.bound(), **about)
-            self._events.publish(
-                f"{operation.kind}.{outcome}",
-                memory=operation.memory,
-                sandbox=operation.sandbox,
-                operation=operation.id,
-                conversation=operation.conversation,
-                snapshot=said.snapshot,
-                files=said.files,
-                bytes=said.bytes,
-                packed_bytes=said.packed_bytes,
-                seconds=took,
-                warnings=said.warnings,
-                **about,
-            )
-            if isinstance(said, ExportReceipt) and said.accepted is not None:
-                tell_accepted(
-                    self._events,
-                    memory=operation.memory,
-                    sandbox=operation.sandbox,
-                    by="repetition",
-                    operation=operation.id,
-                    conversation=operation.conversation,
-                    snapshot=said.snapshot,
-                    reasons=[reason.code for reason in said.accepted.reasons],
-                    since=said.accepted.since,
-                    refusals=said.accepted.refusals,
-                    replaced=said.accepted.replaced,
-                    pinned=said.accepted.pinned,
-                )
+            self._tell_receipt(operation, operation.receipt, took)
         elif operation.problem is not None:
-            problem = operation.problem.as_dict()
-            self._log.error(f"{operation.kind} failed", seconds=took, **{**problem, **operation.bound()})
-            self._events.publish(
+            about, again = operation.problem.as_dict(), operation.problem.code == operation.told
+            log = self._log.info if again else self._log.error
+            log(f"{operation.kind} failed", seconds=took, **{**about, **operation.bound()})
+            publish = self._events.repeat if again else self._events.publish
+            publish(
                 f"{operation.kind}.failed",
                 memory=operation.memory,
                 sandbox=operation.sandbox,
                 operation=operation.id,
                 conversation=operation.conversation,
                 seconds=took,
-                error=problem,
+                error=about,
+            )
+
+    def _tell_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
+        outcome, again = said.outcome.value, False
+        operation.about(said.snapshot or "")
+        about: dict[str, Any] = {**({"reason": asdict(said.reason)} if said.reason else {}), **_spared(said)}
+        log = self._log.warning if said.outcome is RestoreOutcome.INCOMPLETE else self._log.info
+        if isinstance(said, ExportReceipt):
+            trouble = trouble_after(said)
+            about["saved"] = said.is_saved
+            if trouble is not None:
+                again = trouble.kind == operation.told
+                about["hint"] = trouble.hint
+                log = self._log.info if again else self._log.warning
+        log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.bound())
+        publish = self._events.repeat if again else self._events.publish
+        publish(
+            f"{operation.kind}.{outcome}",
+            memory=operation.memory,
+            sandbox=operation.sandbox,
+            operation=operation.id,
+            conversation=operation.conversation,
+            snapshot=said.snapshot,
+            files=said.files,
+            bytes=said.bytes,
+            packed_bytes=said.packed_bytes,
+            seconds=took,
+            warnings=said.warnings,
+            **about,
+        )
+        if isinstance(said, ExportReceipt) and said.accepted is not None:
+            tell_accepted(
+                self._events,
+                memory=operation.memory,
+                sandbox=operation.sandbox,
+                by="repetition",
+                operation=operation.id,
+                conversation=operation.conversation,
+                snapshot=said.snapshot,
+                reasons=[reason.code for reason in said.accepted.reasons],
+                since=said.accepted.since,
+                refusals=said.accepted.refusals,
+                replaced=said.accepted.replaced,
+                pinned=said.accepted.pinned,
             )
 
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from sidecar.errors import SidecarError
 from sidecar.ports import Sandbox
 
 MOST_OPEN = 500
@@ -42,6 +43,13 @@ class Sandboxes:
             yield sandbox
         finally:
             await sandbox.close()
+
+    def name_of(self, ref: str) -> str:
+        """A reference as the sandbox itself has it; as it was given, when there is none such any more."""
+        try:
+            return self._open_one(ref).ref
+        except SidecarError:
+            return ref
 
     async def close(self) -> None:
         while self._idle:

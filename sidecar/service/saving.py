@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sidecar.engine import ExportRequest, export
+from sidecar.engine import ExportRequest
+from sidecar.errors import SidecarError
+from sidecar.ids import snapshot_time
 from sidecar.receipts import ExportReceipt
+from sidecar.repository import Repository
 from sidecar.service.attachments import Attachment, Attachments
 from sidecar.service.leases import Lease, LeaseLost
-from sidecar.service.operations import Operation, Receipt
+from sidecar.service.operations import Needless, Operation
 from sidecar.service.sidecar import Sidecar
+from sidecar.snapshots.manifest import Manifest
 
 KEPT_ALIVE = 15.0
 """An export before the end must not keep a sandbox from ending: it is prolonged only when it would end under our hands."""
+CHECKPOINT, SHUTDOWN, DETACHED = "checkpoint", "shutdown", "detached"
+LABELS = (CHECKPOINT, SHUTDOWN, DETACHED)
+"""What snapshots are labelled that nobody asked for one by one."""
+MOST_LOOKED_AT = 20
+"""Of a memory's newest snapshots, when a sandbox is gone."""
+
+
+class ConversationClosed(Needless):
+    code = "conversation-closed"
+
+
+class TakenOver(LeaseLost):
+    """Another service has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +40,33 @@ class Saving:
     attachments: Attachments
     lease: Lease
 
-    async def save(self, attachment: Attachment, why: str) -> Receipt:
-        """Export it under the label ``why``. Raise a ``SidecarError`` when it is not saved, or no longer ours."""
+    async def save(self, attachment: Attachment, current: Callable[[], Attachment | None], why: str) -> ExportReceipt:
+        """Export it under the label ``why``, as it is attached (``current``) when its turn comes.
+
+        Raise a ``SidecarError`` when it failed, ``ConversationClosed`` when its caller has exported it meanwhile, and
+        ``LeaseLost`` when it is not ours any more.
+        """
+
+        async def work(operation: Operation) -> ExportReceipt:
+            now = current()
+            if now is None or not now.looked_after:
+                raise ConversationClosed(f"{attachment.sandbox} is not looked after any more.")
+            return await self._export(operation, now, why)
+
         operation = self.sidecar.operations.start(
-            Operation("export", attachment.memory, attachment.sandbox),
-            lambda started: self._export(started, attachment, why),
+            Operation(
+                "export",
+                attachment.memory,
+                attachment.sandbox,
+                attachment.conversation,
+                told=attachment.problem_code,
+            ),
+            work,
             ours=True,
         )
-        return await operation.result()
+        receipt = await operation.result()
+        assert isinstance(receipt, ExportReceipt)
+        return receipt
 
     async def _export(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
         engine = self.sidecar.engine
@@ -37,6 +75,7 @@ class Saving:
             memory=attachment.memory,
             layouts=tuple(attachment.layouts),
             projects=None if attachment.projects is None else tuple(attachment.projects),
+            conversation=attachment.conversation,
             label=why,
         )
 
@@ -45,12 +84,29 @@ class Saving:
 
         await fence()
         async with self.sidecar.sandboxes.use(attachment.sandbox) as sandbox:
-            return await export(replace(engine, progress=operation, timing=timing, fence=fence), sandbox, request)
+            ours = replace(engine, progress=operation, timing=timing, fence=fence)
+            return await self.sidecar.export_from(sandbox, request, ours)
 
     async def _check_ours(self, attachment: Attachment) -> None:
-        held = await self.attachments.find(attachment.memory)
+        held = await self.attachments.find(*attachment.place)
         there = held.attachment if held else None
-        if there is None or (there.owner, there.generation) != (attachment.owner, attachment.generation):
-            raise LeaseLost(f"Another service looks after {attachment.sandbox} now.")
+        if there is None or not there.looked_after:
+            raise ConversationClosed(f"{attachment.sandbox} was detached, or exported by its caller, meanwhile.")
+        if (there.owner, there.generation) != (attachment.owner, attachment.generation):
+            raise TakenOver(f"Another service looks after {attachment.sandbox} now.")
         if not self.lease.held:
             raise LeaseLost("This service could not say that it lives for too long to go on.")
+
+
+async def was_exported(repository: Repository, attachment: Attachment) -> bool:
+    """Whether an export by the caller was the last word on a sandbox that is gone, though no service noted it: it was made by
+    the command line, through a service of an earlier version, or by one that died before it could."""
+    with contextlib.suppress(SidecarError):
+        ids = (await repository.snapshot_ids(attachment.memory))[:MOST_LOOKED_AT]
+        ids = [one for one in ids if snapshot_time(one).isoformat(timespec="milliseconds") >= attachment.attached]
+        manifests = await repository.manifests(attachment.memory, ids)
+        for snapshot in ids:
+            manifest = manifests.get(snapshot)
+            if isinstance(manifest, Manifest) and manifest.sandbox == attachment.sandbox:
+                return manifest.label not in LABELS
+    return False

@@ -53,10 +53,13 @@ async def serve(
     ready: Callable[[str], None] = lambda url: None,
     told: tuple[asyncio.Event, asyncio.Event] | None = None,
     index_every: float = 300.0,
+    with_callers: bool = False,
 ) -> int:
     """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
 
-    Return the exit code: 0, or 1 when something could not be finished or saved in time.
+    ``with_callers``: whoever opens conversations here has ended when it is told to stop.
+
+    Return the exit code: 0, or 1 when something could not be finished in time, or is not saved.
     """
     set_up(settings.log)
     log = structlog.get_logger("sidecar")
@@ -95,7 +98,7 @@ async def serve(
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
     await _first(serving, stopping.wait())
-    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log)
+    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log, with_callers=with_callers)
     closing: list[Deliveries | Indexing] = [*deliveries, *indexing]
     await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in closing))
     server.should_exit = True
@@ -133,15 +136,21 @@ def _indexing(sidecar: Sidecar, every: float) -> list[Indexing]:
 
 
 async def _wind_down(
-    sidecar: Sidecar, keeper: Keeper, grace: float, hurried: asyncio.Event, log: structlog.BoundLogger
+    sidecar: Sidecar,
+    keeper: Keeper,
+    grace: float,
+    hurried: asyncio.Event,
+    log: structlog.BoundLogger,
+    *,
+    with_callers: bool,
 ) -> bool:
-    """Take no more, finish what runs, save what is attached. Return whether something was left undone."""
+    """Take no more, finish what runs, save what is attached. Return whether something was left undone, or is not saved."""
     sidecar.operations.stop()
     log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
-    ending = asyncio.ensure_future(_finish(sidecar, keeper, grace))
+    ending = asyncio.ensure_future(_finish(sidecar, keeper, grace, with_callers=with_callers))
     await _first(ending, hurried.wait())
     operations, attachments = (
-        ending.result() if ending.done() else (sidecar.operations.unfinished(), keeper.attachments)
+        ending.result() if ending.done() else (sidecar.operations.unfinished(), keeper.looked_after)
     )
     for operation in operations:
         about = {"memory": operation.memory, "sandbox": operation.sandbox}
@@ -149,14 +158,17 @@ async def _wind_down(
         sidecar.events.publish("service.unfinished", operation=operation.id, verb=operation.kind, **about)
     for attachment in attachments:
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
-        log.error("not saved", last_saved=attachment.saved, **about)
-        sidecar.events.publish("attachment.unsaved", last_saved=attachment.saved, **about)
+        how = {"state": attachment.state, "problem": attachment.problem, "last_saved": attachment.saved}
+        log.error("not saved", conversation=attachment.conversation, **how, **about)
+        sidecar.events.publish("attachment.unsaved", conversation=attachment.conversation, **how, **about)
     return bool(operations or attachments)
 
 
-async def _finish(sidecar: Sidecar, keeper: Keeper, grace: float) -> tuple[list[Operation], list[Attachment]]:
+async def _finish(
+    sidecar: Sidecar, keeper: Keeper, grace: float, *, with_callers: bool
+) -> tuple[list[Operation], list[Attachment]]:
     deadline = time.monotonic() + grace
-    unsaved = await keeper.stop(grace)
+    unsaved = await keeper.stop(grace, with_callers=with_callers)
     return await sidecar.operations.drain(deadline - time.monotonic()), unsaved
 
 

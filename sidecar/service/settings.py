@@ -59,13 +59,13 @@ class Service:
     body_timeout: float = 60.0
     """Seconds for which a caller may stand still while it sends a body or has an answer to read."""
     grace: float = 25.0
-    """Seconds to finish what runs and to save what is attached, when told to stop."""
+    """Seconds to finish what runs and to save what is looked after, when told to stop."""
     log: str = "auto"
     """"json", "console", or "auto": words when a person watches."""
     lease: float = 30.0
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
-    """Seconds between two exports of an attached sandbox, unless the attachment says otherwise."""
+    """Seconds between two exports of a sandbox that is looked after, unless its restore or attachment says otherwise."""
     drill_every: float = 86400.0
     """Seconds between two drills: a random snapshot is restored into a scratch sandbox. 0: never."""
     drill_bytes: int = 1 << 30

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt
 from sidecar.engine.guards import check_reasons
-from sidecar.engine.parts import Reached
+from sidecar.engine.parts import Reached, together
+from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
+from sidecar.ids import snapshot_time
+from sidecar.ports import Sandbox
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.retention.forgetting import Forgot
+from sidecar.service.attachments import Care
 from sidecar.service.events import Events
 from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
@@ -23,6 +29,11 @@ from sidecar.service.settings import Service, local_policy
 from sidecar.service.uploads import Uploads
 from sidecar.wiring import open_sandbox
 
+if TYPE_CHECKING:
+    from sidecar.service.keeper import Keeper
+
+CLOCKS_DIFFER = 60.0
+"""Seconds that the clocks of two services may differ by."""
 LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use"})
 
 
@@ -36,12 +47,14 @@ class Sidecar:
         self.settings = settings
         self.events = Events()
         self.metrics = Metrics()
-        self.events.tell(self.metrics.count)
+        self.events.count(self.metrics.count)
         self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes(partial(open_sandbox, local=local_policy(engine.local, settings)))
         self.repeated = Repeated(engine)
         self.on_change: list[Callable[[str], None]] = []
         """Called with a memory whose head was moved, or that was deleted, other than by an export."""
+        self.keeper: Keeper | None = None
+        """Hears of what callers restore and export, so that conversations are looked after in between."""
         self.uploads = Uploads(settings.uploads)
         self._by_key: dict[tuple[str, str], tuple[Asked, Operation]] = {}
         """Calls under a key that wait or run."""
@@ -55,24 +68,77 @@ class Sidecar:
             ours = request
             if call is not None:
                 if (stored := await self.repeated.settled(call, sandbox)) is not None:
-                    return stored
+                    return await self._close_settled(stored)
                 ours = replace(request, snapshot=call.snapshot)
-            async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await export(replace(self.engine, progress=operation, reached=reached), box, ours)
+            engine = replace(self.engine, progress=operation, reached=reached)
+            try:
+                async with self.sandboxes.use(sandbox, wake=wake) as box:
+                    return await self._export(engine, box, ours)
+            except (SandboxGone, SandboxNotFound) as problem:
+                if self.keeper is not None:
+                    await self.keeper.report_gone(request.memory, sandbox, problem)
+                raise
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
         return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
 
+    async def _export(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
+        if self.keeper is None:
+            return await self.export_from(box, request, engine)
+        receipt, row = await together(
+            self.export_from(box, request, engine), self.keeper.find_row(request.memory, box.ref)
+        )
+        await self.keeper.close_conversation(receipt, row)
+        return receipt
+
+    async def export_from(self, box: Sandbox, request: ExportRequest, engine: Engine) -> ExportReceipt:
+        """Export a sandbox. Another service may do so at the same time, for a caller or for a checkpoint: who is overtaken by
+        that has not diverged, and a second export finds out which of the two had read later."""
+        began = time.time()
+        receipt = await export(engine, box, request)
+        if receipt.outcome is ExportOutcome.DIVERGED and await self._is_overtaken(receipt, began):
+            return await export(engine, box, replace(request, snapshot=""))
+        return receipt
+
+    async def _is_overtaken(self, receipt: ExportReceipt, began: float) -> bool:
+        if receipt.head is None or snapshot_time(receipt.head).timestamp() < began - CLOCKS_DIFFER:
+            return False
+        try:
+            head = await self.engine.repository.manifest(receipt.memory, receipt.head)
+        except SnapshotError:
+            return False
+        return head.sandbox == receipt.sandbox
+
+    async def _close_settled(self, receipt: ExportReceipt) -> ExportReceipt:
+        """The same receipt, of an export that a service which died had made. It closes its own conversation, not one that was
+        opened since."""
+        if self.keeper is not None:
+            receipt = replace(receipt, sandbox=self.sandboxes.name_of(receipt.sandbox))
+            row = await self.keeper.find_row(receipt.memory, receipt.sandbox)
+            if row is not None and row.attachment.conversation == receipt.conversation:
+                await self.keeper.close_conversation(receipt, row)
+        return receipt
+
     async def restore(
-        self, request: RestoreRequest, sandbox: str, *, wake: bool = False, key: str = "", conversation: str = ""
+        self,
+        request: RestoreRequest,
+        sandbox: str,
+        *,
+        wake: bool = False,
+        key: str = "",
+        conversation: str = "",
+        care: Care | None = None,
     ) -> Operation:
-        """Accept a restore. Under a ``key`` that was used before, it is that one."""
+        """Accept a restore. Under a ``key`` that was used before, it is that one. With ``care`` it opens a conversation."""
         await self.engine.repository.admit(request.memory)
 
         async def work(operation: Operation, call: Call | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.knows(sandbox))
             async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+                receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+                if care is None or self.keeper is None:
+                    return receipt
+                return await self.keeper.open_conversation(request, receipt, care, await _end_of(box, receipt))
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
@@ -168,6 +234,16 @@ class Sidecar:
 
     async def close(self) -> None:
         await self.sandboxes.close()
+
+
+async def _end_of(box: Sandbox, receipt: RestoreReceipt) -> float | None:
+    """When a sandbox that was just restored into will end, as is known from that."""
+    if receipt.outcome is RestoreOutcome.INCOMPLETE:
+        return None
+    try:
+        return (await box.connect()).ends_at
+    except SandboxError:
+        return None
 
 
 def _plain(request: ExportRequest | RestoreRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service.attaching import keeper_of
+from sidecar.service.attachment_routes import keeper_of
 from sidecar.service.bodies import Health
 from sidecar.service.problems import documented
 from sidecar.service.verbs import sidecar_of
@@ -63,7 +63,7 @@ async def metrics(request: Request) -> Response:
     text = sidecar.metrics.text(
         running=sidecar.operations.running,
         waiting=sidecar.operations.waiting,
-        attached=len(keeper.attachments),
+        attached=len(keeper.looked_after),
         at_risk=len(keeper.at_risk()),
     )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

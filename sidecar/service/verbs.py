@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.attachments import Care
 from sidecar.service.bodies import ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.operations import Operation
 from sidecar.service.paths import MemoryId
@@ -57,8 +58,16 @@ async def export_memory(
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
-    """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it is a 404.
-    ``incomplete`` leaves the sandbox as it was."""
+    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was.
+
+    It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
+    ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
+    care = Care(
+        layouts=body.layouts,
+        projects=body.projects,
+        checkpoint_every=body.checkpoint_every,
+        conversation=body.conversation,
+    )
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -71,7 +80,12 @@ async def restore_memory(
         read_only=body.read_only,
     )
     operation = await sidecar_of(request).restore(
-        wanted, body.sandbox, wake=body.wake, key=key, conversation=body.conversation
+        wanted,
+        body.sandbox,
+        wake=body.wake,
+        key=key,
+        conversation=body.conversation,
+        care=care if body.attach else None,
     )
     return await operation.result() if wait else accepted(operation)
 

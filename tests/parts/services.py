@@ -26,6 +26,9 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
+    code = PROJECT
+    """Where the sidecar is that is run."""
+
     def __init__(
         self,
         store: str,
@@ -53,7 +56,7 @@ class Service:
         before = len(self.lines())
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=PROJECT, env=self._env, stderr=log, stdout=subprocess.DEVNULL
+                self._command, cwd=self.code, env=self._env, stderr=log, stdout=subprocess.DEVNULL
             )
         deadline = time.monotonic() + 30
         while True:
@@ -119,12 +122,13 @@ def serving(
     more: str = "",
     given_token: str = TOKEN,
     files: int = 0,
+    kind: type[Service] = Service,
     **settings: Any,
 ) -> Iterator[Service]:
     """With ``given_token=""`` the service gets none: it makes one, or with ``token="off"`` goes without. With ``files`` it may
     have no more than so many open."""
     url = store if isinstance(store, str) else f"file:{store}"
-    service = Service(url, log, settings, env or {}, more, given_token, files)
+    service = kind(url, log, settings, env or {}, more, given_token, files)
     try:
         yield service
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import structlog.testing
 
 from sidecar.errors import NotSigned, ObjectRefused
-from sidecar.ids import attachment_key
+from sidecar.ids import attachment_key, conversation_key
 from sidecar.sealing.given import Given
-from sidecar.service.attachments import Attachment
+from sidecar.sealing.names import is_opaque
+from sidecar.service.attachments import Attachment, Care
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.settings import Service
@@ -20,6 +22,7 @@ from sidecar.service.sidecar import Sidecar
 from tests.parts.keys import ENCRYPTED, SIGNED, engine_with
 
 MEMORY = "conductor"
+LASTING = Care(lasting=True)
 
 
 @pytest.fixture
@@ -31,44 +34,50 @@ def told(log: list[Any], event: str) -> bool:
     return any(event in line["event"] for line in log)
 
 
+async def attach(keeper: Keeper, sandbox: str, care: Care = LASTING, memory: str = MEMORY) -> Attachment:
+    return await keeper.look_after((memory, f"local:/{sandbox}"), care)
+
+
 async def test_an_earlier_attachment_put_back_is_replaced(keeper: Keeper, tmp_path: Path) -> None:
     at = tmp_path / "store" / attachment_key(MEMORY)
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/first"))
+    await attach(keeper, "ours")
     shutil.copyfile(at, tmp_path / "earlier")
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/second"))
+    await attach(keeper, "ours", Care(lasting=True, conversation="later"))
     shutil.copyfile(tmp_path / "earlier", at)
     with structlog.testing.capture_logs() as log:
         await keeper.tick()
     assert told(log, "put back")
-    assert (await keeper.find(MEMORY)).sandbox == "local:/second"
-    assert [one.sandbox for one in keeper.attachments] == ["local:/second"]
+    assert (await keeper.find(MEMORY)).conversation == "later"
+    assert [one.conversation for one in keeper.attachments] == ["later"]
 
 
 async def test_one_that_is_detached_and_attached_anew_is_not_put_back(keeper: Keeper, tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        await keeper.attach(Attachment(memory=MEMORY, sandbox=f"local:/{name}"))
+    for _ in range(2):
+        await attach(keeper, "ours")
     other = Keeper(Sidecar(engine_with(tmp_path / "store", SIGNED), Service()), Jobs())
     await other.detach(await other.find(MEMORY))
-    await other.attach(Attachment(memory=MEMORY, sandbox="local:/third"))
+    await attach(other, "ours", Care(lasting=True, conversation="theirs"))
     await keeper.tick()
-    assert (await keeper.find(MEMORY)).sandbox == "local:/third"
+    assert (await keeper.find(MEMORY)).conversation == "theirs"
     assert keeper.attachments == []
 
 
+@pytest.mark.parametrize("care", [LASTING, Care()])
 async def test_an_altered_attachment_is_not_obeyed_not_dropped_and_can_be_made_anew(
-    keeper: Keeper, tmp_path: Path
+    keeper: Keeper, tmp_path: Path, care: Care
 ) -> None:
-    at = tmp_path / "store" / attachment_key(MEMORY)
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/ours"))
+    await attach(keeper, "ours", care)
+    (at,) = [*(tmp_path / "store/attachments").glob("[!.]*"), *(tmp_path / "store/conversations").glob("[!.]*")]
     at.write_bytes(at.read_bytes().replace(b"local:/ours", b"local:/evil"))
     with structlog.testing.capture_logs() as log:
         await keeper.tick()
-    assert told(log, "refused")
+        await keeper.tick()
+    assert [line["event"] for line in log] == ["an attachment is refused"], "told once"
     assert [one.sandbox for one in keeper.attachments] == ["local:/ours"]
-    with pytest.raises(NotSigned, match="attachments/conductor"):
-        await keeper.find(MEMORY)
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/again"))
-    assert (await keeper.find(MEMORY)).sandbox == "local:/again"
+    with pytest.raises(NotSigned, match=rf"{at.parent.name}/{at.stem}"):
+        await keeper.find(MEMORY, "local:/ours")
+    await attach(keeper, "ours", replace(care, conversation="again"))
+    assert (await keeper.find(MEMORY, "local:/ours")).conversation == "again"
 
 
 @pytest.mark.parametrize("given", [Given(), ENCRYPTED])
@@ -77,9 +86,9 @@ async def test_without_signatures_too_a_wrong_attachment_is_told_and_can_be_made
     tmp_path: Path, given: Given, how: str
 ) -> None:
     keeper = Keeper(Sidecar(engine_with(tmp_path / "store", given), Service()), Jobs())
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/ours"))
+    await attach(keeper, "ours")
     (ours,) = (tmp_path / "store/attachments").glob("[!.]*")
-    await keeper.attach(Attachment(memory="theirs", sandbox="local:/theirs"))
+    await attach(keeper, "theirs", memory="theirs")
     (theirs,) = set((tmp_path / "store/attachments").glob("[!.]*")) - {ours}
     ours.write_bytes(theirs.read_bytes() if how == "another's" else ours.read_bytes()[:-3])
     with structlog.testing.capture_logs() as log:
@@ -88,5 +97,17 @@ async def test_without_signatures_too_a_wrong_attachment_is_told_and_can_be_made
     assert sorted(one.sandbox for one in keeper.attachments) == ["local:/ours", "local:/theirs"]
     with pytest.raises(ObjectRefused, match=r"attachments/conductor\.json is damaged"):
         await keeper.find(MEMORY)
-    await keeper.attach(Attachment(memory=MEMORY, sandbox="local:/again"))
+    await attach(keeper, "again")
     assert (await keeper.find(MEMORY)).sandbox == "local:/again"
+
+
+async def test_names_of_sandboxes_are_hidden_where_names_are(tmp_path: Path) -> None:
+    keeper = Keeper(Sidecar(engine_with(tmp_path / "store", ENCRYPTED), Service()), Jobs())
+    first, second = await attach(keeper, "ours"), await attach(keeper, "theirs", Care(conversation="c"))
+    names = [path.name for path in (tmp_path / "store").glob("*/*") if path.is_file()]
+    assert len({name for name in names if is_opaque(name)}) >= 2
+    assert not [
+        name for name in names if "conductor" in name or name.startswith(conversation_key(*second.place)[14:30])
+    ]
+    again = Keeper(Sidecar(engine_with(tmp_path / "store", ENCRYPTED), Service()), Jobs())
+    assert sorted(one.place for one in await again.find_all()) == sorted([first.place, second.place])

@@ -50,7 +50,7 @@ def test_an_attached_sandbox_is_exported_by_itself_when_something_changed(tmp_pa
         observe(home, 5, "later")
         until(lambda: snapshots(service) == 2)
         standing = service.http.get(path("me", "attachment")).json()["attachment"]
-        assert (standing["state"], standing["problem"]) == ("attached", "")
+        assert (standing["state"], standing["problem"]) == ("open", "")
         assert service.http.delete(path("me", "attachment")).status_code == 200
         observe(home, 5, "unseen")
         time.sleep(2.5)

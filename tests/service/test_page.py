@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,73 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         service.restore("acme/agent-7", f"local:{home}")
         expect(page.locator("#events tbody")).to_contain_text("left as it is")
         assert page.title() == "memory-sidecar" and complaints == []
+
+
+PHONE = {"width": 390, "height": 844}
+BROKEN_WORDS = """() => {
+  // Words of a cell's text that are drawn on more than one line.
+  const broken = [];
+  for (const cell of document.querySelectorAll("td, th, h2, #health")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+      for (const word of node.data.matchAll(/[A-Za-z]{2,20}/g)) {
+        const range = document.createRange();
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        if (tops.size > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return broken;
+}"""
+
+
+def test_on_a_phone_the_page_hides_nothing_and_breaks_no_word(page: Page, tmp_path: Path) -> None:
+    expect.set_options(timeout=30_000)
+    homes = [claude_mem_home(empty_home(tmp_path / f"home{number}") / "agent", rows=3) for number in range(4)]
+    ids = [f"0b5a3c1e-77aa-4d52-9f3e-1c2d3e4f5a6{number}" for number in range(4)]
+    with serving(tmp_path / "store", tmp_path / "log", checkpoint_every=1) as service:
+        service.restore("acme/lost-agent", f"local:{homes[0]}", conversation=ids[0])
+        service.restore("acme/open-agent", f"local:{homes[1]}", conversation=ids[1])
+        service.restore("acme/idle-agent", f"local:{homes[2]}", conversation=ids[2], checkpoint_every=3600)
+        service.export("acme/idle-agent", f"local:{homes[2]}")
+        service.restore("acme/refused-agent", f"local:{homes[3]}", conversation=ids[3])
+        until(lambda: all(row["saved"] for row in service.http.get("/v1/attachments").json()["attachments"]))
+        homes[0].rename(homes[0].with_name("gone"))
+        shutil.rmtree(homes[3] / ".claude-mem")
+        page.set_viewport_size(PHONE)
+        page.goto(service.url)
+        page.fill("#token", TOKEN)
+        page.click("#login button")
+        shown = page.locator("#attached tbody tr")
+        expect(shown).to_have_count(4)
+        for agent, state in (("lost", "lost"), ("open", "open"), ("idle", "idle"), ("refused", "open")):
+            line = shown.filter(has_text=f"acme/{agent}-agent")
+            expect(line.locator("td[data-label=State]")).to_have_text(state)
+            expect(line.locator("td[data-label=State]")).to_be_visible()
+            expect(line.locator("td[data-label=Saved]")).to_contain_text("ago")
+        refused = shown.filter(has_text="acme/refused-agent").locator("td[data-label=Problem]")
+        expect(refused).to_contain_text("rejected (empty)")
+        expect(refused).to_contain_text("memory-sidecar accept acme/refused-agent")
+        expect(shown.filter(has_text="acme/lost-agent").locator("td[data-label=Problem]")).to_contain_text(
+            "may be lost"
+        )
+        page.click("text=acme/idle-agent >> nth=1")
+        expect(page.locator("#snapshots tbody tr")).to_have_count(1)
+        expect(page.locator("#events tbody")).to_contain_text("export.rejected")
+        assert page.evaluate(BROKEN_WORDS) == []
+        for cell in page.locator("td:not(:empty)").all():
+            assert cell.is_visible(), cell.inner_text()
+        page.screenshot(path=tmp_path / "phone.png", full_page=True)
+        page.screenshot(path=tmp_path / "top.png")
+        wide = "[...document.querySelectorAll('*')].filter((one) => one.getBoundingClientRect().right > innerWidth)"
+        assert page.evaluate(f"{wide}.map((one) => one.outerHTML.slice(0, 200))") == [], (
+            "it has to be scrolled sideways"
+        )
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert page.evaluate(BROKEN_WORDS) == []
+        page.screenshot(path=tmp_path / "desk.png", full_page=True)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_chosen_events_arrive_signed_and_in_order_however_often_they_were_refuse
     with serving(tmp_path / "s", tmp_path / "log", {"HOOK_SECRET": SECRET}, more=hooks) as service:
         for number in range(3):
             service.export("me", f"local:{home}")
-            service.restore("me", f"local:{home}")
+            service.restore("me", f"local:{home}", attach=False)
             observe(home, 1, f"n{number}")
         deadline = time.monotonic() + 20
         while len(receiver.taken) < 3:

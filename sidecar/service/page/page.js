@@ -47,14 +47,38 @@ function row(...cells) {
   for (const [content, style = ""] of cells) {
     const cell = line.insertCell();
     cell.className = style;
-    cell.append(content ?? "");
+    if (content) cell.append(typeof content === "string" ? breakable(content) : content);
   }
   return line;
 }
 
+// Paths and ids are broken after a sign, never within a word.
+function breakable(text) {
+  const whole = document.createElement("span");
+  for (const part of text.split(/(?<=[/:~_.]|\w-)(?=\w)/)) whole.append(part, document.createElement("wbr"));
+  return whole;
+}
+
+function lines(...texts) {
+  const whole = document.createElement("div");
+  for (const text of texts.filter(Boolean)) {
+    const line = document.createElement("p");
+    line.append(breakable(text));
+    whole.append(line);
+  }
+  return whole;
+}
+
+// A narrow screen shows no heads of columns: each cell brings its own.
+function put(table, rows) {
+  const heads = [...table.querySelectorAll("th")].map((head) => head.textContent);
+  for (const line of rows) [...line.cells].forEach((cell, place) => { cell.dataset.label = heads[place]; });
+  return rows;
+}
+
 function fill(section, rows) {
   const place = one(section);
-  place.querySelector("tbody").replaceChildren(...rows);
+  place.querySelector("tbody").replaceChildren(...put(place, rows));
   const none = place.querySelector(".none");
   if (none) none.hidden = rows.length > 0;
   place.hidden = rows.length === 0 && !none;
@@ -63,7 +87,7 @@ function fill(section, rows) {
 function link(text, act) {
   const button = document.createElement("button");
   button.className = "link";
-  button.textContent = text;
+  button.append(breakable(text));
   button.onclick = act;
   return button;
 }
@@ -80,15 +104,16 @@ async function look() {
   await health();
   const { store, memories } = await json("v1/memories");
   const { attachments } = await json("v1/attachments");
-  one("store").textContent = store;
+  one("store").replaceChildren(breakable(store));
   fill("memories", memories.map((memory) => row(
     [link(memory.memory, () => { shown = memory.memory; refresh(); })],
     memory.problem ? [memory.problem, "bad"] : [memory.created ? ago(memory.created) : "none became the head"],
     [String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
   )));
   fill("attached", attachments.map((attached) => row(
-    [attached.memory], [attached.sandbox], [attached.snapshot ? ago(attached.saved) : "not yet"],
-    attached.state === "lost" || attached.problem ? [`${attached.state}: ${attached.problem}`, "bad"] : [attached.state, "good"],
+    [attached.memory], [attached.sandbox], [attached.state, { open: attached.problem ? "bad" : "good", lost: "bad" }[attached.state]],
+    [attached.saved ? ago(attached.saved) : "not yet", "whole"], [attached.conversation],
+    attached.problem ? [lines(attached.problem, attached.hint), "bad"] : [""],
   )));
   await snapshots();
 }
@@ -97,10 +122,10 @@ async function snapshots() {
   if (!shown) return;
   const answer = await ask(`v1/memories/${encodeURIComponent(shown)}/snapshots`);
   const rows = answer.ok ? (await answer.json()).snapshots : [];
-  one("of").textContent = shown;
+  one("of").replaceChildren(breakable(shown));
   fill("snapshots", rows.map((snapshot) => row(
     [snapshot.snapshot], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad" }[snapshot.standing]],
-    [snapshot.created ? ago(snapshot.created) : snapshot.problem], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
+    snapshot.created ? [ago(snapshot.created), "whole"] : [snapshot.problem, "bad"], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
     [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
   )));
 }
@@ -115,11 +140,14 @@ function spared(details) {
 }
 
 function happened(event) {
-  const bad = /failed|lost|rejected|incomplete|unsaved|unfinished/.test(event.type);
-  const said = event.details.error ? event.details.error.message : [event.details.snapshot || "", ...spared(event.details)].join(" ");
-  const line = row([new Date(event.at).toLocaleTimeString("en-GB")], [event.type, bad ? "bad" : ""], [event.memory], [event.sandbox], [said, "faint"]);
+  const bad = /failed|lost|rejected|diverged|pending|incomplete|unsaved|unfinished/.test(event.type);
+  const why = event.details.error || event.details.reason;
+  const said = why
+    ? lines(why.message, why.hint || event.details.hint, ...spared(event.details))
+    : lines(event.details.snapshot, ...spared(event.details));
+  const line = row([new Date(event.at).toLocaleTimeString("en-GB"), "whole"], [event.type, bad ? "bad" : ""], [event.memory], [event.sandbox], [said, "faint"]);
   const body = one("events").querySelector("tbody");
-  body.prepend(line);
+  body.prepend(...put(one("events"), [line]));
   one("events").querySelector(".none").hidden = true;
   while (body.rows.length > MOST_EVENTS) body.deleteRow(-1);
 }
@@ -168,9 +196,9 @@ async function find() {
   const hits = answer.ok ? said.hits : [];
   const table = one("search").querySelector("table");
   table.hidden = hits.length === 0;
-  table.querySelector("tbody").replaceChildren(...hits.map((hit) => row(
+  table.querySelector("tbody").replaceChildren(...put(table, hits.map((hit) => row(
     [hit.memory], [hit.kind], [hit.title], [marked(hit.snippet), "faint"], [hit.at ? ago(hit.at) : "", "faint"],
-  )));
+  ))));
   const behind = answer.ok && said.behind.length ? `Newer than what was searched: ${said.behind.join(", ")}.` : "";
   one("found").textContent = !answer.ok ? said.detail : hits.length ? behind : "Nothing found.";
   one("found").className = answer.ok ? "none" : "bad";

@@ -9,21 +9,23 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from sidecar.engine import RestoreRequest
+from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.errors import SandboxError
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.attachments import Attachment
-from sidecar.service.bodies import Body, Name
+from sidecar.service.attachments import Attachment, Care
+from sidecar.service.bodies import Body, Name, Text
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import MemoryId
 from sidecar.service.problems import documented
 from sidecar.service.repeated import Asked
+from sidecar.service.saving import DETACHED
 from sidecar.service.verbs import IdempotencyKey, sidecar_of
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
 all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
 TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+Which = Annotated[str, Query(alias="sandbox", max_length=1000, description="Which one, where there are several.")]
 
 
 class RestoreIncomplete(SandboxError):
@@ -38,6 +40,7 @@ class AttachmentBody(Body):
     layouts: list[Name] = Field(default=[], max_length=100)
     projects: list[Name] | None = Field(default=None, max_length=100)
     checkpoint_every: float | None = Field(default=None, ge=1, le=86400, description="Seconds between exports.")
+    conversation: Text = Field(default="", description="Kept with its snapshots.")
     restore: bool = Field(default=False, description="Restore the memory into it first.")
     wake: bool = Field(default=False, description="Start it if it is paused or stopped.")
 
@@ -52,6 +55,9 @@ class AttachmentAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachmentsAnswer:
     attachments: list[Attachment]
+    store: str
+    service: str
+    """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
 
 
 def keeper_of(request: Request) -> Keeper:
@@ -61,67 +67,92 @@ def keeper_of(request: Request) -> Keeper:
 
 @router.put("", responses=TROUBLE)
 async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
-    """Look after a sandbox: export it now and then, and before its provider ends it."""
-    sidecar = sidecar_of(request)
+    """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
+    it, and when the service stops."""
+    sidecar, restored = sidecar_of(request), None
     await sidecar.engine.repository.admit(memory)
     async with sidecar.sandboxes.use(body.sandbox, wake=body.wake) as sandbox:
         await sandbox.connect()
-    restored = None
+        ref = sandbox.ref
     if body.restore:
         projects = None if body.projects is None else tuple(body.projects)
         operation = await sidecar.restore(
-            RestoreRequest(memory=memory, projects=projects), body.sandbox, wake=body.wake
+            RestoreRequest(memory=memory, projects=projects),
+            body.sandbox,
+            wake=body.wake,
+            conversation=body.conversation,
         )
         receipt = await operation.result()
         assert isinstance(receipt, RestoreReceipt)
         restored = receipt
         if receipt.outcome is RestoreOutcome.INCOMPLETE:
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
-    wanted = Attachment(
-        memory=memory,
-        sandbox=body.sandbox,
+    care = Care(
         layouts=body.layouts,
         projects=body.projects,
-        checkpoint_every=body.checkpoint_every or sidecar.settings.checkpoint_every,
+        checkpoint_every=body.checkpoint_every,
+        conversation=body.conversation,
+        lasting=True,
     )
-    return AttachmentAnswer(attachment=await keeper_of(request).attach(wanted), restored=restored)
+    attachment = await keeper_of(request).look_after((memory, ref), care, restored)
+    return AttachmentAnswer(attachment=attachment, restored=restored)
 
 
 @router.get("", responses=documented(400, 404, 409, 422, 503))
-async def look(request: Request, memory: MemoryId) -> AttachmentAnswer:
-    """How the attached sandbox stands."""
-    return AttachmentAnswer(attachment=await keeper_of(request).find(check_memory_id(memory)))
+async def look(request: Request, memory: MemoryId, which: Which = "") -> AttachmentAnswer:
+    """How the memory's sandbox stands; of several, the one that is named."""
+    return AttachmentAnswer(attachment=await keeper_of(request).find(check_memory_id(memory), which))
 
 
 @all_of_them.get("/attachments", responses=documented(409, 503))
 async def look_at_all(request: Request) -> AttachmentsAnswer:
-    """Every sandbox that is looked after, by this service or another on the same store."""
-    return AttachmentsAnswer(attachments=await keeper_of(request).find_all())
+    """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
+    that are not any more."""
+    keeper = keeper_of(request)
+    return AttachmentsAnswer(
+        attachments=await keeper.find_all(),
+        store=sidecar_of(request).engine.repository.store.url,
+        service=keeper.lease.instance,
+    )
 
 
 @router.delete("", responses=TROUBLE)
 async def detach(
     request: Request,
     memory: MemoryId,
+    which: Which = "",
     export: Annotated[bool, Query(description="Export it a last time first.")] = False,
     key: IdempotencyKey = "",
 ) -> AttachmentAnswer:
     """Stop looking after it."""
     keeper, repeated = keeper_of(request), sidecar_of(request).repeated
     check_memory_id(memory)
-    asked = Asked(key, memory, "detach", {"export": export}) if key else None
+    body = {"export": export, **({"sandbox": which} if which else {})}
+    asked = Asked(key, memory, "detach", body) if key else None
     call = await repeated.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, AttachmentAnswer)
         await keeper.detach(before.attachment)
         return before
-    await keeper.find(memory)
+    attachment = await keeper.find(memory, which)
     if asked is not None and call is None:
         call, _ = await repeated.begin(asked)
-    exported = await keeper.save(memory, "detached") if export else None
-    assert exported is None or isinstance(exported, ExportReceipt)
-    answer = AttachmentAnswer(attachment=await keeper.find(memory), exported=exported)
+    exported = await _export_last(request, attachment) if export else None
+    answer = AttachmentAnswer(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
     if call is not None:
         await repeated.end(call, asdict(answer))
     await keeper.detach(answer.attachment)
     return answer
+
+
+async def _export_last(request: Request, attachment: Attachment) -> ExportReceipt:
+    wanted = ExportRequest(
+        memory=attachment.memory,
+        layouts=tuple(attachment.layouts),
+        projects=None if attachment.projects is None else tuple(attachment.projects),
+        conversation=attachment.conversation,
+        label=DETACHED,
+    )
+    receipt = await (await sidecar_of(request).export(wanted, attachment.sandbox)).result()
+    assert isinstance(receipt, ExportReceipt)
+    return receipt

@@ -1,0 +1,122 @@
+"""``attach``, ``detach`` and ``attachments``: what a service does, so there has to be one on the store that is meant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import msgspec
+
+from sidecar.cli.result import Result, Table, when
+from sidecar.cli.verbs import EXPORT_EXITS, export_result, restore_result
+from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProblem
+from sidecar.client.answers import Attached, Overview
+from sidecar.client.settings import URL
+from sidecar.engine import Engine
+from sidecar.errors import SidecarError
+from sidecar.ids import instance_key
+from sidecar.ports import Store
+
+DEFAULT_URL = "http://127.0.0.1:8077"
+INCOMPLETE, INCOMPLETE_EXIT = "restore-incomplete", 4
+PATIENCE = Retries(attempts=2)
+"""Somebody waits at a terminal."""
+
+
+class NoService(SidecarError):
+    code = "no-service"
+
+
+class OtherStore(SidecarError):
+    code = "other-store"
+
+
+class NotAttachable(SidecarError):
+    """A restore before the attachment was incomplete."""
+
+    code = INCOMPLETE
+    exit_code = INCOMPLETE_EXIT
+
+
+async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
+    more = {} if args.checkpoint_every is None else {"checkpoint_every": args.checkpoint_every}
+    async with _client() as client:
+        await _check_store(client, engine.repository.store)
+        try:
+            answer = await client.attach(
+                args.memory,
+                sandbox=args.sandbox,
+                layouts=args.layout,
+                projects=args.project,
+                conversation=args.conversation,
+                restore=args.restore,
+                wake=args.wake,
+                **more,
+            )
+        except SidecarProblem as problem:
+            if problem.code == INCOMPLETE:
+                raise NotAttachable(problem.message, hint=problem.hint) from None
+            raise
+    one = answer.attachment
+    words: list[str | Table] = restore_result(answer.restored).words if answer.restored else []
+    words.append(f"{one.memory}: {one.sandbox} is looked after; exported every {one.checkpoint_every:g} s.")
+    return Result(_document(answer), words)
+
+
+async def run_detach(engine: Engine, args: argparse.Namespace) -> Result:
+    async with _client() as client:
+        await _check_store(client, engine.repository.store)
+        answer = await client.detach(args.memory, sandbox=args.sandbox, export=args.export)
+    words: list[str | Table] = export_result(answer.exported).words if answer.exported else []
+    words.append(f"{answer.attachment.memory}: {answer.attachment.sandbox} is not looked after any more.")
+    return Result(_document(answer), words, EXPORT_EXITS.get(answer.exported.outcome, 0) if answer.exported else 0)
+
+
+async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
+    async with _client() as client:
+        answer = await _check_store(client, engine.repository.store)
+    rows = [
+        (
+            one.memory,
+            one.sandbox,
+            one.state,
+            when(one.saved) if one.saved else "not yet",
+            one.conversation,
+            f"{one.problem} {one.hint}".strip(),
+        )
+        for one in answer.attachments
+    ]
+    table = Table(
+        ("MEMORY", "SANDBOX", "STATE", "SAVED (UTC)", "CONVERSATION", "PROBLEM"), rows, "No sandbox is looked after."
+    )
+    return Result(msgspec.to_builtins(answer), [table])
+
+
+def _client() -> AsyncClient:
+    return AsyncClient(os.environ.get(URL) or DEFAULT_URL, retries=PATIENCE)
+
+
+async def _check_store(client: AsyncClient, store: Store) -> Overview:
+    """What a service says that lives and has the same store. Raise ``NoService`` or ``OtherStore``."""
+    try:
+        answer = await client.overview()
+    except ServiceUnreachable as problem:
+        hint = f"Start one on this store: memory-sidecar serve --store {store.url}. Elsewhere than here, set {URL}."
+        raise NoService(f"There is no service to do it. {problem.message}", hint=hint) from None
+    # A service says in its store that it lives: there it is found by whatever name the store is called here.
+    same = await store.get(instance_key(answer.service)) is not None if answer.service else answer.store == store.url
+    if not same:
+        theirs = answer.store or "another store"
+        raise OtherStore(
+            f"The service at {client.url} keeps its memories in {theirs}, not in {store.url}.",
+            hint=f"Give its store with --store, or the address of a service on yours in {URL}.",
+        )
+    return answer
+
+
+def _document(answer: Attached) -> dict[str, Any]:
+    parts = {"restored": answer.restored, "exported": answer.exported}
+    told = {name: asdict(part) for name, part in parts.items() if is_dataclass(part)}
+    return {"attachment": msgspec.to_builtins(answer.attachment), **told}

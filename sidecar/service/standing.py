@@ -1,0 +1,75 @@
+"""How an attachment stands after something has happened to its sandbox. Nothing is written here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from sidecar.ids import snapshot_time
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments import IDLE, OPEN, Attachment, Care, Place, now
+from sidecar.service.trouble import Trouble, trouble_after
+
+
+def after_opening(
+    place: Place, care: Care, before: Attachment | None, restored: RestoreReceipt | None, *, owner: str, every: float
+) -> Attachment:
+    """An attachment that begins, or goes on, with a conversation or by name; ``every`` is the service's own setting."""
+    memory, sandbox = place
+    base = before if before is not None and before.looked_after else None
+    # A restore says something of the conversation; on all else, an attachment that it finds goes on as it was.
+    settings = None if care.lasting else base
+    mine = Attachment(
+        memory=memory,
+        sandbox=sandbox,
+        layouts=list(care.layouts or (settings.layouts if settings else ())),
+        projects=care.projects if care.projects is not None or settings is None else settings.projects,
+        checkpoint_every=care.checkpoint_every or (settings.checkpoint_every if settings else every),
+        conversation=care.conversation or (base.conversation if base and base.state == OPEN else ""),
+        lasting=care.lasting or (base is not None and base.lasting),
+        attached=_later_than(restored),
+        changed=now(),
+        generation=before.generation + 1 if before else 1,
+        owner=owner,
+    )
+    if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and not getattr(restored, "kept", False):
+        return replace(mine, saved=now(), snapshot=restored.snapshot or "")
+    if base is not None:
+        return replace(mine, saved=base.saved, snapshot=base.snapshot, problem=base.problem, hint=base.hint)
+    return mine
+
+
+def _later_than(restored: RestoreReceipt | None) -> str:
+    """Now; but later than the snapshot that was restored, if the clock is behind that of whoever made it."""
+    moments = [datetime.now(UTC)]
+    if restored is not None and restored.snapshot is not None:
+        moments.append(snapshot_time(restored.snapshot) + timedelta(milliseconds=1))
+    return max(moments).isoformat(timespec="milliseconds")
+
+
+def after_export(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+    """After its caller's own export, which closes the conversation; but what was kept nowhere has to be exported again."""
+    trouble = trouble_after(receipt)
+    after = _saved(attachment, receipt) if trouble is None else after_trouble(attachment, trouble)
+    return after.turned(IDLE) if trouble is None or receipt.snapshot is not None else after
+
+
+def after_checkpoint(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+    """After an export by the service. Something new since its caller's export means that it is in use again."""
+    trouble = trouble_after(receipt)
+    after = _saved(attachment, receipt) if trouble is None else after_trouble(attachment, trouble)
+    in_use = attachment.state == IDLE and receipt.outcome is ExportOutcome.COMMITTED
+    return after.turned(OPEN) if in_use else after
+
+
+def after_trouble(attachment: Attachment, trouble: Trouble) -> Attachment:
+    return replace(attachment, problem=trouble.words, hint=trouble.hint)
+
+
+def _saved(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+    fine = replace(attachment, problem="", hint="")
+    if not receipt.is_saved:
+        return fine
+    # What was written while it was exported may not be in it.
+    began = datetime.now(UTC) - timedelta(milliseconds=receipt.duration_ms)
+    return replace(fine, saved=began.isoformat(timespec="milliseconds"), snapshot=receipt.snapshot or "")
