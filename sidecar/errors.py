@@ -21,7 +21,8 @@
     │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
     │   ├── SandboxNotAllowed      a folder of this machine that may not be a sandbox
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
-    │   └── ProgramFailed          the in-sandbox program said what went wrong
+    │   ├── ProgramFailed          the in-sandbox program said what went wrong
+    │   └── NotSavedFirst          what a restore would replace could not be saved
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
     │   ├── UnsafePath · UnsafeLink · UnsafeMember
@@ -260,6 +261,11 @@ class TransferFailed(SandboxError):
 
 class ProgramFailed(SandboxError):
     code = "sandbox-program-failed"
+
+
+class NotSavedFirst(SandboxError):
+    code = "unsaved"
+    default_hint = "Export it, or say --discard to lose it. The sandbox is as it was."
 
 
 class UntrustedSandbox(SidecarError):

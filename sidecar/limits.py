@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.patterns import fitting
 from sidecar.retention.settings import duration
 
@@ -24,7 +25,7 @@ CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packe
 
 EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shrunk"
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
-REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS)
+REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS, UNKNOWN_LINEAGE, OTHER_MEMORY)
 """Why a guard objects; each can be allowed by itself."""
 REPEATABLE = (MISSING, GONE, SHRUNK)
 """Those that give way when the same comes again and again. All others stay until a person decides."""
@@ -104,7 +105,7 @@ class Guards:
     """File counts are compared from this number on."""
     allow: list[str] = field(default_factory=list)
     """Reasons never to object for: "empty", "required-missing", "root-missing", "shrunk", "schema-downgrade",
-    "database-damaged", "credentials"."""
+    "database-damaged", "credentials", "unknown-lineage", "other-memory"."""
     accept_after_conversations: int = 3
     """"required-missing", "root-missing" and "shrunk" are accepted when they come again in so many different conversations,
     this one included; 0: never."""

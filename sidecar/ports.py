@@ -203,6 +203,13 @@ class Store(Protocol):
         """Every whole object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
         ...
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        """The names that come next after ``prefix`` ('…/') in keys that go on after them, sorted; about ``most`` at most.
+
+        It costs a request for each thousand, however many objects there are below them.
+        """
+        ...
+
     async def copy(self, source: str, target: str) -> None:
         """Duplicate an object inside the store. Raise ``ObjectMissing`` when there is no source."""
         ...

@@ -31,7 +31,9 @@ COMMON = (
     "filters",
     "databases",
     "rows",
+    "lineage",
     "cache",
+    "notes",
     "scratch",
     "packing",
     "swap",
@@ -54,7 +56,10 @@ EXPORT = (
         "main",
     ),
 )
-_OWN = ("refusal", "places", "containment", "rules", "keys", "roots", "walk", "scratch", "swap", "main")
+_OWN = (
+    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    "main",
+)
 TIDY = _OWN
 SEND = (*_OWN, "direct")
 RESTORE = (
@@ -71,7 +76,7 @@ RESTORE = (
         "direct",
         "naming",
     ),
-    *("unsaved", "restore", "main"),
+    *("holdings", "aside", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
 
@@ -90,7 +95,7 @@ if sys.version_info < (3, 8): sys.exit(97)
 try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
 except ImportError: sys.exit(97)
 if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
-texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))}
+texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b85decode(sys.argv[1])))}
 class Sent:
     def find_spec(self, name, path=None, target=None):
         return type(sys.__spec__)(name, self) if name in texts else None
@@ -123,7 +128,8 @@ def bare(text: str) -> str:
 def _packed(modules: tuple[str, ...]) -> str:
     folder = resources.files("sidecar.inside")
     texts = [(name, bare(folder.joinpath(f"{name}.py").read_text("utf-8"))) for name in modules]
-    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 5)).decode()
+    # Denser than base 64 by a sixteenth, and without quotes or backslashes; `$` and the like need single quotes around it.
+    return base64.b85encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
 
 
 def prepare(*verbs: str) -> None:
@@ -162,7 +168,7 @@ def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
-$p -I -S -c '{_BOOTSTRAP}' {modules} {text} </dev/null
+$p -I -S -c '{_BOOTSTRAP}' '{modules}' {text} </dev/null
 r=$?
 [ $r = {UNSUITABLE} ] || break
 done

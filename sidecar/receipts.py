@@ -116,6 +116,15 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """Where in the sandbox the files are that came with it and were replaced."""
+
+    path: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Receipt:
     memory: str
     snapshot: str | None
@@ -175,3 +184,12 @@ class RestoreReceipt(_Receipt):
     mode: str = "replace"
     wanted: str = ""
     """What was asked for, when something older had to be restored instead."""
+    kept: bool = False
+    """The sandbox held ``snapshot`` already, and whatever came since: it was left as it is."""
+    saved_first: str | None = None
+    """The snapshot, beside the head, that has what was in the sandbox and in no snapshot before it was replaced."""
+    saved_first_memory: str = ""
+    """The memory that snapshot is of, where it is not this one."""
+    set_aside: SetAside | None = None
+    read_only: bool = False
+    """Restored to be read: an export of this sandbox is stored beside the head."""

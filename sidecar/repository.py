@@ -27,6 +27,7 @@ from sidecar.ports import Store, Stored
 from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.history import rebuilt_head
 from sidecar.snapshots.manifest import LONGEST_HISTORY, Head, Manifest
+from sidecar.snapshots.store_id import ensure_store_id, read_store_id
 from sidecar.snapshots.witnesses import Witnesses
 
 LOG = logging.getLogger("sidecar")
@@ -44,6 +45,12 @@ class HeadState:
     problem: str = ""
     notice: str = ""
     """What somebody did, or may have done, to it; when the head had to be found elsewhere, where."""
+    store: str = ""
+    """The store's id, where the head does not have it and it was read by itself."""
+
+    @property
+    def store_id(self) -> str:
+        return (self.head.store if self.head else "") or self.store
 
     @property
     def snapshot(self) -> str:
@@ -218,7 +225,8 @@ class Repository:
 
         One that takes the place of a head which is damaged or gone remembers what the manifests say was head before.
         """
-        head = Head.at(manifest, datetime.now(UTC), state.head)
+        store = state.store_id or await self._ensured_id()
+        head = Head.at(manifest, datetime.now(UTC), state.head, store)
         if state.head is None and (before := await self.rebuilt_head(manifest.memory)) is not None:
             past = [one for one in before.history if one[0] != manifest.snapshot]
             head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
@@ -242,6 +250,26 @@ class Repository:
         """What was head, as the manifests tell it; for when the head itself cannot be read."""
         manifests = await self.manifests(memory, await self.snapshot_ids(memory))
         return rebuilt_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
+
+    async def identify(self, state: HeadState) -> HeadState:
+        """The same state with the store's id in it, which is only asked for where the head does not have it."""
+        if state.store_id:
+            return state
+        try:
+            return replace(state, store=await read_store_id(self.store))
+        except SnapshotDamaged as damage:
+            return replace(state, notice=" ".join(filter(None, [state.notice, damage.message])))
+
+    async def begin(self, state: HeadState) -> HeadState:
+        """The same, in a store that is about to be written: one that has no id gets one."""
+        return state if state.store_id else replace(state, store=await self._ensured_id())
+
+    async def _ensured_id(self) -> str:
+        """The store's id; "" where something else is in its place, which ``verify`` and an export tell."""
+        try:
+            return await ensure_store_id(self.store)
+        except SnapshotDamaged:
+            return ""
 
     async def keep(self, manifest: Manifest) -> None:
         """See that a snapshot just made the head, or pinned, is still there.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from emulators import DaytonaEmulator, E2BEmulator, Fault
-from tests.parts.homes import PROJECT, Ran, claude_mem_home, memory_tree, observe, run_cli
+from tests.parts.homes import PROJECT, Ran, claude_mem_home, memory_tree, observe, run_cli, told
 
 Server = E2BEmulator | DaytonaEmulator
 BOTH = pytest.mark.parametrize("provider", ["e2b", "daytona"])
@@ -97,7 +97,7 @@ def test_a_sandbox_that_sleeps_is_left_asleep_unless_it_is_to_be_woken(
     assert "--wake" in ran.stderr
     woken = export(f"{provider}:{box.id}", tmp_path, "--wake")
     assert (woken.code, woken.document["outcome"]) == (0, "committed")
-    assert "woken" in woken.document["warnings"][0]
+    assert "woken" in told(woken.document)[0]
     assert box.state != asleep
 
 
@@ -108,7 +108,7 @@ def test_a_sandbox_that_is_about_to_end_is_exported_in_time(provider: str, serve
     box.end_in(20)
     ends_at = box.ends_at
     ran = export(f"{provider}:{box.id}", tmp_path)
-    assert (ran.code, ran.document["outcome"], ran.document["warnings"]) == (0, "committed", [])
+    assert (ran.code, ran.document["outcome"], told(ran.document)) == (0, "committed", [])
     assert ran.document["trips"] == {"control": 2, "command": 1}
     assert ends_at is not None and box.ends_at is not None and box.ends_at > ends_at + 30
 
@@ -121,7 +121,7 @@ def test_the_receipt_says_when_a_sandbox_could_not_be_kept(provider: str, server
     server.faults.add(Fault("timeout" if provider == "e2b" else "activity", "status", status=500, times=None))
     ran = export(f"{provider}:{box.id}", tmp_path)
     assert (ran.code, ran.document["outcome"]) == (0, "committed")
-    assert "could not be prolonged" in ran.document["warnings"][0]
+    assert "could not be prolonged" in told(ran.document)[0]
 
 
 @EITHER

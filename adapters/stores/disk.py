@@ -91,6 +91,9 @@ class DiskStore:
             for info in batch:
                 yield info
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await asyncio.to_thread(self._subfolders, prefix, most)
+
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(self._copy, source, target)
 
@@ -241,6 +244,17 @@ class DiskStore:
                     with suppress(FileNotFoundError):
                         about = entry.stat(follow_symlinks=False)
                         yield ObjectInfo(key, about.st_size, about.st_mtime)
+
+    def _subfolders(self, prefix: str, most: int) -> Sequence[str]:
+        with self._usable():
+            try:
+                with os.scandir(self._folder(prefix)) as found:
+                    names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                return []
+            # One that only a crashed writer left something in holds no object.
+            held = (name for name in names if next(self._objects(f"{prefix}{name}/"), None) is not None)
+            return [*islice(held, most)]
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """All files whose key starts with ``prefix``, in key order, those that are no objects among them."""

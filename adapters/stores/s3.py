@@ -71,6 +71,9 @@ class S3Store:
         for info in await asyncio.to_thread(self._listed, prefix):
             yield info
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await asyncio.to_thread(self._objects.folders, prefix, most)
+
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(self._objects.copy, source, target)
 

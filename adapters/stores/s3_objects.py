@@ -117,6 +117,20 @@ class S3Objects:
                 for entry in page.get("Contents", ()):
                     yield ObjectInfo(self._relative(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
 
+    def folders(self, prefix: str, most: int) -> list[str]:
+        """What comes next after ``prefix`` in keys that go on after a '/', sorted."""
+        found: set[str] = set()
+        start = len(self._full(prefix))
+        with self._named(prefix):
+            pages = self._client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix), Delimiter="/"):
+                if "IsTruncated" not in page and "Name" not in page:
+                    raise self._not_s3()
+                found |= {entry["Prefix"][start:].rstrip("/") for entry in page.get("CommonPrefixes", ())}
+                if len(found) >= most:
+                    break
+        return sorted(found)[:most]
+
     def versions(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Key and version id of every version and delete marker. Raise ``Unsupported`` where servers have none."""
         with self._named(prefix):

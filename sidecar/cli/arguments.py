@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from sidecar import __version__
+from sidecar.limits import REASONS
 from sidecar.sink import KINDS
 
 EXIT_CODES = """exit codes:
@@ -57,15 +58,22 @@ def _verbs(command: Any) -> None:
     restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
     restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    restore.add_argument("--must-exist", action="store_true", help="fail when there is no such memory (default: go on)")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
+    restore.add_argument(
+        "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
+    )
+    restore.add_argument(
+        "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
+    )
 
 
 def _guards(verb: Any) -> None:
     verb.add_argument(
         "--force", action="store_true", help="move the head whatever the guards say (a limit is no guard)"
     )
-    reasons = "empty, required-missing, root-missing, shrunk, schema-downgrade, database-damaged or credentials"
+    reasons = f"{', '.join(REASONS[:-1])} or {REASONS[-1]}"
     verb.add_argument("--allow", action="append", default=[], metavar="REASON", help=f"one guard only: {reasons}")
 
 

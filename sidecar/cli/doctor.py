@@ -14,6 +14,7 @@ from typing import Any
 from sidecar.cli.layouts import seen, seen_document
 from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine
+from sidecar.engine.identity import SHOULD_IT
 from sidecar.engine.inspecting import SeenRoot, look, nearly_too_much
 from sidecar.errors import SidecarError
 from sidecar.wiring import open_sandbox
@@ -48,6 +49,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
 
     async def readable() -> str:
         count = len(await engine.repository.memories())
+        if count == 0:
+            return f"none: an export begins a new store at {engine.repository.store.url}. {SHOULD_IT}"
         return "1 memory" if count == 1 else f"{count} memories"
 
     async def searched() -> str:

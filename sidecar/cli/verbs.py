@@ -43,7 +43,14 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
     sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
     try:
         request = RestoreRequest(
-            memory=args.memory, snapshot=args.snapshot, mode=args.mode, projects=_projects(args), force=args.force
+            memory=args.memory,
+            snapshot=args.snapshot,
+            mode=args.mode,
+            projects=_projects(args),
+            force=args.force,
+            must_exist=args.must_exist,
+            discard=args.discard,
+            read_only=args.read_only,
         )
         return restore_result(await restore(engine, sandbox, request))
     finally:
@@ -136,12 +143,28 @@ def _found(receipt: ExportReceipt) -> list[str]:
 
 def restore_result(receipt: RestoreReceipt) -> Result:
     contents = f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
+    done = f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}."
+    if receipt.kept:
+        done = (
+            f"{receipt.memory}: {receipt.sandbox} holds {receipt.snapshot} already and was left as it is; {contents}."
+        )
     first = {
-        RestoreOutcome.COMPLETE: f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}.",
+        RestoreOutcome.COMPLETE: done,
         RestoreOutcome.INCOMPLETE: f"{receipt.memory}: NOT restored into {receipt.sandbox}; what it had is kept.",
         RestoreOutcome.EMPTY: f"{receipt.memory}: nothing to restore yet; a first start.",
     }[receipt.outcome]
-    return Result(_document(receipt.as_dict()), [first, *_details(receipt)], RESTORE_EXITS.get(receipt.outcome, 0))
+    words: list[str | Table] = [first]
+    if receipt.saved_first:
+        memory = receipt.saved_first_memory or receipt.memory
+        words.append(
+            f"Saved first: {receipt.saved_first} of {memory}. To see it: memory-sidecar diff {memory} {receipt.saved_first}"
+        )
+    if receipt.set_aside:
+        aside = receipt.set_aside
+        words.append(f"Set aside in the sandbox: {plural(aside.files, 'file')}, {size(aside.bytes)}, in {aside.path}")
+    if receipt.read_only:
+        words.append("To be read only: what this sandbox exports is stored beside the head.")
+    return Result(_document(receipt.as_dict()), [*words, *_details(receipt)], RESTORE_EXITS.get(receipt.outcome, 0))
 
 
 def _document(receipt: dict[str, Any]) -> dict[str, Any]:

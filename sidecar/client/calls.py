@@ -66,10 +66,19 @@ def restore(
     projects: Sequence[str] | None = None,
     conversation: str = "",
     force: bool = False,
+    must_exist: bool = False,
+    read_only: bool = False,
+    discard: bool = False,
     wake: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[RestoreReceipt]:
-    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was."""
+    """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it raises
+    ``SidecarProblem`` (``memory-not-found``). ``incomplete`` leaves the sandbox as it was.
+
+    What is there and in no snapshot is saved first or set aside (``saved_first``, ``set_aside``), unless ``discard``; a
+    sandbox that holds the latest already is left as it is (``kept``). With ``read_only`` it can be exported only beside the
+    head.
+    """
     body = {
         "sandbox": sandbox,
         "snapshot": snapshot,
@@ -77,6 +86,9 @@ def restore(
         "projects": None if projects is None else list(projects),
         "conversation": conversation,
         "force": force,
+        **({"must_exist": True} if must_exist else {}),
+        **({"read_only": True} if read_only else {}),
+        **({"discard": True} if discard else {}),
         "wake": wake,
     }
     return once("restores", memory, body, idempotency_key, RestoreReceipt)

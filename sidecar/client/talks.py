@@ -17,7 +17,8 @@ from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, Resto
 class Plan:
     """Restore a memory before a conversation and export it after, also when the conversation fails.
 
-    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False; and
+    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False, and
+    ``SidecarProblem`` (``memory-not-found``) when there is no such memory and it ``must_exist``; and
     ``NotSaved`` at the end when the head did not move. When the conversation itself failed, what it failed with is
     raised, with a note about the memory if that was not saved.
     """
@@ -33,6 +34,7 @@ class Plan:
     mode: Literal["replace", "seed"] = "replace"
     wake: bool = False
     require_restore: bool = True
+    must_exist: bool = False
 
     def before(self) -> Call[RestoreReceipt]:
         return calls.restore(
@@ -42,6 +44,7 @@ class Plan:
             mode=self.mode,
             projects=self.projects,
             conversation=self.conversation,
+            must_exist=self.must_exist,
             wake=self.wake,
         )
 

@@ -10,13 +10,17 @@ import msgspec
 from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.inside import notes as inside
 from sidecar.inside.credentials import blotted
+from sidecar.inside.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
+from sidecar.inside.lineage import LONGEST as MOST_LINEAGE
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
-from sidecar.receipts import DatabaseReport, Drop, Finding, Skip
+from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip
 
 ANSWER_ALLOWANCE = 8 << 20
 """More than all lists of an answer together: the longest is of what was dropped."""
+LONGEST_PATH = 8192
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 HINTS = {
@@ -31,6 +35,8 @@ HINTS = {
     "root-outside": "Put it into the sandbox's home, name the folder with --project, or allow it: [service] local_roots in the"
     " config. Nothing was changed.",
     "root-overlaps": "Look who made it lead there: it must not. Nothing was changed.",
+    "memory-changed": "Something writes to the memory; stop it or try again. The memory there is as it was.",
+    "set-aside-full": "Move it away or say --discard, then restore again. The memory there is as it was.",
     "journal-damaged": "Remove ~/.cache/memory-sidecar in that sandbox, once nothing runs there. Nothing was changed.",
     "unknown-layout": "Use the config file with which this memory was exported.",
 }
@@ -70,10 +76,42 @@ class FoundDatabase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoundAside:
+    path: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
+    files: Count
+    bytes: Count
+
+    def report(self) -> SetAside:
+        return SetAside(path=blotted(self.path)[0], files=self.files, bytes=self.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaved:
+    """A memory in a sandbox of which a restore would replace something that no snapshot has
+    (``sidecar.inside.holdings``)."""
+
+    memory: str
+    """"" where the sandbox has it from a version that noted no ids."""
+    key: str
+    sandbox: str = ""
+    """Where it was when it was last noted. A copy of a sandbox has another reference."""
+    lineage: Annotated[list[str], msgspec.Meta(max_length=MOST_LINEAGE)] = field(default_factory=list)
+    """The snapshots it was restored from and exported to, newest first."""
+    unchanged: str = ""
+    """Nothing changed since this one, which has yet to be seen in the store."""
+    files: Count = 0
+    paths: Annotated[list[str], msgspec.Meta(max_length=MOST_SHOWN)] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    projects: Annotated[list[str], msgspec.Meta(max_length=MOST_PROJECTS)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What both verbs are told; this one, what a restore is told."""
 
-    statuses: ClassVar[frozenset[str]] = frozenset({"complete", "no-python", "tidy", "error"})
+    statuses: ClassVar[frozenset[str]] = frozenset(
+        {"complete", "kept", "unsaved", "clear", "no-python", "tidy", "error"}
+    )
 
     status: str
     memory: str
@@ -88,6 +126,28 @@ class Answer:
     skipped_more: Count = 0
     warnings: list[str] = field(default_factory=list)
     error: Trouble | None = None
+    holds: str = ""
+    """The snapshot that the sandbox has and keeps."""
+    unsaved: Annotated[list[Unsaved], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
+    set_aside: FoundAside | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What a sandbox had noted of a memory (``sidecar.inside.notes``)."""
+
+    memory: str
+    store: str = ""
+    sandbox: str = ""
+    machine: str = ""
+    roots: dict[str, str] = field(default_factory=dict)
+    reader: bool = False
+    conversation: str = ""
+    current: bool = True
+
+    def checked(self) -> inside.Notes | None:
+        """As the program has them; ``None`` unless they are such as it writes."""
+        return inside.checked(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +175,16 @@ class ExportAnswer(Answer):
     found: dict[str, Count] = field(default_factory=dict)
     taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
     taken_more: tuple[Count, Count] = (0, 0)
+    notes: Notes | None = None
+    """The sandbox's notes of this memory before the export."""
+    others: Annotated[list[Notes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
+    """Its notes of other memories that are in the same folders."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """Where each root is there."""
+    noted: Annotated[list[str], msgspec.Meta(max_length=50)] = field(default_factory=list)
+    """Without Python: the contents of the notes there are, of this memory and others, as they are."""
+    reader: bool = False
+    """The memory was restored there only to be read."""
 
     @property
     def trimmed(self) -> set[str]:

@@ -75,10 +75,12 @@ async def tidy(
     snapshot: str,
     uploads: Sequence[str] = (),
     operation: str = "",
+    notes: str = "",
 ) -> Answer | None:
     """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing.
 
-    Return the answer of that operation, if it was a restore that ended well and nobody heard it.
+    ``notes`` are what a sandbox without Python is to note of the memory. Return the answer of that operation, if it was a
+    restore that ended well and nobody heard it.
     """
     request = {
         "do": "tidy",
@@ -90,9 +92,9 @@ async def tidy(
         "operation": operation,
     }
     try:
-        fallback = tidy_script(snapshot, uploads)
+        fallback = tidy_script(snapshot, uploads, memory_key(memory), notes)
         answer, _ = await ask(sandbox, request, Answer, timeout=TIDY_SECONDS, fallback=fallback)
-        return answer if answer.status == "complete" else None
+        return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands do not get through, or their answers do not: files may, both to be deleted and to be read.
         for path in uploads:

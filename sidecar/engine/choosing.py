@@ -6,10 +6,11 @@ import contextlib
 from dataclasses import dataclass
 
 from sidecar.engine.direct import NotDirect
+from sidecar.engine.identity import identified_head
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
-from sidecar.repository import Repository
+from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.fetch import Fetched, fetch
-from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.manifest import Head, Manifest
 from sidecar.snapshots.resolving import parse_time, resolve
 from sidecar.spool import Spool
 
@@ -23,6 +24,14 @@ class Choice:
     fetched: Fetched
     warnings: list[str]
     wanted: str = ""
+    problems: str = ""
+    """What is wrong with the one that was wanted."""
+    keep: tuple[str, ...] = ()
+    """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
+    head: Head | None = None
+    """The memory's head, where ``latest`` or a time was asked for and it can be read."""
+    store: str = ""
+    """The store's id, if it has one."""
 
 
 async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
@@ -34,8 +43,9 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
         parse_time(wanted[1:])  # wrong also where there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
         manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
-        return Choice(await fetch(repository.store, manifest, scratch), [])
-    state = await repository.head(memory)
+        identity = await repository.identify(HeadState())
+        return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
+    state = await identified_head(repository, memory)
     if state.version is None and not await repository.any_eligible(memory, await repository.snapshot_ids(memory)):
         return None
     first = await resolve(repository, memory, wanted) if wanted != LATEST else state.snapshot
@@ -54,10 +64,11 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
             await _remember(repository, memory, snapshot, damage)
             continue
         noticed = [state.notice] if state.notice else []
+        keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
         if not problems:
-            return Choice(fetched, noticed)
-        told = f"Restored {snapshot} instead of {first or 'the head'}: {' '.join(dict.fromkeys(problems))}"
-        return Choice(fetched, [*noticed, told], first or "head")
+            return Choice(fetched, noticed, keep=keep, head=state.head, store=state.store_id)
+        told = " ".join(dict.fromkeys(problems))
+        return Choice(fetched, noticed, first or "head", told, keep, state.head, state.store_id)
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 
@@ -67,14 +78,16 @@ async def _remember(repository: Repository, memory: str, snapshot: str, damage: 
         await repository.mark_damaged(memory, snapshot, damage)
 
 
-async def choose_unread(repository: Repository, memory: str, wanted: str) -> Manifest:
-    """The manifest of the snapshot asked for. Raise ``NotDirect`` when there is anything odd about it."""
+async def choose_unread(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
+    """The manifest of the snapshot asked for, and the head as far as it was looked at, with the store's id. Raise
+    ``NotDirect`` when there is anything odd."""
     try:
         if wanted != LATEST:
-            return await repository.manifest(memory, await resolve(repository, memory, wanted))
-        state = await repository.head(memory)
+            manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
+            return manifest, await repository.identify(HeadState())
+        state = await identified_head(repository, memory)
         if state.head is None or state.notice:
             raise NotDirect
-        return await repository.manifest(memory, state.snapshot)
+        return await repository.manifest(memory, state.snapshot), state
     except SnapshotError:
         raise NotDirect from None

@@ -211,7 +211,7 @@ async def _fits(
     moves: bool,
 ) -> Fits:
     store = engine.repository.store
-    growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head).encode()))
+    growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head, state.store_id).encode()))
     growth *= 1 if engine.repository.witnesses is None else 2
     growth -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
     coming = Snapshot(

@@ -16,6 +16,7 @@ from sidecar.engine.committing import Grown, commit, head_of, judged, manifest_o
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
+from sidecar.engine.identity import begun, identified_head
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.notes import as_noted
 from sidecar.engine.parts import CountedSandbox, Engine, together
@@ -39,6 +40,7 @@ from sidecar.spool import Spool, spool
 from sidecar.threads import run_long
 
 MOST_KNOWN = 100
+READ_ONLY = "This sandbox was restored to be read (read-only): what it exports is stored beside the head."
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -83,8 +85,9 @@ async def _export(run: Run) -> ExportReceipt:
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
             if head is not None and request.projects is None:
                 run.warnings += moved(manifest, head, engine.layouts)
-            reasons: list[Reason] = []
-            if not request.force:
+            mixed_up = run.mix_up(answer)
+            reasons = [mixed_up] if mixed_up else []
+            if not reasons and not request.force:
                 reasons = await judged(engine, manifest, entries, grown, head, scratch, request.allow, answer.trimmed)
             origin = origin_of(run, answer, straight=parent == run.state.snapshot)
             verdict = await weigh(run, answer, reasons, origin)
@@ -105,7 +108,7 @@ async def _export(run: Run) -> ExportReceipt:
     else:
         run.warnings += await note_refusal(run, answer, origin, manifest.snapshot, [one.code for one in reasons])
     if outcome is ExportOutcome.DIVERGED:
-        reason = _diverged(state)
+        reason = _diverged(state, answer)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added, accepted)
     return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state, room)])
 
@@ -117,6 +120,7 @@ async def _commit(
 
     From now on it may name a pack that is in the store already, so that one has to stay, whatever
     happens; unless it was folded."""
+    run.state = await run.engine.repository.begin(run.state)
     pack = grown.brought.pack
     key = Keys.of(manifest.memory).pack(pack.stored, pack.codec)
     grew = not (run.request.force or run.request.adopt)
@@ -146,12 +150,17 @@ async def _begin(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> Run:
     await engine.repository.admit(request.memory)
+    choose(request.layouts, engine.layouts)  # before anything is written
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
     presence, state, survey = await together(
-        reach(counted), engine.repository.head(request.memory), engine.repository.survey(request.memory)
+        reach(counted), identified_head(engine.repository, request.memory), engine.repository.survey(request.memory)
     )
     await prepared
+    warnings = [*warnings, *await begun(engine.repository, request.memory, state, survey)]
+    if not request.adopt:
+        # The sandbox is to note the id, so there has to be one before it is asked; it stays if nothing comes of this.
+        state = await engine.repository.begin(state)
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     fresh, refused = await engine.repository.next_id(request.memory, state, survey.snapshots)
     snapshot = request.snapshot or fresh
@@ -230,6 +239,7 @@ def _question(run: Run) -> dict[str, Any]:
         "key": memory_key(request.memory),
         "snapshot": run.snapshot,
         "known": run.known,
+        "notes": run.notes,
         "unusable": sorted(run.survey.damaged),
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
@@ -250,8 +260,10 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     if base.snapshot == state.snapshot:
         await note_recovery(run, answer)
         return run.receipt(ExportOutcome.UNCHANGED, state, answer, base)
-    origin = origin_of(run, answer, straight=False)
-    reasons = [] if run.request.force else await _objections(run, base, answer, scratch)
+    origin, mixed_up = origin_of(run, answer, straight=False), run.mix_up(answer)
+    reasons = [mixed_up] if mixed_up else []
+    if not reasons and not run.request.force:
+        reasons = await _objections(run, base, answer, scratch)
     verdict = await weigh(run, answer, reasons, origin)
     if verdict.accepted is not None:  # of all that was against it, its manifest names only the first
         verdict = await weigh(run, answer, await _judged_again(run, base, answer, scratch), origin)
@@ -270,7 +282,7 @@ async def _unchanged(run: Run, answer: ExportAnswer, base: Manifest, scratch: Sp
     if reason is not None:
         run.warnings += await note_refusal(run, answer, origin, base.snapshot, [reason.code])
         return run.receipt(ExportOutcome.REJECTED, state, answer, base, reason)
-    return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state))
+    return run.receipt(ExportOutcome.DIVERGED, state, answer, base, _diverged(state, answer))
 
 
 async def _objections(run: Run, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> list[Reason]:
@@ -289,6 +301,8 @@ async def _judged_again(run: Run, kept: Manifest, answer: ExportAnswer, scratch:
     return await judged(run.engine, kept, entries, nothing, head, scratch, run.request.allow, answer.trimmed)
 
 
-def _diverged(state: HeadState) -> Reason:
+def _diverged(state: HeadState, answer: ExportAnswer) -> Reason:
+    if answer.reader:
+        return Reason(code="read-only", message=READ_ONLY)
     head = state.snapshot or state.problem or "which is missing"
     return Reason(code="diverged", message=f"This sandbox did not start from the head ({head}).")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.identity import MIX_UPS, mixed_up, notes_for
 from sidecar.engine.notes import Noted
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.privacy import shown
@@ -35,6 +37,8 @@ class ExportRequest:
     allow: tuple[str, ...] = ()
     """Guards that are not to object, by their reason."""
     origin: str = "export"
+    beside: bool = False
+    """Store it beside the head, whatever the sandbox started from."""
     adopt: bool = False
     """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
     noted: Noted | None = None
@@ -73,8 +77,12 @@ class Run:
         It did when it was last restored from or exported to it, and also when its last export never became the head but
         the one before did: it was cut short, or lost a race against another export of the same sandbox.
         """
+        if self.request.beside:
+            return False
         if self.request.force or self.request.adopt:
             return True
+        if answer.reader:
+            return False
         origin, head = self.parent(answer), self.state.snapshot
         if self.state.head is None and not self.state.problem:
             return bool(origin) or not await self.engine.repository.any_eligible(
@@ -86,6 +94,22 @@ class Run:
             return True
         # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
         return head in self.survey.damaged and self.state.head.was(origin)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the sandbox is to note of this memory."""
+        allowed = {*self.request.allow, *self.engine.guards.allow}
+        free = self.request.force or self.request.adopt
+        return {
+            **notes_for(self.sandbox, self.request, self.state.store_id),
+            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was(snapshot)],
+            "allow": [code for code in MIX_UPS if free or code in allowed],
+        }
+
+    def mix_up(self, answer: ExportAnswer) -> Reason | None:
+        """Why this export would continue another store's memory, or another memory, unless that is allowed."""
+        reason = mixed_up(self.notes, answer, self.engine.repository.store.url)
+        return None if reason is None or reason.code in self.notes["allow"] else reason
 
     def receipt(
         self,

@@ -67,6 +67,8 @@ class Engine:
     privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
+    set_aside_bytes: int = 2 << 30
+    """So much of what restores replace is kept in a sandbox, if it came with the sandbox."""
     inline_bytes: int = 1 << 20
     """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
     direct: bool = False
@@ -153,6 +155,11 @@ class CountedSandbox:
         async with contextlib.aclosing(self._sandbox.download(path)) as chunks:
             async for chunk in self._counted(chunks):
                 yield chunk
+
+    def add(self, trips: Mapping[str, int], transferred: int) -> None:
+        """Count what passed while somebody else counted. The sandbox itself counts what is asked of its provider."""
+        self._trips.update({kind: count for kind, count in trips.items() if kind != "control"})
+        self.transferred_bytes += transferred
 
     async def remove(self, path: str) -> None:
         self._trips["remove"] += 1

@@ -6,14 +6,16 @@ import gzip
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.choosing import LATEST
 from sidecar.engine.direct import UNABLE, NotDirect, links_for
+from sidecar.engine.identity import notes_for
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
-from sidecar.engine.without_python import send_tarball
+from sidecar.engine.unsaved import Standing
+from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.ids import memory_key
 from sidecar.inside.compression import opened
@@ -31,14 +33,62 @@ class RestoreRequest:
     mode: str = "replace"
     projects: tuple[str, ...] | None = None
     force: bool = False
+    must_exist: bool = False
+    """A memory that is not there is an error, not a first start."""
+    conversation: str = ""
+    discard: bool = False
+    """Replace what no snapshot has, and what came with the sandbox, without keeping it."""
+    read_only: bool = False
+    """What is exported from this sandbox later is to be stored beside the head."""
+    in_use: bool = False
+    """The sandbox was worked with before: ask what it holds before much is sent to it."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A snapshot on its way into a sandbox. What was uploaded stays there while something has to be saved first."""
+
+    fetched: Fetched
+    scratch: Spool
+    uploads: list[str] = field(default_factory=list)
+    """Every path that something was uploaded to."""
+    packs: list[Spooled] = field(default_factory=list)
+    codecs: list[str] = field(default_factory=list)
+    bundle: dict[str, Any] | None = None
+    """What is there now."""
+    tarball: Tarball | None = None
+    """The same for a sandbox without Python."""
+
+    def __post_init__(self) -> None:
+        self.packs = list(self.fetched.packs)
+        self.codecs = [pack.codec for pack in self.fetched.manifest.packs]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def parts(self) -> list[Spooled]:
+        return [file for pair in zip(self.fetched.index_files, self.packs, strict=True) for file in pair]
+
+    def as_sent(self) -> list[Pack]:
+        return [
+            replace(pack, bytes=file.size, codec=codec)
+            for pack, file, codec in zip(self.fetched.manifest.packs, self.packs, self.codecs, strict=True)
+        ]
 
 
 async def place_directly(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, manifest: Manifest, operation: str
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    standing: Standing,
+    operation: str,
 ) -> Answer:
     """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
     the snapshot is not all there: then somebody has to look for an older one."""
-    question = _question(engine, request, manifest, manifest.packs, operation)
+    question = _question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
     question["links"] = await links_for(engine, manifest)
     try:
         async for attempt in retrying():
@@ -50,82 +100,89 @@ async def place_directly(
         raise
     if answer.status == "no-python":
         raise NotDirect
-    sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
+    if answer.status == "complete":
+        sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
     return answer
 
 
+async def look_first(
+    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
+) -> Answer:
+    """Ask what the sandbox holds, and send nothing. The status "clear" says that it can be restored."""
+    manifest = parcel.fetched.manifest
+    question = _question(engine, sandbox, request, manifest, [], standing, operation)
+    return await _asked(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
+
+
 async def place(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    fetched: Fetched,
-    scratch: Spool,
-    uploads: list[str],
-    operation: str,
+    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
 ) -> Answer:
     """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
-    packs = list(fetched.packs)
-    codecs = [pack.codec for pack in fetched.manifest.packs]
+    manifest = parcel.fetched.manifest
     async for attempt in retrying():
         with attempt:
             try:
-                answer = await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
-                if answer.status == "no-python":
-                    question = _question(engine, request, fetched.manifest, fetched.manifest.packs, operation)
-                    return await send_tarball(engine, sandbox, question, fetched, scratch, uploads)
-                return answer
+                if parcel.tarball is None:
+                    answer = await _send(engine, sandbox, request, parcel, standing, operation)
+                    if answer.status != "no-python":
+                        return answer
+                question = _question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+                parcel.tarball = parcel.tarball or Tarball()
+                return await send_tarball(
+                    engine, sandbox, question, parcel.fetched, parcel.scratch, parcel.tarball, parcel.uploads
+                )
             except ProgramFailed as problem:
                 if problem.code != "no-zstd":
                     raise
-                packs = [
-                    await run_long(_as_gzip, pack, scratch) if codec == "zst" else pack
-                    for pack, codec in zip(packs, codecs, strict=True)
+                parcel.packs = [
+                    await run_long(_as_gzip, pack, parcel.scratch) if codec == "zst" else pack
+                    for pack, codec in zip(parcel.packs, parcel.codecs, strict=True)
                 ]
-                codecs = ["gz"] * len(packs)
-                return await _send(engine, sandbox, request, fetched, packs, codecs, uploads, operation)
+                parcel.codecs = ["gz"] * len(parcel.packs)
+                return await _send(engine, sandbox, request, parcel, standing, operation)
     raise AssertionError("unreachable")
 
 
 async def _send(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    fetched: Fetched,
-    packs: list[Spooled],
-    codecs: list[str],
-    uploads: list[str],
-    operation: str,
+    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
 ) -> Answer:
-    parts = [file for pair in zip(fetched.index_files, packs, strict=True) for file in pair]
-    uploads.append(path := upload_path())
-    size = sum(part.size for part in parts)
-    digest = hashlib.sha256()
-    engine.progress.step("sending", size)
-    await sandbox.upload(path, _chained(parts, digest))
+    """Upload it, unless it is there already, and ask. It stays there only when something has to be saved first."""
+    bundle, parcel.bundle = parcel.bundle, None
+    if bundle is None:
+        bundle = await _upload(engine, sandbox, parcel)
     engine.progress.step("putting it in place")
-    question = _question(engine, request, fetched.manifest, _as_sent(fetched, packs, codecs), operation)
-    question["bundle"] = {"path": path, "bytes": size, "sha256": digest.hexdigest()}
-    question["uploads"] = uploads
-    return await _asked(sandbox, question, fetched.manifest, engine.timing.command)
+    question = _question(engine, sandbox, request, parcel.fetched.manifest, parcel.as_sent(), standing, operation)
+    question["bundle"] = bundle
+    question["uploads"] = parcel.uploads
+    answer = await _asked(sandbox, question, parcel.fetched.manifest, engine.timing.command)
+    parcel.bundle = bundle if answer.status == "unsaved" else None
+    return answer
 
 
-def _as_sent(fetched: Fetched, packs: list[Spooled], codecs: list[str]) -> list[Pack]:
-    return [
-        replace(pack, bytes=file.size, codec=codec)
-        for pack, file, codec in zip(fetched.manifest.packs, packs, codecs, strict=True)
-    ]
+async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: Parcel) -> dict[str, Any]:
+    parcel.uploads.append(path := upload_path())
+    digest = hashlib.sha256()
+    engine.progress.step("sending", parcel.size)
+    await sandbox.upload(path, _chained(parcel.parts, digest))
+    return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
 
 
 async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float) -> Answer:
     answer, _ = await ask(sandbox, question, Answer, timeout=timeout)
     missing = manifest.files - answer.files - len(answer.skipped)
-    if answer.status != "no-python" and missing > 0:
+    if answer.status == "complete" and missing > 0:
         raise BadAnswer(f"The sandbox says it is done, but {missing} files are missing.")
     return answer
 
 
 def _question(
-    engine: Engine, request: RestoreRequest, manifest: Manifest, packs: Sequence[Pack], operation: str
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    packs: Sequence[Pack],
+    standing: Standing,
+    operation: str,
 ) -> dict[str, Any]:
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
@@ -139,6 +196,7 @@ def _question(
         "key": memory_key(request.memory),
         "snapshot": manifest.snapshot,
         "operation": operation,
+        "notes": notes_for(sandbox, request, standing.store),
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),
@@ -148,6 +206,10 @@ def _question(
         "policy": manifest.privacy,
         "mode": request.mode,
         "force": request.force,
+        "discard": request.discard,
+        "read_only": request.read_only,
+        **asdict(standing),
+        "set_aside_bytes": engine.set_aside_bytes,
         "turn_wait": engine.timing.turn_wait,
         "worker_wait": engine.timing.worker_wait,
         "packs": [{"index_bytes": pack.index_bytes, "bytes": pack.bytes, "codec": pack.codec} for pack in packs],

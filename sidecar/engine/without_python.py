@@ -12,7 +12,7 @@ import posixpath
 import secrets
 import tarfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sidecar import program
 from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
 from sidecar.engine.attending import tidy
 from sidecar.engine.homes import spec_of
+from sidecar.engine.identity import noted
 from sidecar.engine.limiting import bounds
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
 from sidecar.engine.receiving import arrive
@@ -62,10 +63,12 @@ async def read_tarball(
 
     There is no bundle when that refuses to: the answer says why.
     """
+    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
     within = bounds(engine.limits)
     known = _known_roots(engine, answer, question)
     tarball = await arrive(engine, sandbox, answer, scratch, within=within)
-    await tidy(engine, sandbox, question["memory"], question["snapshot"])
+    answer, notes = noted(question["notes"], answer)
+    await tidy(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
     home = scratch.new()
     numbers = _numbers(known, named=question["projects"] is not None)
     places = {name: _place_here(root, numbers.get(name, 0)) for name, root in known.items()}
@@ -82,7 +85,11 @@ async def read_tarball(
     methods = {row.path: row.method for row in answer.databases}
     return replace(
         local,
-        lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]],
+        lineage=answer.lineage,
+        reader=answer.reader,
+        notes=answer.notes,
+        others=answer.others,
+        folders=answer.folders,
         roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
         projects=[],
         skipped=[*answer.skipped, *local.skipped],
@@ -160,30 +167,49 @@ def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> lis
     return copied + filtered
 
 
+@dataclass(slots=True)
+class Tarball:
+    """A snapshot as a plain tarball: written once, and sent again only when it is not in the sandbox any more."""
+
+    file: Path | None = None
+    checks: list[FoundDatabase] = field(default_factory=list)
+    uploaded: str = ""
+
+
 async def send_tarball(
     engine: Engine,
     sandbox: CountedSandbox,
     question: dict[str, Any],
     fetched: Fetched,
     scratch: Spool,
+    tarball: Tarball,
     uploads: list[str],
 ) -> Answer:
     """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
-    target = scratch.new()
-    checks = await run_long(_write_tarball, fetched, scratch.new(), target)
-    uploads.append(path := upload_path())
-    engine.progress.step("sending", target.stat().st_size)
-    await sandbox.upload(path, file_chunks(target))
-    script = restore_script(question, _targets(engine, question, fetched), path, target.stat().st_size)
+    if tarball.file is None:
+        target = scratch.new()
+        tarball.checks = await run_long(_write_tarball, fetched, scratch.new(), target)
+        tarball.file = target
+    size, path = tarball.file.stat().st_size, tarball.uploaded
+    tarball.uploaded = ""
+    if not path:
+        uploads.append(path := upload_path())
+        engine.progress.step("sending", size)
+        await sandbox.upload(path, file_chunks(tarball.file))
+    script = restore_script(question, _targets(engine, question, fetched), path, size)
     nonce = secrets.token_hex(8)
     finished = await sandbox.run(f"nonce={nonce}\n{script}", timeout=engine.timing.command, output_limit=1 << 20)
     value, _ = program.answer(finished.output, nonce)
     checked = value.pop("checked", True)
     answer = parse(value, Answer, question)
+    if answer.status == "unsaved":
+        tarball.uploaded = path
+    if answer.status != "complete":
+        return answer
     return replace(
         answer,
         bytes=fetched.manifest.bytes,
-        databases=checks,
+        databases=tarball.checks,
         warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )
 

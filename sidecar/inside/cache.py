@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any, Dict, NamedTuple, Optional
 
+from . import lineage as history
 from . import places, rows
 from .index import Entry
 
@@ -18,9 +19,7 @@ Row = rows.Row
 
 # A change within one tick of the file system's clock can leave the times as they were; such entries are read again.
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
-PREFIX, LINEAGE = "index-", "lineage"
-LONGEST_LINEAGE = 100
-LONGEST_FILE = 1 << 20
+PREFIX = "index-"
 # By a quick means, and only what changed: memories have thousands of files, and most stay as they are. Up to version 4
 # it was Python's own (marshal), which takes whatever it is given: nothing written so is read any more.
 VERSION = "5 " + sys.byteorder
@@ -77,12 +76,7 @@ class Base(NamedTuple):
 def lineage(folder: str, known: list[str]) -> list[str]:
     """The snapshots among ``known`` that this sandbox was restored from or exported since, newest first."""
     wanted = set(known)
-    return [snapshot for snapshot in reversed(_read_lineage(folder)) if snapshot in wanted]
-
-
-def latest(folder: str) -> Base | None:
-    """What this sandbox last restored or exported; ``None`` when nothing is known of it."""
-    return load(folder, _read_lineage(folder)[-1:])
+    return [snapshot for snapshot in reversed(history.read(folder)) if snapshot in wanted]
 
 
 def load(folder: str, snapshots: list[str]) -> Base | None:
@@ -93,11 +87,17 @@ def load(folder: str, snapshots: list[str]) -> Base | None:
         return None
 
 
-def begin(folder: str, base: Base) -> None:
+def begin(folder: str, base: Base, reader: bool = False) -> None:
     """The memory here is that snapshot, whatever it was before (a restore)."""
     _write_index(folder, base)
-    _write_lineage(folder, [base.snapshot])
+    history.write(folder, [base.snapshot], reader)
     _tidy(folder, {base.snapshot})
+
+
+def hold(folder: str, reader: bool) -> None:
+    """The memory here stays as it is, to be read only or to be written."""
+    if history.is_reader(folder) != reader:
+        history.write(folder, history.read(folder), reader)
 
 
 def go_on(folder: str, base: Base, before: Base | None) -> None:
@@ -107,8 +107,8 @@ def go_on(folder: str, base: Base, before: Base | None) -> None:
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
         base = base._replace(full="", changed=None)
     _write_index(folder, base)
-    lines = [line for line in _read_lineage(folder) if line != base.snapshot] + [base.snapshot]
-    _write_lineage(folder, lines[-LONGEST_LINEAGE:])
+    lines = [line for line in history.read(folder) if line != base.snapshot] + [base.snapshot]
+    history.write(folder, lines, history.is_reader(folder))
     _tidy(folder, {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set()))
 
 
@@ -118,17 +118,6 @@ def _changed(base: Base, before: Base) -> dict[str, Row | None]:
     changed.update((path, row) for path, row in new.items() if old.get(path) is not row)
     changed.update((path, None) for path in old if path not in new)
     return changed
-
-
-def _read_lineage(folder: str) -> list[str]:
-    try:
-        return places.read_file(os.path.join(folder, LINEAGE), LONGEST_FILE).decode("ascii").split()
-    except (OSError, ValueError):
-        return []
-
-
-def _write_lineage(folder: str, lines: list[str]) -> None:
-    places.write_file(os.path.join(folder, LINEAGE), "".join(line + "\n" for line in lines).encode("ascii"))
 
 
 def _write_index(folder: str, base: Base) -> None:

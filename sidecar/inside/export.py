@@ -7,7 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import cache, index, keys
+from . import cache, index, keys, notes
+from . import lineage as history
 from .fitting import Fit
 from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
 from .rules import is_secret
@@ -53,8 +54,16 @@ class Export:
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
         self.taking = Taking(request, scratch, fit, self.base, self.looked_at)
+        self.noted = notes.read(scratch.memory)
+        """What this sandbox had noted of the memory before this export."""
 
     def run(self) -> dict[str, Any]:
+        answer = self._run()
+        noted, warnings = self._note()
+        answer.update(noted, warnings=answer["warnings"] + warnings)
+        return answer
+
+    def _run(self) -> dict[str, Any]:
         self.taking.warnings += absent(self.request["projects"], self.home)
         for root in self.roots:
             if "worker" in root.layout:
@@ -138,19 +147,41 @@ class Export:
             **told,
         )
 
+    def _note(self) -> tuple[dict[str, Any], list[str]]:
+        """Write down what is known now, unless this export is refused as a mix-up. Return what was known before, and what to
+        say."""
+        told = self.request.get("notes")
+        if told is None:
+            return {}, []
+        folders = {root.name: root.folder for root in self._held()}
+        others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
+        objection = notes.objection(told, self.noted, others, folders, self.lineage)
+        now = notes.after_export(told, self.noted, folders)
+        warnings = []
+        if now != self.noted and (not objection or objection in told["allow"]):
+            warnings = notes.keep(self.scratch.memory, now)
+        holders = notes.holders_of(told, others, folders)
+        before = {
+            "notes": self.noted and self.noted.as_dict(),
+            "others": [other.as_dict() for other in holders[: notes.MOST_TOLD]],
+            "folders": folders,
+        }
+        return before, warnings
+
+    def _held(self) -> list[Root]:
+        """The roots that something was found in."""
+        return [root for root in self.roots if any(path.startswith(root.name + "/") for path in self.taking.entries)]
+
     def _answer(self, status: str) -> dict[str, Any]:
         taking, screened = self.taking, self.taking.screened
         return {
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
+            "reader": history.is_reader(self.scratch.memory),
             "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             "bytes": taking.total,
-            "roots": [
-                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
-                for root in self.roots
-                if any(path.startswith(root.name + "/") for path in taking.entries)
-            ],
+            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.hint} for root in self._held()],
             "databases": taking.databases,
             "skipped": taking.skipped.rows,
             "skipped_more": taking.skipped.more,

@@ -75,7 +75,7 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
         return look(request, home), b""
     places.forget()
     scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
-    kept = False
+    kept, uploads = False, request.get("uploads", ())
     try:
         undone = _undone(scratch)
         if request["do"] == "tidy":
@@ -86,7 +86,10 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .restore import Restore
 
             answer = Restore(request, scratch, home).run()
-            places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
+            if answer["status"] == "unsaved":
+                uploads = ()  # they are needed once more, after that was saved
+            else:
+                places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")
@@ -104,18 +107,19 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .reaper import reap
 
             reap(scratch.work, os.path.join(scratch.work, "bundle"))
-        for path in request.get("uploads", ()):
+        for path in uploads:
             if os.path.exists(path):
                 os.unlink(path)
 
 
 def _undone(scratch: Scratch) -> bool:
-    """Undo a restore that was cut short. Return whether there was one."""
-    if not places.exists(scratch.journal):
-        return False
-    from .swap import undo
+    """Undo restores that were cut short, of any memory: they may share folders. Return whether there was one."""
+    found = False
+    for journal in scratch.journals():
+        from .swap import undo
 
-    return bool(undo(scratch.journal, scratch.contained))
+        found = bool(undo(journal, scratch.contained)) or found
+    return found
 
 
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:

@@ -154,6 +154,41 @@ def remove_folder(place: str) -> None:
     _act(lambda folder: os.rmdir(_name(place), dir_fd=folder), place)
 
 
+def make_folders(top: str, relative: str) -> None:
+    """Have a folder, and those on the way to it, below one that is there."""
+    place = top
+    for part in filter(None, relative.split("/")):
+        place = place + "/" + part
+        try:
+            make_folder(place, 0o700)
+        except FileExistsError:
+            continue  # if it is no folder, whatever comes next says so
+
+
+def remove_tree(place: str) -> None:
+    """Delete a folder with all that is in it; what cannot be deleted stays."""
+    try:
+        folder = open_folder(place)
+    except FileNotFoundError:
+        return
+    try:
+        for _, folders, files, inner in os.fwalk(".", topdown=False, dir_fd=folder):
+            for name in files:
+                _try(os.unlink, name, inner)
+            for name in folders:
+                _try(os.unlink if _is_link(inner, name) else os.rmdir, name, inner)
+    finally:
+        os.close(folder)
+    _act(lambda above: _try(os.rmdir, _name(place), above), place)
+
+
+def _try(remove: Callable[..., None], name: str, folder: int) -> None:
+    try:
+        remove(name, dir_fd=folder)
+    except OSError:
+        pass
+
+
 def forget() -> None:
     """Close the folders that are held open for whatever comes next in them."""
     folders = _folders()

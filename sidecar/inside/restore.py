@@ -1,26 +1,29 @@
-"""Restore, inside the sandbox: stage beside the target, check everything, then swap."""
+"""Restore, inside the sandbox: look what is there, stage beside the target, check everything, then swap.
+
+A sandbox that holds what is asked for, or more, is left as it is. Where something would be lost that no snapshot has, nothing
+is done, and the answer says what it is: the sidecar saves it and asks again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from typing import Any, BinaryIO
 
-from . import cache, databases, direct, filters, index, keys, places, worker
+from . import aside, cache, databases, direct, filters, index, keys, notes, places, worker
 from .drain import drained
 from .holders import Holder, find_holders
+from .holdings import Holdings, Old, shown
 from .layers import folders_of, layered
 from .naming import named_here
 from .refusal import Refusal
-from .roots import Root, place_roots
+from .roots import place_roots
 from .scratch import Scratch
-from .swap import Swap, is_folder
+from .swap import Noted, Swap, is_folder
 from .unpacking import Section, Staged, Unpacker
-from .unsaved import unsaved
 from .versions import older_schema, rank, version_here
-from .walk import SQLITE_TAILS, Skipped, walk
+from .walk import SQLITE_TAILS
 
 WORKER_SECONDS = 15.0
 LONGEST_SETTINGS = 16 << 20
@@ -39,31 +42,53 @@ class Restore:
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[str] = []
         self.stages = {root.name: _beside(root.folder) for root in self.roots}
+        self.holdings = Holdings(scratch, request, self.roots, home)
+        self.old: list[Old] = []
         self.old_folders: list[str] = []
+        self.aside = aside.Aside(scratch, request["snapshot"], request["set_aside_bytes"])
+        self.movable: dict[str, bool] = {}
+        self.removed = 0
         self.unversioned: set[str] = set()
 
     def run(self) -> dict[str, Any]:
+        self._look()
+        if self._is_kept():
+            return self._keep()
+        unsaved = self._unsaved()
+        if unsaved:
+            return unsaved
+        if self.request.get("ask"):
+            return {"status": "clear", "warnings": []}
         self._check_versions()
         swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner, self.scratch.contained)
+        done = False
         try:
             swap.begin()
             entries, staged = self._unpack()
             self._name_folders(entries)
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
-            gone = [] if self.seed else unsaved(self.roots, cache.latest(self.scratch.memory))
             holders = self._stop_workers(entries)
             try:
+                self._look()  # again: somebody may have written since, the workers for one before they stopped
+                unsaved = self._unsaved()
+                if unsaved:
+                    return unsaved
                 self._compare_schemas(staged, entries)
                 placed = self._plan(swap, entries, staged)
                 swap.commit()
             finally:
                 self.warnings += worker.start_again(holders)
+            done = True
+            self._remember(entries, staged, placed)
         finally:
             swap.end()
-        self.warnings += gone
+            if not done:
+                self.aside.forget()  # nothing was moved there, or it is back in its place
         self._clear_old_folders(entries)
-        self._remember(entries, staged, placed)
+        if self.aside.files:
+            self.aside.give()
+            self.aside.make_room()
         files = [path for path in placed if entries[path].type == index.FILE]
         return {
             "status": "complete",
@@ -71,9 +96,58 @@ class Restore:
             "bytes": sum(entries[path].size for path in files),
             "databases": checks,
             "skipped": self.skipped,
-            "warnings": self.warnings,
-            "roots": [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots],
+            "warnings": self.warnings + self._discarded(),
+            "roots": self._roots_told(),
+            "set_aside": self.aside.told() if self.aside.files else None,
         }
+
+    def _look(self) -> None:
+        """Find what is there and is to go. A seed replaces nothing."""
+        self.old, self.old_folders = [], []
+        for root in [] if self.seed else self.roots:
+            old, folders = self.holdings.look(root)
+            self.old += old
+            self.old_folders += folders
+
+    def _is_kept(self) -> bool:
+        asked = self.seed or self.request["discard"] or self.request["saved"]  # saved so that it can be replaced
+        return not asked and self.holdings.is_ahead(self.roots, self.old)
+
+    def _keep(self) -> dict[str, Any]:
+        """Leave all as it is, but for whether the memory is here to be read only."""
+        own = self.holdings.own
+        assert own is not None
+        cache.hold(self.scratch.memory, self.request["read_only"])
+        self._note()
+        origin, newest = self.holdings.origin, own.stored[0]
+        changed = sorted(one.own for one in self.old if one.savable and not one.steady)
+        if newest != origin:
+            self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
+        if changed:
+            self.warnings.append("Changed here since then, and not exported yet: %s." % shown(changed))
+        return {
+            "status": "kept",
+            "holds": origin,
+            "files": len(self.old),
+            "bytes": sum(one.found.status.st_size for one in self.old),
+            "warnings": self.warnings,
+            "roots": self._roots_told(),
+        }
+
+    def _unsaved(self) -> dict[str, Any] | None:
+        """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
+        be saved is by now: what is not then is set aside."""
+        if self.seed or self.request["discard"] or self.request["saved"]:
+            return None
+        told = self.holdings.unsaved(self.old)
+        return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
+
+    def _discarded(self) -> list[str]:
+        gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []
+        return ["What was here and in no snapshot is gone, as was asked for: %s." % shown(gone)] if gone else []
+
+    def _roots_told(self) -> list[dict[str, str]]:
+        return [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots]
 
     def _check_versions(self) -> None:
         """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
@@ -181,8 +255,7 @@ class Restore:
 
     def _plan(self, swap: Swap, entries: dict[str, index.Entry], staged: dict[str, Staged]) -> list[str]:
         """Plan every move; return the paths that will be placed."""
-        for root in self.roots:
-            self._plan_removals(swap, root, entries)
+        self._plan_removals(swap, entries)
         for root in self.roots:
             swap.folder(root.folder, _mode_of(root.folder))
         for folder in folders_of(entries):
@@ -199,24 +272,56 @@ class Restore:
             swap.folder(os.path.dirname(place))
             swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
             placed.append(path)
+        displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
+        swap.noted = Noted(self.request["snapshot"], self.request["read_only"], displaced)
         return placed
 
-    def _plan_removals(self, swap: Swap, root: Root, entries: dict[str, index.Entry]) -> None:
-        """Old memory goes (``replace``); a database's old log goes with it in any mode, for it would spoil the new one."""
-        aside = os.path.join(self.stages[root.name], "old")
-        old: list[str] = []
-        if is_folder(root.folder) and not self.seed:
-            for found in walk(root, Skipped()):
-                if stat.S_ISDIR(found.status.st_mode):
-                    self.old_folders.append(found.place)
-                else:
-                    old.append(found.place)
-        theirs = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
-        for place in dict.fromkeys(old + theirs):
-            if not (self.seed and places.exists(place)):
-                old += [place + tail for tail in SQLITE_TAILS if places.exists(place + tail)]
-        for number, place in enumerate(dict.fromkeys(old)):
-            swap.remove(place, os.path.join(aside, str(number)))
+    def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
+        """Old memory goes (``replace``); what nothing else has is set aside. A database's old log goes with it in any mode,
+        for it would spoil the new one."""
+        spare = not self.request["discard"]
+        for one in self.old:
+            found = one.found
+            self._plan_removal(
+                swap, found.root.name, found.place, found.relative, found.status, spare and not one.saved
+            )
+        old = {one.found.place for one in self.old}
+        for one in self.old:
+            self._plan_logs(
+                swap, one.found.root.name, one.found.place, one.found.relative, old, spare and not one.saved
+            )
+            self.holdings.check_steady(one)
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            place = self._place(path)
+            if entry.database and place not in old and not (self.seed and places.exists(place)):
+                self._plan_logs(swap, name, place, self.by_name[name].keys.local(relative), old, spare)
+        if self.aside.files:
+            swap.set_aside_in(self.aside.folder)
+
+    def _plan_logs(self, swap: Swap, name: str, place: str, relative: str, old: set[str], spare: bool) -> None:
+        """Plan what becomes of the logs beside a database. The one in shared memory holds nothing of its own."""
+        for tail in SQLITE_TAILS:
+            log = place + tail
+            if log not in old and places.exists(log):
+                status = places.status(log)
+                seen = None if tail == databases.SHM_TAIL else status
+                spared = spare and seen is not None and status.st_size > 0
+                self._plan_removal(swap, name, log, relative + tail, seen, spared)
+
+    def _plan_removal(self, swap: Swap, name: str, place: str, relative: str, seen: Any, spare: bool) -> None:
+        """Plan to move an old file away, as it was ``seen``; with ``spare`` it is kept."""
+        stage = self.stages[name]
+        if spare:
+            target = self.aside.keep(name, relative, seen)
+            if name not in self.movable:
+                self.movable[name] = self.aside.takes_moves_from(stage)
+            if self.movable[name]:
+                swap.remove(place, target)  # whatever is still written to it is kept as well
+                return
+            aside.copy(place, target, seen)
+        self.removed += 1
+        swap.remove(place, os.path.join(stage, "old", str(self.removed)), seen)
 
     def _staged_link(self, entry: index.Entry, number: int) -> str:
         place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
@@ -274,7 +379,19 @@ class Restore:
         cache.begin(
             self.scratch.memory,
             cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
+            self.request["read_only"],
         )
+        self._note()
+
+    def _note(self) -> None:
+        told = self.request.get("notes")
+        if told is None:
+            return
+        now = notes.after_restore(dict(told, reader=self.request["read_only"]), self._folders())
+        self.warnings += notes.keep(self.scratch.memory, now)
+
+    def _folders(self) -> dict[str, str]:
+        return {root.name: root.folder for root in self.roots}
 
 
 def _beside(folder: str) -> str:

@@ -1,9 +1,13 @@
 """The program's own folder in a sandbox: the only place an export writes to.
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
+~/.cache/memory-sidecar/<memory>/read-lineage        the same, where the memory was restored to be read (lineage.py)
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
+~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
+~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, and says what it does
+~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and nothing else has (aside.py)
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 
 All of it is for the sandbox's user alone. That user's agent can put anything in the place of any of it, so links in place of
@@ -19,15 +23,19 @@ import re
 import shutil
 import stat
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
-from . import places
+from . import lineage, places
 from .containment import containment
 from .refusal import Refusal
 
 STALE_SECONDS = 900
 JUST_BEGUN_SECONDS = 60
 LONGEST_NOTE = 1000
+TURN = ".turn"
+"""Begins with a dot, as no memory's folder does."""
+WORK = re.compile(r"work-(sh-)?[0-9a-f]{16}\Z")
+"""A memory may be called "work-items": only what is named as a run names its folder is taken for one."""
 
 
 def own_folder(home: str) -> str:
@@ -48,7 +56,8 @@ class Scratch:
         self.contained = containment(self._request, self.base)
         self.memory = self._own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         self.journal = os.path.join(self.memory, "journal")
-        self._turn = self._take_turn(wait)
+        self._deadline = time.monotonic() + wait
+        self._turns = self._take_turns()
         self._tidy()
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
         places.make_folder(self.work, 0o700)
@@ -89,19 +98,32 @@ class Scratch:
         if os.geteuid() == 0 and self.owner[0] != 0:
             places.give(path, self.owner)
 
-    def _take_turn(self, wait: float) -> int:
-        """One run at a time per memory and sandbox, so that nobody mistakes a swap under way for an abandoned one."""
-        turn = self._lock_file(os.path.join(self.memory, "turn"))
-        deadline = time.monotonic() + wait
+    def _take_turns(self) -> List[int]:
+        """One run at a time in a sandbox: memories share folders, so a swap of one would be read half done by another.
+
+        Earlier versions know only the turn of each memory, so that is taken too, in the same order by everybody.
+        """
+        turns = [self._take_turn(os.path.join(self.base, TURN))]
+        try:
+            os.ftruncate(turns[0], 0)
+            os.write(turns[0], self._doing().encode("utf-8", "replace"))
+            turns.append(self._take_turn(os.path.join(self.memory, "turn")))
+        except BaseException:
+            os.close(turns[0])
+            raise
+        return turns
+
+    def _take_turn(self, place: str) -> int:
+        turn = self._lock_file(place)
         while True:
             try:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return turn
             except OSError:
-                if time.monotonic() > deadline:
-                    raise Refusal(
-                        "sandbox-busy", "Another export or restore is running in this sandbox.", True
-                    ) from None
+                if time.monotonic() > self._deadline:
+                    running = os.pread(turn, LONGEST_NOTE, 0).decode("utf-8", "replace") or "Another export or restore"
+                    os.close(turn)
+                    raise Refusal("sandbox-busy", "%s is running in this sandbox." % running, True) from None
                 time.sleep(0.05)
 
     def _lock_file(self, path: str) -> int:
@@ -114,12 +136,34 @@ class Scratch:
         self.give(path)
         return made
 
+    def journals(self) -> Iterator[str]:
+        """The journals of restores that were cut short, of this memory first. Those of others are found while their
+        turn is taken as well, for an earlier version takes no other."""
+        if places.exists(self.journal):
+            yield self.journal
+        for name in sorted(os.listdir(self.base)):
+            folder = os.path.join(self.base, name)
+            journal = os.path.join(folder, "journal")
+            if folder == self.memory or not os.path.exists(journal) or os.path.islink(folder):
+                continue
+            turn = self._take_turn(os.path.join(folder, "turn"))
+            try:
+                if places.exists(journal):
+                    yield journal
+            finally:
+                os.close(turn)
+
+    def _doing(self) -> str:
+        """What this run does, for those who wait for it."""
+        verb = {"export": "An export", "restore": "A restore"}.get(self._request.get("do", ""), "A clean-up")
+        return "%s of %s" % (verb, self._request["memory"]) if "memory" in self._request else ""
+
     def _tidy(self) -> None:
         """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
         again for the same snapshot never got the answer before."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
-            if name.startswith("work-") and not self._in_use(folder):
+            if WORK.match(name) and not self._is_memory(folder) and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         for name in os.listdir("/tmp"):
             if name.startswith("memory-sidecar-") and name.endswith((".bundle", ".run")):
@@ -127,6 +171,10 @@ class Scratch:
                 with contextlib.suppress(OSError):
                     if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
                         shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+
+    def _is_memory(self, folder: str) -> bool:
+        """A memory may even be called as a run calls its folder."""
+        return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
 
     def _in_use(self, folder: str) -> bool:
         try:
@@ -155,4 +203,5 @@ class Scratch:
         else:
             shutil.rmtree(self.work, ignore_errors=True)
         os.close(self._lock)
-        os.close(self._turn)
+        for turn in reversed(self._turns):
+            os.close(turn)

@@ -1,7 +1,9 @@
 """Put staged files in the place of a memory's old ones: all, or none.
 
-Every move is written to a journal first. A run that fails undoes what it moved; one that is killed is undone by the next.
-The journal lies in the sandbox, where others can write to it, so its paths are believed only as far as roots are.
+Every move is written to a journal first. A run that fails undoes what it moved; one that is killed is undone by the next,
+or, if all was in place by then, is noted as done. An old file goes to a staging folder, which is removed in the end, or is
+set aside for good. The journal lies in the sandbox, where others can write to it, so its paths are believed only as far as
+roots are.
 """
 
 from __future__ import annotations
@@ -11,14 +13,27 @@ import json
 import os
 import shutil
 import stat
-from typing import Any, Dict, List
+import time
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import places
+from . import lineage, notes, places
 from .containment import Containment
 from .refusal import Refusal
 from .walk import STAGE
 
 LONGEST_JOURNAL = 1 << 30
+SET_ASIDE = "set-aside"
+CHANGED = "memory-changed"
+
+
+class Noted:
+    """What is to be noted once everything is in place, by whoever comes to it: this run, or the next one."""
+
+    def __init__(self, snapshot: str = "", reader: bool = False, displaced: Tuple[str, ...] = ()) -> None:
+        self.snapshot = snapshot
+        self.reader = reader
+        self.displaced = displaced
+        """Folders in the cache of memories that something was taken from."""
 
 
 class Swap:
@@ -33,7 +48,9 @@ class Swap:
         self._made: list[str] = []
         self._modes: dict[str, int] = {}
         self._new: set[str] = set()
-        self._away: set[str] = set()
+        self._away: dict[str, Optional[os.stat_result]] = {}
+        self._asides: list[str] = []
+        self.noted = Noted()
 
     def begin(self) -> None:
         """Make the staging folders; from here on a run that is killed is cleared up by the next."""
@@ -43,10 +60,14 @@ class Swap:
             for inner in ("new", "old"):
                 places.make_folder(os.path.join(stage, inner), 0o700)
 
-    def remove(self, place: str, aside: str) -> None:
-        """Move an old file out of the way."""
+    def remove(self, place: str, aside: str, seen: Optional[os.stat_result] = None) -> None:
+        """Move an old file out of the way, if it still is as it was ``seen``."""
         self._moves.append((place, aside))
-        self._away.add(place)
+        self._away[place] = seen
+
+    def set_aside_in(self, folder: str) -> None:
+        """Some old files go to this folder, and stay there."""
+        self._asides.append(folder)
 
     def folder(self, place: str, mode: int | None = None) -> None:
         """Have a folder here, with its parents; with this mode, if one is given."""
@@ -85,10 +106,15 @@ class Swap:
                 places.make_folder(folder)
                 self._give(folder)
             while pending is not None:
+                if places.exists(pending[1]):
+                    raise Refusal(CHANGED, "%s was made while the memory was put in place." % pending[1], True)
                 places.rename(*pending)
                 pending = next(moves, None)
+            self._check_unchanged()
         except (OSError, Refusal) as problem:
             undo(self._journal, self._contained)
+            if isinstance(problem, Refusal) and problem.code == CHANGED:
+                raise
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
         self._write("done")
         for folder, mode in sorted(self._modes.items(), reverse=True):
@@ -97,6 +123,17 @@ class Swap:
                 os.fchmod(descriptor, mode)
             finally:
                 os.close(descriptor)
+
+    def _check_unchanged(self) -> None:
+        """Raise Refusal when an old file was written to between the last look at it and now. This comes last: whoever had
+        it open when it was moved is done by then."""
+        for place, aside in self._moves:
+            seen = self._away.get(place)
+            if seen is None or not places.exists(aside):
+                continue
+            now = places.status(aside)
+            if (seen.st_size, seen.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+                raise Refusal(CHANGED, "%s was written to while the memory was put in place." % place, True)
 
     def end(self) -> None:
         """Clear up, whatever happened."""
@@ -107,29 +144,49 @@ class Swap:
             places.give(place, self._owner)
 
     def _write(self, state: str) -> None:
-        plan = {"state": state, "stages": self._stages, "made": self._made, "moves": self._moves}
+        plan = {
+            "state": state,
+            "stages": self._stages,
+            "asides": self._asides,
+            "made": self._made,
+            "moves": self._moves,
+            "snapshot": self.noted.snapshot,
+            "reader": self.noted.reader,
+            "displaced": list(self.noted.displaced),
+        }
         places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
 
 
 def undo(journal: str, contained: Containment) -> bool:
     """Bring an unfinished swap back to where it began and remove its staging folders. True when it was cut short.
 
-    Raise Refusal when the journal names places where nothing may be moved: then nothing is.
+    One that was cut short after all was in place is noted instead. Raise Refusal when the journal names places where
+    nothing may be moved: then nothing is.
     """
     try:
         plan = json.loads(places.read_file(journal, LONGEST_JOURNAL))
     except (FileNotFoundError, ValueError, RecursionError):
         return False
-    _check(plan, contained)
+    memory = os.path.dirname(journal)
+    _check(plan, contained, os.path.join(os.path.dirname(memory), SET_ASIDE))
     if plan["state"] == "swapping":
         for source, target in reversed(plan["moves"]):
-            if places.exists(target) and not places.exists(source):
-                places.rename(target, source)
+            is_new = any(source.startswith(stage + "/") for stage in plan["stages"])
+            if not places.exists(target) or (is_new and places.exists(source)):
+                continue  # it was not moved yet
+            if places.exists(source):
+                _step_aside(source, memory)
+            places.rename(target, source)
         for folder in reversed(plan["made"]):
             try:
                 places.remove_folder(folder)
             except OSError:
                 continue  # never made, or someone else put something into it meanwhile
+    elif plan["state"] == "done":
+        _note(plan, memory)
+    if plan["state"] != "done":
+        for folder in plan.get("asides", []):
+            places.remove_tree(folder)  # what was moved here is back, and what was copied never left its place
     for stage in plan["stages"]:
         if is_folder(stage):
             shutil.rmtree(stage, ignore_errors=True)
@@ -137,17 +194,50 @@ def undo(journal: str, contained: Containment) -> bool:
     return bool(plan["state"] != "done")
 
 
-def _check(plan: Dict[str, Any], contained: Containment) -> None:
+def _step_aside(place: str, memory: str) -> None:
+    """Set a file aside that was made in the place of one that a swap had moved away: it must not keep that one from
+    coming back, nor be lost for it."""
+    top = os.path.join(os.path.dirname(memory), SET_ASIDE)
+    folder = time.strftime("%Y%m%dT%H%M%SZ-undone-", time.gmtime()) + os.urandom(4).hex()
+    places.make_folders(os.path.dirname(memory), SET_ASIDE + "/" + folder)
+    places.rename(place, os.path.join(top, folder, os.path.basename(place)))
+
+
+def _note(plan: Dict[str, Any], memory: str) -> None:
+    """Note what is in place now, unless the run that put it there did."""
+    snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
+    if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
+        lineage.write(memory, [snapshot], reader)
+    for name in plan.get("displaced", []):
+        retire(os.path.join(os.path.dirname(memory), name))
+
+
+def retire(folder: str) -> None:
+    """Note that a memory is no longer whole in this sandbox: another was restored over it."""
+    if not is_folder(folder):
+        return
+    noted = notes.read(folder)
+    if noted is not None and noted.current:
+        notes.write(folder, noted._replace(current=False))
+    lineage.forget(folder)
+
+
+def _check(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
     """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
     try:
         stages: List[str] = [_place(stage) for stage in plan["stages"]]
+        asides: List[str] = [_place(aside) for aside in plan.get("asides", [])]
         moved = [[_place(source), _place(target)] for source, target in plan["moves"]]
         made = [_place(folder) for folder in plan["made"]]
         if not all(STAGE.match(os.path.basename(stage)) for stage in stages) or not isinstance(plan["state"], str):
             raise ValueError("a folder that is not for staging")
-        named = [[end for end in ends if not any(end.startswith(stage + "/") for stage in stages)] for ends in moved]
+        if any(os.path.dirname(aside) != set_aside for aside in asides):
+            raise ValueError("a folder that is not for what is set aside")
+        ours = [folder + "/" for folder in stages + asides]
+        named = [[end for end in ends if not end.startswith(tuple(ours))] for ends in moved]
         if any(len(ends) == 2 for ends in named):
             raise ValueError("a move that neither begins nor ends in a staging folder")
+        _check_noted(plan)
     except (KeyError, TypeError, ValueError) as problem:
         raise Refusal("journal-damaged", "What a restore left behind cannot be read: %s." % problem) from None
     # A project that was not there yet had to be made, with the folders above it, and was staged beside the first of those.
@@ -156,6 +246,16 @@ def _check(plan: Dict[str, Any], contained: Containment) -> None:
         place for place in above if not contained.leads_to(place)
     ]:
         contained.check("A file that a restore has moved", place)
+
+
+def _check_noted(plan: Dict[str, Any]) -> None:
+    snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
+    if snapshot and not lineage.SNAPSHOT.match(snapshot):
+        raise ValueError("no snapshot")
+    if not isinstance(plan.get("reader", False), bool) or any(
+        "/" in name or name in ("", ".", "..") for name in displaced
+    ):
+        raise ValueError("no memories")
 
 
 def _place(text: Any) -> str:

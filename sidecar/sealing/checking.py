@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
-from sidecar.ids import ATTACHMENTS, INSTANCES, STORE_ID, Keys, is_snapshot_id
+from sidecar.ids import ATTACHMENTS, INSTANCES, Keys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, Repository
 from sidecar.sealing.names import ROOTS
@@ -15,6 +15,7 @@ from sidecar.sealing.passphrase import check_identities
 from sidecar.sealing.signed import MARK, SignedStore
 from sidecar.sealing.store import NOT_OURS, SealedStore, strangers
 from sidecar.snapshots.folders import memories_in
+from sidecar.snapshots.store_id import read_store_id
 from sidecar.snapshots.witnesses import KEPT
 
 OUTBOX = "outbox/"
@@ -38,7 +39,15 @@ async def check_store(repository: Repository) -> list[str]:
     store = repository.store
     below = [info.key for prefix in (ATTACHMENTS, INSTANCES, OUTBOX) async for info in store.list(prefix)]
     _, nobodys = await memories_in(store)
-    return [*nobodys, *await _refused(store, [STORE_ID, *below])]
+    return [*nobodys, *await _store_id(store), *await _refused(store, below)]
+
+
+async def _store_id(store: Store) -> list[str]:
+    try:
+        await read_store_id(store)
+    except (SnapshotDamaged, KeyNeeded) as problem:
+        return [problem.message]
+    return []
 
 
 async def check_keys(repository: Repository) -> list[str]:

@@ -156,6 +156,9 @@ class SignedStore:
                 self._looked_at[info] = False
         return self._looked_at[info]
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await self._inner.folders(prefix, most=most)
+
     async def copy(self, source: str, target: str) -> None:
         if _is_pack(source) and _is_pack(target):
             await self._inner.copy(source, target)

@@ -146,6 +146,17 @@ class SealedStore:
         for info in sorted(shown, key=lambda info: info.key):
             yield info
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        state = await self.opening.to_read()
+        hidden = _hidden(state, prefix)
+        found = await self._inner.folders(hidden, most=most)
+        if state is None:
+            if not found:
+                await self.opening.check_nothing_hidden(prefix)
+            return found
+        keys = [f"{hidden}{name}/" for name in found]
+        return sorted(state.names.shown(key).split("/")[-2] for key in keys if state.names.are_ours(key))
+
     async def copy(self, source: str, target: str) -> None:
         state = await self.opening.to_write()
         try:

@@ -48,7 +48,14 @@ class RestoreBody(Body):
     mode: Literal["replace", "seed"] = "replace"
     projects: list[Name] | None = Field(default=None, max_length=100)
     conversation: Text = Field(default="", description="The conversation it is for: told in the log and in events.")
+    must_exist: bool = Field(default=False, description="A memory that is not there is an error, not a first start.")
     force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
+    read_only: bool = Field(
+        default=False, description="Restore it to be read: what this sandbox exports later is stored beside the head."
+    )
+    discard: bool = Field(
+        default=False, description="Replace what no snapshot has without saving it first or setting it aside."
+    )
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
 
 

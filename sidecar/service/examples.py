@@ -19,6 +19,7 @@ from sidecar.receipts import (
     RestoreOutcome,
     RestoreReceipt,
     Scrubbed,
+    SetAside,
     Skip,
 )
 from sidecar.retention.forgetting import Fate
@@ -80,6 +81,11 @@ RESTORED = RestoreReceipt(
     trips={"upload": 1, "command": 1},
     duration_ms=1_180,
     databases=[DatabaseReport(path=DATABASE, method="staged", check="ok")],
+    set_aside=SetAside(
+        path="/home/user/.cache/memory-sidecar/set-aside/20261116T101530Z-20261116T101502117Z-5d0c1a77",
+        files=2,
+        bytes=41_216,
+    ),
 )
 ATTACHMENT = Attachment(
     memory=MEMORY, sandbox=SANDBOX, attached=MADE, owner="conductor-1f0c2a9b7d3e", saved=MADE, snapshot=NEW

@@ -29,6 +29,12 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._spared = Counter(
+            "memory_sidecar_restores_spared",
+            "Restores that left a sandbox as it was, or kept what no snapshot had: kept, saved_first, set_aside",
+            ["how"],
+            registry=self.registry,
+        )
         self._stored = Counter(
             "memory_sidecar_stored_bytes", "Bytes that exports added to the store", registry=self.registry
         )
@@ -95,6 +101,9 @@ class Metrics:
             return
         self._operations.labels(kind, outcome).inc()
         self._seconds.labels(kind).observe(float(event.details.get("seconds", 0)))
+        for how in ("kept", "saved_first", "set_aside"):
+            if event.details.get(how):
+                self._spared.labels(how).inc()
         self._stored.inc(int(event.details.get("packed_bytes", 0)))
         at = datetime.fromisoformat(event.at).timestamp()
         if kind == "export" and outcome in ("committed", "unchanged"):

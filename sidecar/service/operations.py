@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -208,7 +209,8 @@ class Operations:
         if operation.receipt is not None:
             said, outcome = operation.receipt, operation.receipt.outcome.value
             operation.about(said.snapshot or "")
-            self._log.info(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **operation.bound())
+            about = _spared(said)
+            self._log.info(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **operation.bound(), **about)
             self._events.publish(
                 f"{operation.kind}.{outcome}",
                 memory=operation.memory,
@@ -221,6 +223,7 @@ class Operations:
                 packed_bytes=said.packed_bytes,
                 seconds=took,
                 warnings=said.warnings,
+                **about,
             )
             if isinstance(said, ExportReceipt) and said.accepted is not None:
                 tell_accepted(
@@ -238,8 +241,8 @@ class Operations:
                     pinned=said.accepted.pinned,
                 )
         elif operation.problem is not None:
-            about = operation.problem.as_dict()
-            self._log.error(f"{operation.kind} failed", seconds=took, **{**about, **operation.bound()})
+            problem = operation.problem.as_dict()
+            self._log.error(f"{operation.kind} failed", seconds=took, **{**problem, **operation.bound()})
             self._events.publish(
                 f"{operation.kind}.failed",
                 memory=operation.memory,
@@ -247,5 +250,14 @@ class Operations:
                 operation=operation.id,
                 conversation=operation.conversation,
                 seconds=took,
-                error=about,
+                error=problem,
             )
+
+
+def _spared(receipt: Receipt) -> dict[str, Any]:
+    """What a restore left as it was, saved first or set aside, if anything, and why it is incomplete if it is."""
+    if not isinstance(receipt, RestoreReceipt):
+        return {}
+    names = ("kept", "saved_first", "saved_first_memory", "set_aside", "read_only", "reason")
+    whole = receipt.as_dict()
+    return {name: whole[name] for name in names if whole[name]}

@@ -30,6 +30,10 @@ class Sandboxes:
             _, oldest = self._idle.popitem(last=False)
             await oldest.close()
 
+    def knows(self, ref: str) -> bool:
+        """Whether it was used before and is open still."""
+        return any((ref, wake) in self._idle for wake in (False, True))
+
     @asynccontextmanager
     async def fresh(self, ref: str) -> AsyncIterator[Sandbox]:
         """The same, without anything remembered of it."""

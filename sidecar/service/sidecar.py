@@ -23,6 +23,8 @@ from sidecar.service.settings import Service, local_policy
 from sidecar.service.uploads import Uploads
 from sidecar.wiring import open_sandbox
 
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "in_use"})
+
 
 class _Begun(Exception):
     """The call is remembered already: it is under way elsewhere, or was when a service died."""
@@ -68,10 +70,15 @@ class Sidecar:
         await self.engine.repository.admit(request.memory)
 
         async def work(operation: Operation, call: Call | None, reached: Reached | None) -> Receipt:
+            ours = replace(request, in_use=self.sandboxes.knows(sandbox))
             async with self.sandboxes.use(sandbox, wake=wake) as box:
-                return await restore(replace(self.engine, progress=operation, reached=reached), box, request)
+                return await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
 
         body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        # What earlier versions did not count to what a call is: else a call that they remember would be another now.
+        del body["conversation"]
+        if not request.must_exist:
+            del body["must_exist"]
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     def adopt(self, archive: Path, request: ExportRequest) -> Operation:
@@ -168,4 +175,7 @@ class Sidecar:
 
 
 def _plain(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in request.__dataclass_fields__}
+    """What was asked for. Options that came later are left out where they are not used, so that a call which an earlier
+    version remembers under its key is still the same call."""
+    fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    return {name: value for name, value in fields.items() if value or name not in LATER_OPTIONS}

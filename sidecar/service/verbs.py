@@ -57,13 +57,18 @@ async def export_memory(
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
-    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was."""
+    """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it is a 404.
+    ``incomplete`` leaves the sandbox as it was."""
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
         mode=body.mode,
         projects=None if body.projects is None else tuple(body.projects),
         force=body.force,
+        must_exist=body.must_exist,
+        conversation=body.conversation,
+        discard=body.discard,
+        read_only=body.read_only,
     )
     operation = await sidecar_of(request).restore(
         wanted, body.sandbox, wake=body.wake, key=key, conversation=body.conversation

@@ -7,8 +7,10 @@ to what arrives. Secrets, and files that would have to be cleared of them first,
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
@@ -41,26 +43,48 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
             _select(number, layout, exporting=True) if first == number else _as(number, first),
         ]
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _text("export.sh")])
+    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _script("export.sh")])
 
 
 def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
     """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
-    lines = [*_common(request), f"bundle={shlex.quote(bundle)}", f"bytes={size}", f"mode={request['mode']}"]
+    notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
+    lines = [
+        *_common(request),
+        f"notes={shlex.quote(notes)}",
+        f"bundle={shlex.quote(bundle)}",
+        f"bytes={size}",
+        f"mode={request['mode']}",
+    ]
+    for name, value in (
+        ("stored", " ".join(request["stored"][request["key"]])),
+        ("heads", " ".join(request["heads"])),
+        ("keep", " ".join(request["keep"])),
+        ("saved", "yes" if request["saved"] else ""),
+        ("discard", "yes" if request["discard"] else ""),
+        ("reader", "yes" if request["read_only"] else ""),
+        ("aside_bytes", str(request["set_aside_bytes"])),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request['snapshot']}"),
+    ):
+        lines.append(f"{name}={shlex.quote(value)}")
     for number, (name, place, layout) in enumerate(roots, 1):
         lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
         lines.append(_select(number, layout, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([*lines, _text("restore.sh")])
+    return "\n".join([*lines, _script("restore.sh")])
 
 
-def tidy_script(snapshot: str, uploads: Sequence[str]) -> str:
-    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it."""
+def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
+    the ``notes`` of the memory with this ``key``, if there are any."""
     lines = [
         'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
         f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
         "done",
     ]
+    if notes:
+        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(key)}/notes'
+        lines.append(f"rm -f {place}.new; printf '%s' {shlex.quote(notes)} > {place}.new && mv -f {place}.new {place}")
     return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 
@@ -99,6 +123,20 @@ KNOWN_SECRET = " -o ".join(
     f"-iname {shlex.quote(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
 )
 """What no layout brings out (``is_secret``)."""
+SECRET_HERE = "@known-secret@"
+FIND = f"""look() {{
+left=$#
+while [ "$left" -gt 0 ]; do
+word=$1 left=$((left - 1))
+shift
+case "$word" in
+{SECRET_HERE}) set -- "$@" {KNOWN_SECRET} ;;
+*) set -- "$@" "$word" ;;
+esac
+done
+find "$@"
+}}"""
+"""``find`` with a word for all that is known to be secret: every layout has it twice, and a command has only so much room."""
 
 FIRST = """first() {
 marker=$1 below=$2 chosen=""
@@ -123,7 +161,8 @@ def _places(root: Root, projects: list[str] | None) -> list[str]:
 def _common(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
-    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", FIRST]
+    wait = math.ceil(request.get("turn_wait", 0))
+    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", f"turn_wait={wait}", FIRST, FIND]
 
 
 def _databases(layout: Layout) -> list[str]:
@@ -140,7 +179,7 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     wanted = [pattern for pattern in wanted if pattern not in apart]
     cleared = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
     never, secret, unsent = (_any(patterns) for patterns in (layout.never, layout.secrets, cleared))
-    secret = f"{secret} -o -type f \\( {KNOWN_SECRET} \\)"
+    secret = f"{secret} -o -type f \\( {SECRET_HERE} \\)"
     starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
     keep = " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern))
     left = f"\\( {never} -o {secret} -o {unsent} \\) -prune -o"
@@ -151,7 +190,7 @@ def _select(number: int, layout: Layout, *, exporting: bool) -> str:
     }
     there = '[ -e "$start" ] || [ -L "$start" ] || continue'
     return "\n".join(
-        f'{name}_{number}() {{ for start in {starts}; do {there}; find "$start" {find} || return 1; done; }}'
+        f'{name}_{number}() {{ for start in {starts}; do {there}; look "$start" {find} || return 1; done; }}'
         for name, find in finds.items()
     )
 
@@ -188,6 +227,12 @@ def _left_out(pattern: str) -> str:
     if "**" not in parts:
         return f"-path {_ways(pattern)[0]} ! -path './{'*/' * len(parts)}*'"
     return " -o ".join(f"-path {way}" + (f" {name}" if parts[-1] != "**" else "") for way in _ways(pattern))
+
+
+def _script(name: str) -> str:
+    """A script with what both have in common put in where it says so, and without its comments."""
+    text = _text(name).replace("# <turn>\n", _text("turn.sh"))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
 
 
 def _text(name: str) -> str:

@@ -1,14 +1,17 @@
 # Export without Python: copy the memory's files and databases into a folder, and tar it. A preamble generated for the request
-# defines nonce, echo_back (JSON), key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
+# defines nonce, echo_back (JSON), turn_wait, key, snapshot, roots and, for each root N: name_N, layout_N, folder_N, databases_N, select_N, never_N, secret_N.
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
-mkdir -p "$cache/$key" || exit 1
-find "$cache" -maxdepth 1 -name 'work-*' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
+escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
 work="$cache/work-sh-$nonce"
+fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s","retryable":%s}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "${3:-false}" "$nonce"; exit 0; }
+# <turn>
+mkdir -p "$cache/$key" || exit 1
+find "$cache" -maxdepth 1 -name 'work-sh-????????????????' -type d -mmin +15 -exec rm -rf {} + 2>/dev/null
+: > "$cache/.exported"
 mkdir -p "$work/stage" || exit 1
 problems="$work/problems"
 : > "$problems"
-escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
 # Rows for names that come with NUL after each, as many as a receipt lists; the others are counted.
 skip() {
     tr '\n\000' ' \n' > "$work/skipped"
@@ -27,9 +30,8 @@ else
     listed=false odd='*
 *'
 fi
-fail() { rm -rf "$work"; printf '\nmemory-sidecar %s begin\n{"status":"error",%s,"error":{"code":"%s","message":"%s"}}\nmemory-sidecar %s end\n' "$nonce" "$echo_back" "$1" "$(escaped "$2")" "$nonce"; exit 0; }
 command -v tar >/dev/null 2>&1 && command -v gzip >/dev/null 2>&1 || fail no-tar "This sandbox has no python3, and no tar and gzip either."
-found=""
+found="" folders=""
 rows=""
 seen=""
 for root in $roots; do
@@ -69,14 +71,26 @@ for root in $roots; do
         fi
     fi
     [ -n "$(ls -A "$work/stage/$name")" ] || continue
-    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$(CDPATH='' cd "$folder" && pwd)")\"}"
+    here=$(CDPATH='' cd "$folder" && pwd)
+    folders="$folders${folders:+,}\"$name\":\"$(escaped "$(CDPATH='' cd "$folder" && pwd -P)")\""
+    found="$found${found:+,}{\"name\":\"$name\",\"layout\":\"$layout\",\"hint\":\"$(escaped "$here")\"}"
 done
 ( cd "$work/stage" && tar -cf - . ) 2>"$problems" | gzip -1 > "$work/bundle" || fail disk-full "$(tail -n 1 "$problems")"
 rm -rf "$work/stage"
-lineage=$(sed -n '1!G;h;$p' "$cache/$key/lineage" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
-printf '%s\n' "$snapshot" >> "$cache/$key/lineage"
+# A sandbox that was restored to be read notes its snapshots elsewhere.
+if [ -f "$cache/$key/read-lineage" ]; then history=read-lineage reader=true; else history=lineage reader=false; fi
+lineage=$(sed -n '1!G;h;$p' "$cache/$key/$history" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
+printf '%s\n' "$snapshot" >> "$cache/$key/$history"
+# What was noted of the memories here, as it is: the sidecar looks whether it makes sense, and has new notes written.
+noted="" notes=0
+for file in "$cache"/*/notes; do
+    if [ -f "$file" ] && [ ! -L "$file" ] && [ "$(($(wc -c < "$file")))" -le 65536 ] && [ "$notes" -lt 50 ]; then
+        notes=$((notes + 1))
+        noted="$noted${noted:+,}\"$(escaped "$(cat "$file")")\""
+    fi
+done
 rm -f "$cache/$key"/index-*
 printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
-printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
-    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","lineage":[%s],"reader":%s,"noted":[%s],"folders":{%s},"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$lineage" "$reader" "$noted" "$folders" "$found" "$rows" "$skipped" "$more" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

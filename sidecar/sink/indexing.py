@@ -8,13 +8,10 @@ writes, so rows of an older snapshot never replace those of a newer one.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import (
-    HeadMoved,
     SidecarError,
     SinkDenied,
     SinkUnfit,
@@ -22,11 +19,10 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
 )
-from sidecar.ids import STORE_ID
-from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, HeadState, Repository
 from sidecar.sink.sink import Found, Place, Query, Sink, Written
 from sidecar.sink.snapshot import snapshot_records
+from sidecar.snapshots.store_id import ensure_store_id, read_store_id
 from sidecar.spool import spool
 
 ATTEMPTS = 5
@@ -80,7 +76,7 @@ class MemoryIndex:
 
         Raise a ``SinkError``, a ``StoreError``, or a ``SnapshotError`` when the head's snapshot cannot be read.
         """
-        self._id = self._id or await made_store_id(self._repository.store)
+        self._id = self._id or await ensure_store_id(self._repository.store)
         place = Place(self._id, memory)
         for _ in range(ATTEMPTS):
             state = await self._head(memory)
@@ -170,7 +166,7 @@ class MemoryIndex:
 
     async def _known_id(self) -> str:
         """The store's own name, or ``""``: who only looks gives it none."""
-        self._id = self._id or await store_id(self._repository.store)
+        self._id = self._id or await read_store_id(self._repository.store)
         return self._id
 
 
@@ -184,18 +180,3 @@ def _indexed(place: Place, snapshot: str, written: Written, problems: list[str])
         removed=written.removed,
         problems=problems,
     )
-
-
-async def store_id(store: Store) -> str:
-    """A store's own name, which is given to it once and goes where it goes: rows of two stores never mix."""
-    held = await store.get(STORE_ID)
-    return held.data.decode("ascii", "replace") if held else ""
-
-
-async def made_store_id(store: Store) -> str:
-    """The same, given now if there is none."""
-    while not (id := await store_id(store)):
-        await store.prepare()
-        with suppress(HeadMoved):  # somebody else was faster
-            await store.swap(STORE_ID, secrets.token_hex(16).encode(), expected=None)
-    return id

@@ -16,11 +16,18 @@ async def memories_in(store: Store) -> tuple[list[str], list[str]]:
         folder, _, rest = info.key[len(ROOT) :].partition("/")
         if rest == "head.json" or rest.startswith("snapshots/"):
             folders.setdefault(folder, []).append(info.key)
-    found = [await _id_from(store, folder, keys) for folder, keys in folders.items()]
+    found = [await id_from(store, folder, keys) for folder, keys in folders.items()]
     return sorted(filter(None, (memory for memory, _ in found))), [problem for _, problem in found if problem]
 
 
-async def _id_from(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
+async def memory_in(store: Store, folder: str) -> str:
+    """The id of the memory in one folder; "" when there is none that can be believed."""
+    keys = [info.key async for info in store.list(f"{ROOT}{folder}/")]
+    told = [key for key in keys if key.endswith("/head.json") or "/snapshots/" in key]
+    return (await id_from(store, folder, told))[0]
+
+
+async def id_from(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
     refused = why = ""
     for key in sorted(keys):  # head.json sorts before snapshots/
         try:

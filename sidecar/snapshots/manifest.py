@@ -150,6 +150,8 @@ class Head:
     history: list[tuple[str, str]]
     """(snapshot, since when), newest first."""
     hot_bytes: int = 0
+    store: str = ""
+    """The id of the store; "" in heads that versions wrote which did not know it."""
 
     def encode(self) -> Encoded:
         return seal({"format": FORMAT, **asdict(self)})
@@ -163,8 +165,8 @@ class Head:
         return head
 
     @classmethod
-    def at(cls, manifest: Manifest, now: datetime, before: Self | None) -> Self:
-        """The head that makes ``manifest`` the one to restore."""
+    def at(cls, manifest: Manifest, now: datetime, before: Self | None, store: str = "") -> Self:
+        """The head that makes ``manifest`` the one to restore. ``store``: the store's id, else as ``before`` has it."""
         history = [(manifest.snapshot, now.isoformat(timespec="seconds")), *(before.history if before else ())]
         return cls(
             memory=manifest.memory,
@@ -176,6 +178,7 @@ class Head:
             bytes=manifest.bytes,
             history=history[:LONGEST_HISTORY],
             hot_bytes=manifest.hot_bytes,
+            store=store or (before.store if before else ""),
         )
 
     @property

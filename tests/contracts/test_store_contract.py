@@ -327,6 +327,17 @@ async def test_listing_is_in_key_order_and_says_size_and_time(place: Place) -> N
     assert all(before - 3 < info.modified < time.time() + 3 for info in listed)
 
 
+async def test_folders_are_what_comes_next_in_keys(place: Place) -> None:
+    assert await place.store.folders("memories/", most=10) == []
+    for name in ("b/head.json", "a~1/packs/x", "a~1/packs/y", "a-b/snapshots/1.json"):
+        await place.store.put(f"memories/{name}", b"1")
+    await place.store.put("memories-not/x/y", b"1")
+    place.leave_unfinished("memories/half/made")
+    assert await place.store.folders("memories/", most=10) == ["a-b", "a~1", "b"]
+    assert len(await place.store.folders("memories/", most=2)) == 2
+    assert await place.store.folders("memories/a~1/", most=10) == ["packs"]
+
+
 async def test_a_whole_key_lists_its_object(place: Place) -> None:
     await place.store.put("memories/a/x.json", b"1")
     await place.store.put("memories/a/y.json", b"1")

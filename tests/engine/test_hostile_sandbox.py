@@ -95,7 +95,7 @@ def test_what_is_unchanged_since_no_snapshot_at_all_is_not_believed(tmp_path: Pa
     engine = engine_at(tmp_path / "store")
     code, _ = asyncio.run(export_forged(engine, lambda request: honest(status="unchanged")))
     assert code == "bad-answer"
-    assert not (tmp_path / "store").exists()
+    assert not (tmp_path / "store/memories").exists()
 
 
 def test_a_download_that_is_cut_short_is_refused(engine: Engine, tmp_path: Path) -> None:

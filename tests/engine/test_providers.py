@@ -22,6 +22,7 @@ from tests.parts.homes import (
     project_tree,
     three_tier_home,
     titles,
+    told,
     tree,
     without_cache,
     write,
@@ -118,7 +119,7 @@ async def test_everything_odd_leaves_one_sandbox_and_arrives_whole_in_another(
     assert len(memory_tree(other.home / ".claude-mem")) > 25 and len(project_tree(other.home)) > 25
     assert json.loads((other.home / ".claude-mem/settings.json").read_bytes()) == KEPT_KEYS
     assert (receipt.files, receipt.bytes, receipt.snapshot) == (sent.files, sent.bytes, sent.snapshot)
-    assert (sent.warnings, receipt.warnings) == ([], [])
+    assert (told(sent), receipt.warnings) == ([], [])
     assert [row.check for row in (*sent.databases, *receipt.databases)] == ["ok", "ok"]
     assert (sent.sandbox, receipt.sandbox) == (box.ref, other.ref)
     held = b"".join(path.read_bytes() for path in other.home.rglob("*") if path.is_file())
@@ -486,7 +487,7 @@ async def test_a_sandbox_about_to_end_is_prolonged_and_exported(engine: Engine, 
     box = _ending_soon(provider)
     receipt = await _committed(engine, box)
     assert box.emulated.ends_at - time.time() > (200 if provider.name == "e2b" else 50)
-    assert receipt.warnings == []
+    assert told(receipt) == []
     assert receipt.trips == {"command": 1, "control": 2} == provider.asked()
     assert [call.status < 300 for call in provider.server.calls if call.step in ("timeout", "activity")] == [True]
 
@@ -501,7 +502,7 @@ async def test_a_sandbox_that_cannot_be_prolonged_is_exported_and_the_receipt_wa
     for step in ("timeout", "activity"):
         provider.server.faults.add(Fault(step, "status", status=status, times=None))  # type: ignore[arg-type]
     receipt = await _committed(engine, box)
-    assert [warning for warning in receipt.warnings if "could not be prolonged" in warning] == receipt.warnings != []
+    assert [warning for warning in receipt.warnings if "could not be prolonged" in warning] == told(receipt) != []
     assert provider.server.key not in str(receipt)
     await _complete(engine, other)
     assert titles(other.home) == titles(box.home)

@@ -96,11 +96,12 @@ def test_a_memory_arrives_whole_in_another_home(engine: Engine, home: Path, tmp_
     assert titles(other) == titles(home)
 
 
-def test_a_receipt_tells_what_was_not_exported_yet_and_is_replaced(engine: Engine, home: Path, tmp_path: Path) -> None:
-    _export(engine, home)
+def test_a_receipt_tells_what_was_not_exported_yet(engine: Engine, home: Path, tmp_path: Path) -> None:
+    head = _export(engine, home).snapshot
     other = empty_home(tmp_path / "other")
     write(other / "MEMORY.md", b"it came with the sandbox")
-    assert _complete(engine, other).warnings == []
+    first = _complete(engine, other)
+    assert first.warnings == [] and first.set_aside is not None and first.set_aside.files == 1
     reader = sqlite3.connect(other / ".claude-mem/claude-mem.db")
     reader.execute("SELECT count(*) FROM observations").fetchone()
     assert _complete(engine, other).warnings == [], "nothing was written since"
@@ -109,11 +110,13 @@ def test_a_receipt_tells_what_was_not_exported_yet_and_is_replaced(engine: Engin
     assert _complete(engine, other, mode="seed").warnings == [], "nothing is replaced"
     observe(other, 1, "not exported")
     write(other / "SESSION-STATE.md", b"not exported either")
-    (told,) = _complete(engine, other).warnings
-    assert told == (
-        "What was here and not exported yet is replaced or gone: "
-        "claude-mem/claude-mem.db, project/SESSION-STATE.md, project/memory/new.md."
-    )
+    told = "claude-mem/claude-mem.db, project/SESSION-STATE.md, project/memory/new.md"
+    kept = _complete(engine, other)
+    assert kept.kept and kept.warnings == [f"Changed here since then, and not exported yet: {told}."]
+    replaced = _complete(engine, other, snapshot=str(head))
+    assert replaced.warnings == [
+        f"What was here and in no snapshot ({told}) is kept as {replaced.saved_first}, beside the head."
+    ]
     _same(home, other)
     assert _complete(engine, other).warnings == []
 
@@ -137,11 +140,12 @@ def test_nothing_that_must_stay_behind_arrives(engine: Engine, home: Path, tmp_p
 def test_a_restore_over_a_restore_changes_nothing(engine: Engine, home: Path, tmp_path: Path) -> None:
     _export(engine, home)
     other = empty_home(tmp_path / "other")
-    _complete(engine, other)
+    head = _complete(engine, other).snapshot
     first = without_cache(tree(other))
-    _complete(engine, other)
-    assert without_cache(tree(other)) == first
-    _same(home, other)
+    for asked in ({}, {"snapshot": str(head)}, {"discard": True}):
+        _complete(engine, other, **asked)
+        assert without_cache(tree(other)) == first
+        _same(home, other)
 
 
 def test_an_export_of_what_was_restored_is_unchanged(engine: Engine, home: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -17,6 +18,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.layouts import built_in
 from sidecar.ports import Finished
 from sidecar.program import bare, call
+from sidecar.receipts import RestoreReceipt
 from sidecar.shell import export_script
 from tests.parts.commands import python_38
 from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
@@ -24,6 +26,7 @@ from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home,
 INSIDE = Path(inside.__file__).parent
 LONGEST_ARGUMENT = 128 << 10
 """That Linux takes."""
+SPARE = 4 << 10
 
 
 def without_docstrings(text: str) -> str:
@@ -45,17 +48,19 @@ def test_every_command_has_room_to_spare(tmp_path: Path) -> None:
     """Also where it is quoted twice, with every layout, and with projects and layouts of one's own."""
     projects = [f"~/work/project-{number}" for number in range(8)]
     layouts = [*built_in().values(), *(replace(built_in()["pai"], name=f"own-{number}") for number in range(3))]
+    known = [f"20261116T142916734Z-{os.urandom(4).hex()}" for _ in range(100)]
     request = {
         "do": "export",
         "memory": "m",
         "key": "m",
         "snapshot": "20261116T142916734Z-6122b165",
-        "known": ["20261116T142916734Z-6122b165"] * 100,
+        "known": known,
+        "notes": {"heads": known, "store": os.urandom(16).hex(), "memory": "m" * 200, "sandbox": "e2b:" + "i" * 200},
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": projects,
     }
     command = call(request, fallback=export_script(request, layouts)).command
-    assert len(Patient(command, output_limit=1, longest=1).start(1)) < LONGEST_ARGUMENT
+    assert len(Patient(command, output_limit=1, longest=1).start(1)) < LONGEST_ARGUMENT - SPARE
 
 
 class OldSandbox(WatchedSandbox):
@@ -100,10 +105,27 @@ async def test_program_exports_and_restores_on_python_38(engine: Engine, program
     assert again.outcome == "unchanged"
 
     other = empty_home(tmp_path / "other")
-    for _ in range(2):  # into nothing, then over what is there
-        restored = await restore(engine, OldSandbox(other, programs), RestoreRequest(memory="m", projects=()))
+    for discard in (False, True):  # into nothing, then over what is there
+        asked = RestoreRequest(memory="m", projects=(), discard=discard)
+        restored = await restore(engine, OldSandbox(other, programs), asked)
         assert restored.outcome == "complete"
         assert kept(other) == kept(home)
+
+
+async def test_nothing_is_lost_to_a_restore_on_python_38(engine: Engine, programs: Path, tmp_path: Path) -> None:
+    home, other = claude_mem_home(tmp_path / "home"), claude_mem_home(tmp_path / "other", rows=3)
+
+    async def restored() -> RestoreReceipt:
+        return await restore(engine, OldSandbox(other, programs), RestoreRequest(memory="m", projects=()))
+
+    await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+    assert (await restored()).set_aside is not None
+    observe(other, 2, "not exported")
+    assert (await restored()).kept
+    observe(home, 2)
+    await export(engine, OldSandbox(home, programs), ExportRequest(memory="m", projects=()))
+    assert (await restored()).saved_first is not None
+    assert kept(other) == kept(home)
 
 
 async def test_large_packs_travel_both_ways_without_any_compressor(
@@ -112,7 +134,7 @@ async def test_large_packs_travel_both_ways_without_any_compressor(
     home = claude_mem_home(tmp_path / "home")
     write(home / ".claude-mem/corpora/large.bin", random.Random(5).randbytes(9 << 20))
     here = await export(engine, WatchedSandbox(home), ExportRequest(memory="zstd", projects=()))
-    there = await export(engine, OldSandbox(home, programs), ExportRequest(memory="gzip", projects=()))
+    there = await export(engine, OldSandbox(home, programs), ExportRequest(memory="gzip", projects=(), force=True))
     manifests = [await engine.repository.manifest(row.memory, row.snapshot or "") for row in (here, there)]
     assert [row.packs[0].codec for row in manifests] == ["zst" if shutil.which("zstd") else "gz", "gz"]
     for memory in ("zstd", "gzip"):

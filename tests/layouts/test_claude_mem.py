@@ -89,7 +89,7 @@ async def test_an_export_waits_for_what_the_worker_has_yet_to_write(
 ) -> None:
     started.append(Busy(home, after=4))
     receipt = await export(engine, LocalSandbox(home), ExportRequest(memory="m"))
-    assert (receipt.outcome, receipt.warnings) == ("committed", [])
+    assert receipt.outcome == "committed" and not any("to write" in warning for warning in receipt.warnings)
     other = empty_home(tmp_path / "other")
     await restore(engine, LocalSandbox(other), RestoreRequest(memory="m"))
     assert titles(other)[-1] == "from the queue"

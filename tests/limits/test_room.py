@@ -37,7 +37,9 @@ def engine_with(tmp_path: Path, **limits: object) -> Engine:
 
 
 async def exported(engine: Engine, home: Path, memory: str = MEMORY) -> ExportReceipt:
-    return await export(engine, WatchedSandbox(home), ExportRequest(memory=memory, projects=("~",)))
+    return await export(
+        engine, WatchedSandbox(home), ExportRequest(memory=memory, projects=("~",), allow=("other-memory",))
+    )
 
 
 async def test_a_full_memory_is_refused_before_bytes_travel(home: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sidecar.errors import BadAnswer
 from sidecar.limits import Limits
 from sidecar.ports import Finished
 from sidecar.receipts import ExportReceipt
-from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, tree, write
+from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, told, tree, write
 from tests.parts.memories import BareSandbox, shell_tools
 
 MEMORY = "acme/agent-7"
@@ -240,15 +240,15 @@ async def test_layouts_that_were_not_asked_for_count_and_are_not_dropped(home: P
 
 async def test_a_warning_comes_before_a_limit(home: Path, tmp_path: Path) -> None:
     calm = await exported(engine_with(tmp_path, bytes=200_000), home)
-    assert calm.warnings == []
+    assert told(calm) == []
     near = await exported(engine_with(tmp_path, bytes=110_000, warn_at=0.9), home)
     assert near.warnings == ["91 % of limits.bytes is used: 100,150 of 110,000 bytes."]
     write(home / "MEMORY.md", b"other term\n" * 10)
     changed = await exported(engine_with(tmp_path, depth=3, files=7, file_bytes=60_000, memory_bytes=120_000), home)
-    told = " ".join(changed.warnings)
-    assert "100 % of limits.depth is used: 3 of 3 parts" in told
-    assert "83 % of limits.file_bytes is used: 50,000 of 60,000 bytes, by project/memory/papers/" in told
-    assert "85 % of limits.files" in told and "% of limits.memory_bytes" in told
+    warned = " ".join(changed.warnings)
+    assert "100 % of limits.depth is used: 3 of 3 parts" in warned
+    assert "83 % of limits.file_bytes is used: 50,000 of 60,000 bytes, by project/memory/papers/" in warned
+    assert "85 % of limits.files" in warned and "% of limits.memory_bytes" in warned
 
 
 async def test_a_sandbox_without_python_is_trimmed_on_arrival(home: Path, tmp_path: Path) -> None:
@@ -338,4 +338,4 @@ async def test_a_database_of_free_pages_is_named_with_what_to_do(home: Path, tmp
 
 async def test_a_small_database_may_have_free_pages(home: Path, tmp_path: Path) -> None:
     free_pages(home, 100)
-    assert (await exported(engine_with(tmp_path), home)).warnings == []
+    assert told(await exported(engine_with(tmp_path), home)) == []

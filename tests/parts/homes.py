@@ -27,6 +27,7 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.cli import main
 from sidecar.engine import Engine
 from sidecar.ports import Finished, Ground
+from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.wiring import open_store
 from tests.parts.leaks import leaked
@@ -301,6 +302,12 @@ def _called(words: list[str]) -> tuple[int, str, str]:
         except SystemExit as ended:
             code = int(str(ended.code))
     return code, printed.getvalue(), said.getvalue()
+
+
+def told(receipt: ExportReceipt | Mapping[str, Any]) -> list[str]:
+    """The warnings of an export, but for the one that every first export into a store has."""
+    warnings = receipt.warnings if isinstance(receipt, ExportReceipt) else receipt["warnings"]
+    return [warning for warning in warnings if not warning.startswith("A new store was begun at ")]
 
 
 def forget_caches(home: Path) -> None:

@@ -57,6 +57,10 @@ class MemoryStore:
             data, modified, _ = self.objects[key]
             yield ObjectInfo(key, len(data), modified)
 
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        below = (key[len(prefix) :].split("/") for key in self.objects if key.startswith(prefix))
+        return sorted({parts[0] for parts in below if len(parts) > 1})[:most]
+
     async def copy(self, source: str, target: str) -> None:
         await self.put(target, self.objects[source][0])
 

@@ -23,7 +23,7 @@ from sidecar.inside import credentials, scrubbing
 from sidecar.limits import Limits
 from sidecar.privacy import Privacy
 from sidecar.receipts import ExportReceipt, Scrubbed
-from tests.parts.homes import OwnMachine, engine_at, run_cli, write
+from tests.parts.homes import OwnMachine, engine_at, run_cli, told, write
 from tests.parts.in_process import InProcess
 from tests.parts.memories import TOOLS
 from tests.parts.secret_trees import everything_in
@@ -107,7 +107,7 @@ async def test_each_way_with_credentials(mode: str, tmp_path: Path) -> None:
         assert (receipt.outcome, receipt.snapshot, receipt.head) == ("rejected", None, None)
         assert receipt.reason is not None and receipt.reason.code == "credentials"
         assert "note.md line 1" in receipt.reason.message and TOKEN not in str(receipt)
-        assert not list(everything_in(tmp_path / "store"))
+        assert not (tmp_path / "store/memories").exists()
         assert (await exported(engine, home)).outcome == "rejected"
         allowed = await exported(engine, home, allow=("credentials",))
         assert (allowed.outcome, allowed.found) == ("committed", {"warned": 2})
@@ -423,7 +423,7 @@ async def test_what_only_begins_like_json_is_no_json(tmp_path: Path) -> None:
     observed(home, todo, f'{{"a": "<private>{SECRET}", "b": 1}}')
     receipt = await exported(engine_with(tmp_path), home)
     assert sorted(row.name for row in receipt.findings) == ["private", "private", "private-unclosed"]
-    assert not receipt.warnings and not stored(tmp_path / "store", SECRET)
+    assert not told(receipt) and not stored(tmp_path / "store", SECRET)
     for left in ('[ ] replace the 12" pipe [private] done', '{"a": "[private]", "b": 1}'):
         assert stored(tmp_path / "store", left)
 
@@ -469,7 +469,7 @@ def test_the_command_line_says_where_and_never_what(tmp_path: Path) -> None:
     home, store = home_with(tmp_path / "home"), tmp_path / "store"
     words = ("export", "m", "--sandbox", f"local:{home}", "--project", str(home / "app"))
     refused = run_cli(*words, store=store, env={"MEMORY_SIDECAR_PRIVACY_CREDENTIALS": "refuse"})
-    assert (refused.code, refused.error) == (3, "credentials") and not store.exists()
+    assert (refused.code, refused.error) == (3, "credentials") and not (store / "memories").exists()
     done = run_cli(*words, store=store, env={"MEMORY_SIDECAR_PRIVACY_CREDENTIALS": "redact"})
     assert done.code == 0 and done.document["scrubbed"] == {"private": 1, "credentials": 1}
     assert TOKEN not in str(done) + str(refused) and SECRET not in str(done)

@@ -102,7 +102,7 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
     made = await memories(store, BOTH, home)
     before = engine_with(store, BOTH)
     await before.repository.head(MEMORY)
-    others = {STORE_ID: b"name", attachment_key(MEMORY): b"{}", f"{outbox_prefix('http://hook')}1.json": b"{}"}
+    others = {STORE_ID: b"0a" * 16, attachment_key(MEMORY): b"{}", f"{outbox_prefix('http://hook')}1.json": b"{}"}
     others[instance_key("host-that-died")] = b"{}"
     for key, data in others.items():
         await before.repository.store.put(key, data)

@@ -35,7 +35,7 @@ from sidecar.snapshots import witnesses
 from sidecar.snapshots.marks import Marks, State
 from sidecar.snapshots.verify import verify
 from sidecar.spool import spool
-from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe
+from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
 from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_with, recipient
 
 MEMORY = "conductor"
@@ -395,7 +395,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Line:
         receipt = asyncio.run(
             export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
         )
-        assert (receipt.outcome, receipt.warnings) == (ExportOutcome.COMMITTED, [])
+        assert (receipt.outcome, told(receipt)) == (ExportOutcome.COMMITTED, [])
         line.snapshots.append(str(receipt.snapshot))
         line.after.append(folder / str(number))
         shutil.copytree(line.store, line.after[-1])
@@ -445,7 +445,7 @@ async def test_a_copy_that_a_crash_left_out_is_written_with_the_next_head(line: 
     await restore(engine_with(line.store, BOTH), open_local(str(home)), RestoreRequest(memory=MEMORY))
     (home / "MEMORY.md").write_text("after the crash\n")
     receipt = await export(engine_with(line.store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY))
-    assert (receipt.outcome, receipt.warnings) == (ExportOutcome.COMMITTED, [])
+    assert (receipt.outcome, told(receipt)) == (ExportOutcome.COMMITTED, [])
     assert await check_memory(line.repository(), MEMORY) == []
     line.put_back(2)
     state = await line.repository().head(MEMORY)

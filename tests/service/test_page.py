@@ -49,6 +49,8 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         expect(page.locator("#events tbody")).to_contain_text("export.committed")
         expect(page.locator("#attached tbody")).to_contain_text(f"local:{home}")
         expect(page.locator("#snapshots tbody tr")).to_have_count(2)
+        service.restore("acme/agent-7", f"local:{home}")
+        expect(page.locator("#events tbody")).to_contain_text("left as it is")
         assert page.title() == "memory-sidecar" and complaints == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.parts.homes import run_cli
+from tests.parts.homes import run_cli, told
 from tests.parts.postgres import Database, Server
 from tests.parts.remembering import Agent, Row
 from tests.parts.services import Service, path, serving, until
@@ -74,7 +74,7 @@ def _talk(service: Service, memory: str, agent: Agent) -> str:
     agent.converse()
     answer = service.export(memory, f"local:{agent.home}", projects=[agent.project])
     receipt = answer.json()
-    assert (answer.status_code, receipt["outcome"], receipt["warnings"]) == (200, "committed", []), receipt
+    assert (answer.status_code, receipt["outcome"], told(receipt)) == (200, "committed", []), receipt
     return str(receipt["snapshot"])
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.cli import main
 from tests.parts.commands import done
-from tests.parts.homes import Ran, run_cli
+from tests.parts.homes import Ran, run_cli, told
 from tests.parts.postgres import PASSWORD, Database
 from tests.parts.remembering import Agent
 
@@ -46,7 +46,7 @@ def test_every_command_that_moves_a_head_brings_the_rows_along(
 ) -> None:
     store = tmp_path / "store"
     first = export(agent, store)
-    assert first.code == 0 and first.document["warnings"] == []
+    assert first.code == 0 and told(first.document) == []
     assert sorted(database.rows()) == agent.expected("conductor")
     rows = dict(agent.rows)
     agent.converse()
@@ -189,7 +189,7 @@ def test_a_text_search_that_postgres_does_not_have_is_said(
 ) -> None:
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES_TEXT_SEARCH", "klingon")
     ran = export(agent, tmp_path / "store")
-    assert ran.code == 0 and "klingon" in ran.document["warnings"][0]
+    assert ran.code == 0 and "klingon" in told(ran.document)[0]
     ran = run_cli("search", "x", store=tmp_path / "store")
     assert (ran.code, ran.error) == (1, "index-unfit")
 
@@ -211,7 +211,7 @@ def test_postgres_away_or_silent_changes_no_outcome(
         ran = export(agent, tmp_path / "store", f"m{number}")
         assert time.monotonic() - began < 12
         assert (ran.code, ran.document["outcome"]) == (0, "committed")
-        (warning,) = ran.document["warnings"]
+        (warning,) = told(ran.document)
         assert "memory-sidecar index" in warning
         assert PASSWORD not in json.dumps(ran.document) + ran.stderr
         ill = run_cli("doctor", store=tmp_path / "store")
@@ -232,11 +232,11 @@ def test_no_trouble_with_search_takes_a_receipt_away(
     monkeypatch.setattr("sidecar.sink.snapshot.materialise", fail)
     ran = export(agent, tmp_path / "store")
     assert (ran.code, ran.document["outcome"]) == (0, "committed")
-    assert str(problem) in ran.document["warnings"][0]
+    assert str(problem) in told(ran.document)[0]
 
 
 def test_a_real_process_shows_no_password_and_no_traceback(tmp_path: Path, agent: Agent) -> None:
     env = {"MEMORY_SIDECAR_POSTGRES": NOWHERE}
     ran = run_cli("export", "m", f"--sandbox=local:{agent.home}", store=tmp_path / "store", env=env)
-    assert ran.code == 0 and ran.document["warnings"]
+    assert ran.code == 0 and told(ran.document)
     assert PASSWORD not in json.dumps(ran.document) + ran.stderr

@@ -105,9 +105,18 @@ async function snapshots() {
   )));
 }
 
+// What a restore left as it was, saved first or set aside.
+function spared(details) {
+  const words = [];
+  if (details.kept) words.push("left as it is");
+  if (details.saved_first) words.push(`saved first: ${details.saved_first}`);
+  if (details.set_aside) words.push(`set aside: ${details.set_aside.files} files in ${details.set_aside.path}`);
+  return words;
+}
+
 function happened(event) {
   const bad = /failed|lost|rejected|incomplete|unsaved|unfinished/.test(event.type);
-  const said = event.details.error ? event.details.error.message : event.details.snapshot || "";
+  const said = event.details.error ? event.details.error.message : [event.details.snapshot || "", ...spared(event.details)].join(" ");
   const line = row([new Date(event.at).toLocaleTimeString("en-GB")], [event.type, bad ? "bad" : ""], [event.memory], [event.sandbox], [said, "faint"]);
   const body = one("events").querySelector("tbody");
   body.prepend(line);

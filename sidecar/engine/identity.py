@@ -1,0 +1,135 @@
+"""Which store and which memory a sandbox belongs to, and what to say when it is not the one that was asked for."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from sidecar.engine.asking import ExportAnswer, Notes
+from sidecar.engine.lookalikes import holds_memories, look_alikes
+from sidecar.engine.parts import CountedSandbox
+from sidecar.engine.privacy import shown
+from sidecar.errors import MemoryNotFound
+from sidecar.inside import notes
+from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
+from sidecar.receipts import Reason
+from sidecar.repository import HeadState, Repository, Survey
+
+MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
+"""These guards are never let go of by repetition: only a person knows which store and which memory is meant."""
+BEGUN = "A new store was begun at {store}: nothing was in it. "
+HELD_NOTHING = "{store} held no memory before this one. "
+NOTHING = "{store} holds no memory at all. "
+SHOULD_IT = "If there should be memories, the store was moved away, is not mounted, or is not the one that was meant."
+ABSENT = "There is no memory {memory!r} in {store}: a first start, or another store?"
+NEVER_HEAD = "None of the snapshots of {memory!r} in {store} ever became its head: {snapshots}."
+MOST_NAMED = 5
+ANOTHER_STORE = (
+    "By its notes, this sandbox's memory {memory!r} is in the store with the id {theirs}; {store} has the id {ours}. A store"
+    " that was moved away, or is not mounted, is begun again like this. Export to the right store; or say that this one is"
+    " right, with --allow unknown-lineage or --force."
+)
+ANOTHER_MEMORY = (
+    "By its notes, this sandbox holds the memory {other!r} (in {folders}), and {memory!r} was never restored or exported here."
+    " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
+)
+
+
+async def identified_head(repository: Repository, memory: str) -> HeadState:
+    """A memory's head, with the store's id. It takes a second request only where the head does not have the id."""
+    return await repository.identify(await repository.head(memory))
+
+
+async def begun(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
+    """What to say of the first export of a memory when it is the first one of the store, too."""
+    if survey.snapshots or await holds_memories(repository, memory):
+        return []
+    return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
+
+
+async def absent(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
+    """What to say when there is nothing to restore of a memory; ``beside`` are the snapshots it has all the same."""
+    words = (NEVER_HEAD if beside else ABSENT).format(
+        memory=memory, store=repository.store.url, snapshots=_some(beside)
+    )
+    if alike := await look_alikes(repository.store, memory):
+        return [words, f"Is it {' or '.join(map(repr, alike))}?"]
+    if beside or await holds_memories(repository, memory):
+        return [words]
+    return [words, NOTHING.format(store=repository.store.url) + SHOULD_IT]
+
+
+async def missing(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
+    """The same as an error, for who says that the memory must exist."""
+    _, *more = words = await absent(repository, memory, beside)
+    if beside:
+        hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
+        return MemoryNotFound(" ".join(words), hint=hint)
+    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+class Request(Protocol):
+    """What an export and a restore are both asked."""
+
+    @property
+    def memory(self) -> str: ...
+    @property
+    def projects(self) -> tuple[str, ...] | None: ...
+    @property
+    def conversation(self) -> str: ...
+
+
+def notes_for(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
+    """What a sandbox is to note of a memory; where it is a folder of this machine, of which machine."""
+    ours = sandbox.ground(request.projects) is not None
+    return {
+        "store": store,
+        "memory": request.memory,
+        "sandbox": sandbox.ref,
+        "machine": socket.gethostname() if ours else "",
+        "conversation": request.conversation,
+    }
+
+
+def noted(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+    """The answer of a sandbox without Python with the notes it has as types; and what it is to note, if anything."""
+    found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
+    own = next((one for one in found if one.memory == told["memory"]), None)
+    others = notes.holders_of(told, found, answer.folders)[: notes.MOST_TOLD]
+    answer = replace(
+        answer, notes=Notes(**own.as_dict()) if own else None, others=[Notes(**one.as_dict()) for one in others]
+    )
+    objection = notes.objection(told, own, others, answer.folders, answer.lineage)
+    if objection and objection not in told["allow"]:
+        return answer, ""
+    # Which of its earlier folders are still there is not known here: only those that were found are noted.
+    before = own._replace(roots={}) if own else None
+    return answer, json.dumps(notes.after_export(told, before, answer.folders).as_dict())
+
+
+def mixed_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
+    """Why an export would continue another store's memory or another memory, by the notes the sandbox had before it.
+
+    ``told`` is what the sandbox was asked to note, ``store`` what people call the store.
+    """
+    own = answer.notes.checked() if answer.notes is not None else None
+    others = [found for one in answer.others if (found := one.checked()) is not None]
+    code = notes.objection(told, own, others, answer.folders, answer.lineage)
+    if code == UNKNOWN_LINEAGE:
+        assert own is not None
+        message = ANOTHER_STORE.format(memory=told["memory"], theirs=own.store, store=store, ours=told["store"])
+        return Reason(code=code, message=message)
+    if code == OTHER_MEMORY:
+        other = notes.holders_of(told, others, answer.folders)[0]
+        shared = [repr(shown(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
+        message = ANOTHER_MEMORY.format(other=shown(other.memory), folders=_some(shared), memory=told["memory"])
+        return Reason(code=code, message=message)
+    return None
