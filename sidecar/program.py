@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 import secrets
 import shlex
@@ -13,6 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from sidecar.errors import BadAnswer
@@ -88,14 +91,14 @@ MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "lo
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
 
-# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes. In the end
-# nothing is taken apart: with thousands of files that takes a while, and nobody needs it.
-_BOOTSTRAP = """import sys
+_CHECK = """import sys
 if sys.version_info < (3, 8): sys.exit(97)
 try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
 except ImportError: sys.exit(97)
 if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
-texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b85decode(sys.argv[1])))}
+"""
+# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
+_UNPACK = """texts = {"inside." + name: text for name, text in json.loads(zlib.decompress(base64.b85decode(sys.argv[1])))}
 class Sent:
     def find_spec(self, name, path=None, target=None):
         return type(sys.__spec__)(name, self) if name in texts else None
@@ -106,11 +109,30 @@ class Sent:
 package = sys.modules["inside"] = types.ModuleType("inside")
 package.__path__ = []
 sys.meta_path.insert(0, Sent())
-from inside.main import main
+"""
+# On the sidecar's own machine the installed modules are there, compiled already. They come last on the path: beside them
+# are other modules of ours, whose names must not hide any of the standard library's.
+_FIND = """sys.path.append(sys.argv[1])
+"""
+# In the end nothing is taken apart: with thousands of files that takes a while, and nobody needs it.
+_RUN = """from inside.main import main
 code = main(sys.argv[2])
 sys.stdout.flush()
 os._exit(code)
 """
+
+_INSTALLED = Path(__file__).parent
+
+
+def _stand() -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the installed modules of the program."""
+    with contextlib.suppress(OSError), os.scandir(_INSTALLED / "inside") as entries:
+        found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+        return sorted((name, status.st_size, status.st_mtime_ns) for name, status in found)
+    return []
+
+
+_STAND = _stand()
 
 
 # What a command may be has an end: 128 KiB on Linux, and quotes in it may have to be quoted twice.
@@ -152,11 +174,12 @@ class Call:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def call(request: dict[str, Any], *, fallback: str = "") -> Call:
+def call(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> Call:
     """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
 
-    Without a fallback, such a sandbox answers ``no-python``. The links of a request go into the environment: what is in a
-    command is shown to every user of the sandbox, by ``ps``.
+    ``installed``: the command runs on this machine, where it finds the program as it is installed, unless that was replaced
+    by another version since this process began. Without a fallback, a sandbox that has no Python answers ``no-python``. The
+    links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
     """
     nonce = secrets.token_hex(8)
     environment = {}
@@ -164,11 +187,14 @@ def call(request: dict[str, Any], *, fallback: str = "") -> Call:
         environment[LINKS] = concealed(request[name])
         request = {**request, name: [{key: part[key] for key in part if key != "link"} for part in request[name]]}
     text = _packed_json({**request, "nonce": nonce})
-    modules = _packed(MODULES[request["do"]])
+    if installed and _STAND and _stand() == _STAND:
+        bootstrap, source = _CHECK + _FIND + _RUN, shlex.quote(str(_INSTALLED))
+    else:
+        bootstrap, source = _CHECK + _UNPACK + _RUN, f"'{_packed(MODULES[request['do']])}'"
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
-$p -I -S -c '{_BOOTSTRAP}' '{modules}' {text} </dev/null
+$p -I -S -c '{bootstrap}' {source} {text} </dev/null
 r=$?
 [ $r = {UNSUITABLE} ] || break
 done

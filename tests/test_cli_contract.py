@@ -538,7 +538,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_document(number: int, tmp_
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(number)
-        printed, said = process.communicate(timeout=20)
+        printed, said = process.communicate(timeout=60)
     error = json.loads(printed)["error"]
     assert (process.returncode, error["code"], error["retryable"]) == (130, "interrupted", True)
     assert error["hint"] and said == f"memory-sidecar: {error['message']} {error['hint']}\n"

@@ -212,7 +212,7 @@ async def ask(
     if ground is not None:
         # Here a Python that can run the program is always found: a shell script would follow any link.
         request, fallback = {**request, "contained": asdict(ground)}, ""
-    call = program.call(request, fallback=fallback)
+    call = program.call(request, fallback=fallback, installed=ground is not None)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
     finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit, environment=call.environment)
     try:

@@ -6,6 +6,7 @@ import ast
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from adapters.sandboxes.patience import Patient
 from sidecar import inside
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.layouts import built_in
-from sidecar.ports import Finished
+from sidecar.ports import Finished, Ground
 from sidecar.program import bare, call
 from sidecar.receipts import RestoreReceipt
 from sidecar.shell import export_script
@@ -69,6 +70,9 @@ class OldSandbox(WatchedSandbox):
     def __init__(self, home: Path, programs: Path) -> None:
         super().__init__(home)
         self._environment = {**self._environment, "PATH": str(programs)}
+
+    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+        return None  # so the program is sent to it, as to a provider's
 
     async def run(self, command: str, **how: Any) -> Finished:
         finished = await super().run(command, **how)
@@ -142,3 +146,20 @@ async def test_large_packs_travel_both_ways_without_any_compressor(
         restored = await restore(engine, OldSandbox(other, programs), RestoreRequest(memory=memory, projects=()))
         assert restored.outcome == "complete"
         assert kept(other) == kept(home)
+
+
+async def test_on_this_machine_the_installed_program_runs(engine: Engine, tmp_path: Path) -> None:
+    home = claude_mem_home(tmp_path / "home")
+    assert (await export(engine, WatchedSandbox(home), ExportRequest(memory="m"))).outcome == "committed"
+    again = await export(engine, WatchedSandbox(home), ExportRequest(memory="m"))
+    assert (again.outcome, again.round_trips) == ("unchanged", 1)
+    assert again.transferred_bytes < 16_000  # the request and the answer
+
+
+def test_a_program_that_was_installed_since_this_process_began_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {"do": "tidy", "memory": "m", "snapshot": "20261116T142916734Z-6122b165"}
+    ours = call(request, installed=True).command
+    monkeypatch.setattr("sidecar.program._STAND", [("main.py", 1, 1)])
+    sent = call(request, installed=True).command
+    assert len(ours) < len(sent) - 10_000
+    assert len(sent) == len(call(request).command)

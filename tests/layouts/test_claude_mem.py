@@ -118,7 +118,7 @@ async def test_a_restore_lets_the_worker_get_done_before_it_stops_it(
     receipt = await restore(quick, LocalSandbox(other), RestoreRequest(memory="m"))
     assert (receipt.outcome, len(titles(other))) == ("complete", 20)
     assert sum("things to write after 0.3 s: it was stopped" in warning for warning in receipt.warnings) == told
-    assert int((other / "asked").read_text()) >= 3
+    assert int((other / "asked").read_text()) >= 2
 
 
 def test_a_real_worker_says_how_much_it_has_to_do(tmp_path: Path) -> None:

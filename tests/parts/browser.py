@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,12 @@ FLAGS = (
 
 @contextmanager
 def browsing(*flags: str) -> Iterator[Page]:
-    """An empty page in a browser of its own. Skip the test where no Chromium is installed."""
+    """An empty page in a browser of its own. Skip the test where no Chromium is installed; fail it where ``CI`` is set."""
     if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
+        missing = "no Chromium is installed"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         page = browser.new_page()

@@ -90,6 +90,8 @@ class Service:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        whole, _, _ = self.log.read_bytes().rpartition(b"\n")  # it may have died in the middle of a line
+        self.log.write_bytes(whole + b"\n")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
