@@ -108,11 +108,13 @@ def noted(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str
         answer, notes=Notes(**own.as_dict()) if own else None, others=[Notes(**one.as_dict()) for one in others]
     )
     objection = notes.objection(told, own, others, answer.folders, answer.lineage)
-    if objection and objection not in told["allow"]:
+    refused = bool(objection) and objection not in told["allow"]
+    if refused and own:
         return answer, ""
     # Which of its earlier folders are still there is not known here: only those that were found are noted.
     before = own._replace(roots={}) if own else None
-    return answer, json.dumps(notes.after_export(told, before, answer.folders).as_dict())
+    now = notes.after_export(told, before, answer.folders)
+    return answer, json.dumps(now._replace(current=not refused).as_dict())
 
 
 def mixed_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:

@@ -30,9 +30,10 @@ from sidecar.inside.databases import quick_check
 from sidecar.inside.index import FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.roots import hint_for, numbered
-from sidecar.layouts import Layout, Root
+from sidecar.inside.rules import compiled
+from sidecar.layouts import Root
 from sidecar.progress import Unwatched
-from sidecar.shell import named_roots, place_of, restore_script
+from sidecar.shell import Target, named_roots, place_of, restore_script
 from sidecar.snapshots.claims import check_hint
 from sidecar.snapshots.fetch import Fetched
 from sidecar.snapshots.fold import materialise
@@ -214,7 +215,7 @@ async def send_tarball(
     )
 
 
-def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[tuple[str, str, Layout]]:
+def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[Target]:
     """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
     targets = []
     given = question["projects"] or []
@@ -231,7 +232,9 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
             project = given[number - 1]
         elif known.project and root.hint.startswith("~"):
             project = root.hint.removesuffix(f"/{known.below}")
-        targets.append((root.name, place_of(known, project, question["projects"]), layout))
+        is_needed = compiled(f"{root.name}/{pattern}" for pattern in layout.required).match
+        needed = [path.partition("/")[2] for path in fetched.entries if is_needed(path)]
+        targets.append(Target(root.name, place_of(known, project, question["projects"]), layout, needed))
     return targets
 
 

@@ -100,8 +100,9 @@ def hold(folder: str, reader: bool) -> None:
         history.write(folder, history.read(folder), reader)
 
 
-def go_on(folder: str, base: Base, before: Base | None) -> None:
-    """The memory here grew into that snapshot (an export). The index of ``before`` stays too: it may yet not be stored."""
+def go_on(folder: str, base: Base, before: Base | None, origin: str = "") -> None:
+    """The memory here grew into that snapshot (an export). The index of ``before`` stays too: it may yet not be stored; and
+    that of ``origin``, the newest that was head: what was exported since may never be."""
     if before is not None and before.snapshot != base.snapshot:
         base = base._replace(full=before.full or before.snapshot, changed=_changed(base, before))
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
@@ -109,7 +110,9 @@ def go_on(folder: str, base: Base, before: Base | None) -> None:
     _write_index(folder, base)
     lines = [line for line in history.read(folder) if line != base.snapshot] + [base.snapshot]
     history.write(folder, lines, history.is_reader(folder))
-    _tidy(folder, {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set()))
+    keep = {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set())
+    first = load(folder, [origin]) if origin and origin not in keep else None
+    _tidy(folder, keep | ({first.snapshot, first.full} if first is not None else set()))
 
 
 def _changed(base: Base, before: Base) -> dict[str, Row | None]:

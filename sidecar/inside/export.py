@@ -129,7 +129,9 @@ class Export:
 
     def _remember(self, snapshot: str) -> None:
         base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._policy())
-        cache.go_on(self.scratch.memory, base, self.base)
+        heads = self.request.get("notes", {}).get("heads", [])
+        origin = next((one for one in self.lineage if one in heads), "")
+        cache.go_on(self.scratch.memory, base, self.base, origin)
 
     def _policy(self) -> str:
         """By which all of this was looked at: not, where parts stay as a base has them that was looked at by another."""
@@ -148,8 +150,9 @@ class Export:
         )
 
     def _note(self) -> tuple[dict[str, Any], list[str]]:
-        """Write down what is known now, unless this export is refused as a mix-up. Return what was known before, and what to
-        say."""
+        """Write down what is known now. Return what was known before, and what to say.
+
+        An export that is refused because another memory is in these folders does not make this one live there."""
         told = self.request.get("notes")
         if told is None:
             return {}, []
@@ -157,9 +160,9 @@ class Export:
         others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
         objection = notes.objection(told, self.noted, others, folders, self.lineage)
         now = notes.after_export(told, self.noted, folders)
-        warnings = []
-        if now != self.noted and (not objection or objection in told["allow"]):
-            warnings = notes.keep(self.scratch.memory, now)
+        if objection and objection not in told["allow"]:
+            now = self.noted or now._replace(current=False)
+        warnings = notes.keep(self.scratch.memory, now) if now != self.noted else []
         holders = notes.holders_of(told, others, folders)
         before = {
             "notes": self.noted and self.noted.as_dict(),

@@ -174,25 +174,26 @@ class Holdings:
     def is_ahead(self, roots: List[Root], old: List[Old]) -> bool:
         """Whether this sandbox grew out of the snapshot asked for (``keep`` has its id): it is that, or more by now.
 
-        Not when it lost its memory since it was last exported or restored: all files of a root are gone, or one that its
-        layout cannot do without, or a database has been replaced by a much smaller one. Nor when it was restored to be read
-        and is to be written now, or the other way round, and is not as the snapshot is: what a reader wrote never becomes
-        the head by itself.
+        Not when it lost its memory: all files of a root that the snapshot has are gone, or one that its layout cannot do
+        without; or, since the last export, a database has been replaced by a much smaller one. Nor when it was restored to be
+        read and is to be written now, or the other way round, and is not as the snapshot is: what a reader wrote never
+        becomes the head by itself.
         """
         own = self.own
         if own is None or self.origin not in self._request["keep"]:
             return False
         base = cache.load(own.folder, own.stored)
-        here = {one.own: one.found for one in old if one.own}
         exported = own.stored[0] != self.origin
+        origin = cache.load(own.folder, [self.origin]) if exported else base
+        here = {one.own: one.found for one in old if one.own}
         for root in roots:
             name = own.name_of(root)
-            if exported and base is not None and name not in _roots_in(base):
-                continue  # its last export told that this one is gone
             later = [one for one, _ in self.holders_of(root) if one.roots is None and one.noted > own.noted]
             if not name or later or not any(path.startswith(name + "/") for path in here):
                 return False
-            if base is not None and not _has_kept(base, name, root, here):
+            if origin is not None and not _has_needed(origin, name, root, here):
+                return False
+            if base is not None and not _has_databases(base, name, here):
                 return False
         if own.reader == self._request["read_only"]:
             return bool(here)
@@ -305,18 +306,18 @@ def _files_in(base: cache.Base) -> Set[str]:
     return {path for path, row in base.entries.items() if row[0][index.TYPE] != index.DIR}
 
 
-def _has_kept(base: cache.Base, name: str, root: Root, here: Dict[str, Found]) -> bool:
-    """Whether a root still has some of the files that it had, all that its layout needs, and its databases."""
-    had = {path for path in _files_in(base) if path.startswith(name + "/")}
-    if had and not had & set(here):
-        return False
+def _has_needed(origin: cache.Base, name: str, root: Root, here: Dict[str, Found]) -> bool:
+    """Whether a root still has some of the files that it had, and all that its layout needs."""
+    had = {path for path in _files_in(origin) if path.startswith(name + "/")}
     needed = compiled(root.layout.get("required", [])).match
-    for path in had:
-        if path not in here:
-            if needed(path[len(name) + 1 :]):
-                return False
-            continue
-        known = base.known(path)
+    lost = any(needed(path[len(name) + 1 :]) for path in had if path not in here)
+    return not lost and not (had and had.isdisjoint(here))
+
+
+def _has_databases(base: cache.Base, name: str, here: Dict[str, Found]) -> bool:
+    """Whether the databases of a root are still about as large as they were."""
+    for path in _files_in(base):
+        known = base.known(path) if path.startswith(name + "/") and path in here else None
         if known is None or not known.entry.database or known.entry.size < SHRUNK_FROM:
             continue
         try:

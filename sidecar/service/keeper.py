@@ -130,7 +130,7 @@ class Keeper:
         """Whether what was restored is to be exported again: not for readers, nor for who looks into the past."""
         if receipt.outcome is RestoreOutcome.INCOMPLETE or request.mode != "replace":
             return False
-        if getattr(request, "read_only", False):
+        if request.read_only:
             return False
         if request.snapshot == LATEST or receipt.snapshot is None:
             return True

@@ -32,8 +32,10 @@ def after_opening(
         generation=before.generation + 1 if before else 1,
         owner=owner,
     )
-    if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and not getattr(restored, "kept", False):
-        return replace(mine, saved=now(), snapshot=restored.snapshot or "")
+    if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and restored.snapshot is not None:
+        # A sandbox that was left as it is may have grown since its snapshot was begun; one that was restored has not yet.
+        begun = snapshot_time(restored.snapshot).isoformat(timespec="milliseconds")
+        return replace(mine, saved=begun if restored.kept else now(), snapshot=restored.snapshot)
     if base is not None:
         return replace(mine, saved=base.saved, snapshot=base.snapshot, problem=base.problem, hint=base.hint)
     return mine

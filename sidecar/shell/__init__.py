@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.inside.rules import SECRET_ENDS, SECRET_NAMES, alternatives
 from sidecar.layouts import Layout, Root
@@ -46,8 +46,19 @@ def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
     return "\n".join([tidy_script(request["snapshot"], ()), *lines, _script("export.sh")])
 
 
-def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]], bundle: str, size: int) -> str:
-    """The shell half of a restore: ``roots`` are names, where they go (a shell word) and their layouts."""
+class Target(NamedTuple):
+    """A root of a snapshot, and where it goes."""
+
+    name: str
+    place: str
+    """As a shell word."""
+    layout: Layout
+    needed: list[str]
+    """The files in it that its layout cannot do without."""
+
+
+def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
+    """The shell half of a restore into these places."""
     notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
     lines = [
         *_common(request),
@@ -67,9 +78,10 @@ def restore_script(request: dict[str, Any], roots: list[tuple[str, str, Layout]]
         ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request['snapshot']}"),
     ):
         lines.append(f"{name}={shlex.quote(value)}")
-    for number, (name, place, layout) in enumerate(roots, 1):
-        lines += [f"name_{number}={shlex.quote(name)}", f"folder_{number}={place}"]
-        lines.append(_select(number, layout, exporting=False))
+    for number, root in enumerate(roots, 1):
+        lines += [f"name_{number}={shlex.quote(root.name)}", f"folder_{number}={root.place}"]
+        lines.append(f"needed_{number}={shlex.quote(chr(10).join(root.needed))}")
+        lines.append(_select(number, root.layout, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([*lines, _script("restore.sh")])
 

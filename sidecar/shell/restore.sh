@@ -1,7 +1,7 @@
 # Restore without Python: unpack beside the target, compare with the list of sums, then move old files out and new ones in.
 # The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and,
-# for each root N: name_N, folder_N, select_N. And of what is there: stored, heads and keep (snapshots of this memory), saved, discard
-# and reader (yes, or nothing), aside_bytes and aside_name.
+# for each root N: name_N, folder_N, needed_N (a file a line), select_N. And of what is there: stored, heads and keep (snapshots of
+# this memory), saved, discard and reader (yes, or nothing), aside_bytes and aside_name.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 umask 022
 escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\n\t' '  '; }
@@ -33,12 +33,16 @@ for root in $roots; do
     count=$( ( [ -d "$folder" ] && cd "$folder" && "select_$root" -print ) 2>/dev/null | wc -l)
     there=$((there + count))
     [ "$((count))" -gt 0 ] || ahead=no
+    eval "needed=\$needed_$root"
+    lost=$(printf '%s\n' "$needed" | while IFS= read -r file; do [ -z "$file" ] || [ -e "$folder/$file" ] || printf x; done)
+    [ -z "$lost" ] || ahead=no
 done
-# What changed cannot be told without Python. A sandbox that holds the snapshot is left as it is, unless all of a root is gone.
+# What changed cannot be told without Python. A sandbox that holds the snapshot is left as it is, unless all of a root is gone,
+# or something that the memory cannot do without.
 was_reader=""
 [ ! -f "$cache/$key/read-lineage" ] || was_reader=yes
 if [ "$mode" = replace ] && [ -z "$discard$saved" ] && [ "$there" -gt 0 ]; then
-    if [ -n "$origin" ] && { [ "$ahead" = yes ] || [ "$newest" != "$origin" ]; } && [ "$reader" = "$was_reader" ]; then
+    if [ -n "$origin" ] && [ "$ahead" = yes ] && [ "$reader" = "$was_reader" ]; then
         told=""
         [ "$newest" = "$origin" ] || told=",\"warnings\":[\"What was exported from here since then ($newest) is stored beside the head.\"]"
         case " $keep " in *" $origin "*) leave; answer kept ",\"holds\":\"$origin\",\"files\":$there$told"; exit 0 ;; esac

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.heads import rollback
+from sidecar.engine.heads import accept, rollback
 from sidecar.errors import StoreFull
 from sidecar.ids import Keys
 from sidecar.limits import Limits
@@ -369,20 +369,82 @@ async def test_what_a_guard_held_back_stays_in_its_sandbox_until_it_is_accepted(
     """Else a guard would never let go: what it refused would be gone before it could come again."""
     box = provider.box(tools=shell_tools(tmp_path / "tools") if tools else None)
     plain_home(box.home)
+    for number in range(30):
+        write(box.home / f"memory/note-{number}.md", b"to be cleaned up\n" * 500)
     head = await _committed(engine, box)
-    (box.home / ".claude-mem/claude-mem.db").unlink()
+    for number in range(29):
+        (box.home / f"memory/note-{number}.md").unlink()
     for conversation in ("c1", "c2"):
         write(box.home / "memory/new.md", conversation.encode())
         rejected = await _export(engine, box, conversation=conversation)
-        assert rejected.outcome == "rejected" and rejected.head == head
+        assert (rejected.outcome, rejected.head) == ("rejected", head)
+        assert rejected.reason is not None and rejected.reason.code == "shrunk"
         receipt = await _complete(engine, box)
         assert (receipt.snapshot, receipt.kept, receipt.saved_first) == (head, True, None)
         assert any(str(rejected.snapshot) in warning for warning in receipt.warnings)
         assert (box.home / "memory/new.md").read_text() == conversation
-        assert not (box.home / ".claude-mem/claude-mem.db").exists()
+        assert not (box.home / "memory/note-7.md").exists()
     write(box.home / "memory/new.md", b"c3")
     accepted = await _export(engine, box, conversation="c3")
     assert accepted.outcome == "committed" and accepted.accepted is not None
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["python", "shell"])
+@pytest.mark.parametrize("lost", ["a folder", "a database"])
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_sandbox_that_lost_its_memory_gets_it_back_also_after_a_refused_export(
+    engine: Engine, provider: Provider, tools: bool, lost: str, times: int, tmp_path: Path
+) -> None:
+    """Nobody starts with amnesia by accident; and what is there and in no snapshot is saved first."""
+    box, other = provider.box(tools=shell_tools(tmp_path / "tools") if tools else None), provider.box()
+    plain_home(box.home)
+    head = await _committed(engine, box)
+    if lost == "a folder":
+        shutil.rmtree(box.home / ".claude-mem")
+    else:
+        (box.home / ".claude-mem/claude-mem.db").unlink()
+    for number in range(times):
+        write(box.home / "memory/new.md", b"%d" % number)
+        assert (await _export(engine, box, conversation="c1")).outcome == "rejected"
+    write(box.home / "memory/late.md", b"late")
+    receipt = await _complete(engine, box)
+    assert (receipt.snapshot, receipt.kept) == (head, False)
+    assert (box.home / ".claude-mem/claude-mem.db").exists() and not (box.home / "memory/late.md").exists()
+    await _complete(engine, other, snapshot=str(receipt.saved_first))
+    assert (other.home / "memory/late.md").read_bytes() == b"late"
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["python", "shell"])
+async def test_an_export_refused_under_a_mistyped_id_does_not_make_that_memory_live_here(
+    engine: Engine, provider: Provider, tools: bool, tmp_path: Path
+) -> None:
+    box, other = provider.box(tools=shell_tools(tmp_path / "tools") if tools else None), provider.box()
+    plain_home(box.home)
+    head = await _committed(engine, box)
+    grow(box.home)
+    mistyped = await _export(engine, box, "conductro")
+    assert mistyped.reason is not None and mistyped.reason.code == "other-memory"
+    kept = await _complete(engine, box)
+    assert (kept.snapshot, kept.kept) == (head, True)
+
+    await _complete(engine, other)
+    grow(other.home, "elsewhere")
+    await _committed(engine, other)
+    receipt = await _complete(engine, box)
+    assert receipt.saved_first is not None and receipt.saved_first_memory == ""
+
+
+async def test_a_memory_that_was_accepted_after_its_refusal_is_exported_from_there(
+    engine: Engine, provider: Provider
+) -> None:
+    box = provider.box()
+    plain_home(box.home)
+    await _committed(engine, box)
+    renamed = await _export(engine, box, "renamed")
+    assert renamed.reason is not None and renamed.reason.code == "other-memory"
+    await accept(engine.repository, "renamed", str(renamed.snapshot))
+    grow(box.home)
+    await _committed(engine, box, "renamed")
 
 
 @everywhere
