@@ -17,7 +17,7 @@ import pytest
 import adapters
 from adapters.stores.urls import open_store
 from sidecar.errors import BadReference
-from tests.parts.homes import empty_home, forget_caches, run_cli, three_tier_home, write
+from tests.parts.homes import empty_home, run_cli, three_tier_home, write
 
 PROJECT = Path(adapters.__file__).parents[1]
 
@@ -81,10 +81,8 @@ def test_a_folder_that_was_there_keeps_its_mode(tmp_path: Path, mode: int, optio
 
 def test_a_volume_is_written_the_same_way(tmp_path: Path, mount: object) -> None:
     volume = mount(empty_home(tmp_path / "data"))  # type: ignore[operator]
-    home = three_tier_home(empty_home(tmp_path / "home"))
-    _used(f"volume:{volume}?prefix=own", home)
-    forget_caches(home)  # as if that had been another sandbox
-    _used(f"volume:{volume}?prefix=team&shared=group", home)
+    _used(f"volume:{volume}?prefix=own", three_tier_home(empty_home(tmp_path / "home")))
+    _used(f"volume:{volume}?prefix=team&shared=group", three_tier_home(empty_home(tmp_path / "other")))
     assert _modes(volume / "own") == {"files": {0o600}, "folders": {0o700}}
     assert _modes(volume / "team") == {"files": {0o660}, "folders": {0o2770}}
 

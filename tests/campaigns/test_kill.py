@@ -81,6 +81,7 @@ def assert_leftovers_can_go(store: Path) -> None:
     done("forget", MEMORY, "--grace", "0", store=store)
     report = done("verify", MEMORY, store=store)
     files = [place for place in store.rglob("*") if place.is_file() and not place.name.startswith(".lock-")]
+    files.remove(store / "store-id")
     assert not [place.name for place in files if place.name.startswith(".tmp-")]
     assert len(files) == report["memories"][0]["objects"]
 
@@ -102,11 +103,12 @@ def _deaths() -> Iterator[Any]:
 def test_export_that_died_at_a_write_is_made_good_by_the_next(
     first: bool, when: str, changed: bool, tmp_path: Path
 ) -> None:
-    """An export writes a pack, an index, a manifest and a head; it dies at each of them in turn."""
+    """An export writes a pack, an index, a manifest and a head, the first one the store's id before; it dies at each of
+    them in turn."""
     home, store, acknowledged = claude_mem_home(tmp_path / "home", rows=20), tmp_path / "store", []
     if not first:
         acknowledged.append(export(home, store).document["snapshot"])
-    for fatal in (1, 2, 3, 4):
+    for fatal in range(1, 6 if first else 5):
         if first:
             home, store = claude_mem_home(tmp_path / f"home-{fatal}", rows=20), tmp_path / f"store-{fatal}"
         observe(home, 2, f"before {fatal} {when}")
@@ -206,7 +208,7 @@ def test_spool_of_a_killed_export_is_removed_by_a_later_one(tmp_path: Path) -> N
     spools.mkdir()
     words = ["export", MEMORY, f"--sandbox=local:{home}", f"--store=file:{store}", "--json"]
     environment = {**os.environ, "TMPDIR": str(spools)}
-    command = [sys.executable, "-c", DIES_AT_A_WRITE, "1", "before", *words]
+    command = [sys.executable, "-c", DIES_AT_A_WRITE, "2", "before", *words]
     assert subprocess.run(command, cwd=PROJECT, env=environment).returncode == 9
     assert os.listdir(spools)
     assert ended(start(*words[:3], store=store, env={"TMPDIR": str(spools)})).code == 0

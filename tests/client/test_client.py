@@ -443,12 +443,14 @@ def test_a_process_with_several_conversations_saves_them_all(url: str, tmp_path:
             assert client.attachment(f"told-async-{number}").attachment.state == "idle"
 
 
-def test_conversations_within_one_another_are_both_saved(url: str, home: Path) -> None:
+def test_conversations_within_one_another_are_both_saved(url: str, home: Path, tmp_path: Path) -> None:
+    other = empty_home(tmp_path / "other")
+    write(other / "MEMORY.md", b"# remembered\n" * 10)
     inner = """
-    with client.conversation("told-outer", sandbox="local:{home}"):
+    with client.conversation("told-outer", sandbox="local:{other}"):
         talk("told-inner")
 """
-    code, printed, complaint = told_to_end(started(SYNC + inner, url=url, home=home))
+    code, printed, complaint = told_to_end(started(SYNC + inner, url=url, home=home, other=other))
     assert (code, printed, complaint) == (143, "", "")
     with Client(url, token=TOKEN) as client:
         for memory in ("told-outer", "told-inner"):

@@ -90,7 +90,7 @@ async def _built(folder: Path, given: Given) -> Scene:
     under = engine.repository.store
     await under.prepare()
     attachments = Attachments(under)
-    held = await attachments.write(Attachment(memory=MEMORY, sandbox="e2b:box", generation=1), None)
+    held = await attachments.add(Attachment(memory=MEMORY, sandbox="e2b:box", generation=1))
     call_ = Call("key", MEMORY, "export", "digest", "20260101T000000000Z-00000000")
     version = await under.swap(KEYS.call("key"), _encoded(call_), expected=None)
     marks = Marks(under, KEYS)
@@ -101,7 +101,7 @@ async def _built(folder: Path, given: Given) -> Scene:
     forget_caches(home)
     second = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY, force=True))
     assert second.kind == "full"
-    await attachments.write(replace(held.attachment, generation=2), held.version)
+    await attachments.write(replace(held.attachment, generation=2), held)
     await under.swap(KEYS.call("key"), _encoded(replace(call_, receipt={})), expected=version)
     await marks.change("0" * 24, mark, State.KEPT)
     await pin(engine.repository, MEMORY, first.snapshot or "")

@@ -590,11 +590,11 @@ def test_a_conversation_may_be_repeated_by_its_keys_across_a_crash(tmp_path: Pat
 
 @pytest.mark.parametrize("by", ["service", "command"])
 def test_a_memory_that_is_deleted_is_not_begun_again_by_what_looks_after_it(tmp_path: Path, by: str) -> None:
-    homes = [agent(tmp_path, f"home{number}") for number in range(2)]
+    homes = [agent(tmp_path, f"home{number}") for number in range(3)]
     with serving(tmp_path / "store", tmp_path / "log") as service:
         service.restore("me", f"local:{homes[0]}", **SOON)
         service.http.put(path("me", "attachment"), json={"sandbox": f"local:{homes[1]}", **SOON})
-        service.restore("other", f"local:{homes[0]}", checkpoint_every=3600)
+        service.restore("other", f"local:{homes[2]}", checkpoint_every=3600)
         until(lambda: snapshots(service))
 
         def delete() -> bool:
