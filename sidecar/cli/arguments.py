@@ -99,6 +99,7 @@ def _reading(command: Any) -> None:
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
+    config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")

@@ -8,7 +8,6 @@ import shlex
 import sys
 from dataclasses import replace
 
-from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result
 from sidecar.config import config_file, load_config, placed
 from sidecar.engine import Engine
@@ -30,7 +29,6 @@ Three calls that try it, with a home of yours as the sandbox:
 
 async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
-    await check_policy(engine, args)
     settings = config.service
     if args.bind:
         settings = replace(settings, bind=args.bind)
