@@ -105,6 +105,8 @@ def _reading(command: Any) -> None:
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
+    demo = command("demo", "Watch a memory outlive its sandbox, in a temporary folder; takes seconds.")
+    demo.add_argument("--home", metavar="FOLDER", help="only make a sample home there, to try other commands with")
     keygen = command("keygen", "Print a new key to encrypt with.")
     keygen.add_argument("--signing", action="store_true", help="a key to sign with instead")
     keygen.add_argument("-o", "--output", metavar="FILE", help="a new file for it, that only its owner can read")

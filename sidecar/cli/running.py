@@ -87,6 +87,7 @@ class _Service:
                 ready=address.set_result,
                 told=(self._stopping, self.hurried),
                 index_every=self._config.postgres.every,
+                beside=True,
             )
         )
         try:

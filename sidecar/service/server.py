@@ -50,12 +50,15 @@ async def serve(
     ready: Callable[[str], None] = lambda url: None,
     told: tuple[asyncio.Event, asyncio.Event] | None = None,
     index_every: float = 300.0,
+    beside: bool = False,
 ) -> int:
     """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
 
+    ``beside``: another program has the screen.
+
     Return the exit code: 0, or 1 when something could not be finished or saved in time.
     """
-    set_up(settings.log)
+    set_up(settings.log, beside=beside)
     log = structlog.get_logger("sidecar")
     found = Readiness(engine, settings)
     for step in found.steps:

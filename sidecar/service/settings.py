@@ -65,7 +65,7 @@ class Service:
     grace: float = 25.0
     """Seconds to finish what runs and to save what is attached, when told to stop."""
     log: str = "auto"
-    """"json", "console", or "auto": words when a person watches."""
+    """"json", "console", or "auto": words when a person watches; beside a command (``run``), warnings and errors only."""
     lease: float = 30.0
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
