@@ -149,8 +149,10 @@ class Call:
 def call(request: dict[str, Any], *, fallback: str = "") -> Call:
     """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
 
-    Without a fallback, such a sandbox answers ``no-python``. The links of a request go into the environment: what is in a
-    command is shown to every user of the sandbox, by ``ps``.
+    A Python that cannot be executed (126, 127) is as good as none; it is tried with an empty program, as a command that is too
+    long ends with 126 too. Without a fallback, such a sandbox answers ``no-python``.
+
+    The links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
     """
     nonce = secrets.token_hex(8)
     environment = {}
@@ -164,7 +166,12 @@ for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
 $p -I -S -c '{_BOOTSTRAP}' {modules} {text} </dev/null
 r=$?
-[ $r = {UNSUITABLE} ] || break
+case $r in
+{UNSUITABLE}) ;;
+126|127) $p -c '' </dev/null >/dev/null 2>&1
+case $? in 126|127) r={UNSUITABLE};; *) break;; esac;;
+*) break;;
+esac
 done
 if [ $r = {UNSUITABLE} ]; then
 nonce={nonce}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sidecar.cli.arguments import parser
+from sidecar.cli.arguments import parser, suggest
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, complain, show, tame_logs, watched
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
@@ -78,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sidecar.cli.keygen import run_keygen
 
             return _print(run_keygen(args), wants_json)
+        if args.command == "completion":
+            from sidecar.cli.completion import run_completion
+
+            return _print(run_completion(args), wants_json)
         if args.command == "demo":
             from sidecar.cli.demo import run_demo
 
@@ -94,6 +98,7 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
     commands = parser()
 
     def refuse(sub: argparse.ArgumentParser, message: str) -> NoReturn:
+        message = suggest(commands, message)
         if wants_json:
             details = {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}
             print(json.dumps({"error": details}))
