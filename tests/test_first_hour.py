@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.parts.homes import PROJECT, empty_home, run_cli
+from tests.parts.services import serving
 
 
 def test_a_sample_home_is_made_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -86,6 +89,77 @@ def test_an_emulator_names_the_sdk_that_is_missing() -> None:
     finally:
         emulator.send_signal(signal.SIGTERM)
         emulator.wait(30)
+
+
+def _section() -> dict[str, str]:
+    """The blocks of the README's five minutes, by their language; of the shell's, all in one."""
+    text = (PROJECT / "README.md").read_text().partition("## Five minutes")[2].partition("\n## ")[0]
+    blocks: dict[str, str] = {}
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        blocks[language] = blocks.get(language, "") + block
+    assert blocks.keys() == {"sh", "python", "ts"}
+    return blocks
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A service with the token that it keeps; whoever is started finds both."""
+    for name in [name for name in os.environ if name.startswith("MEMORY_SIDECAR_")]:
+        monkeypatch.delenv(name)
+    with serving(tmp_path / "store", tmp_path / "log", given_token="") as service:
+        monkeypatch.setenv("MEMORY_SIDECAR_URL", service.url)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        yield
+
+
+REMEMBERED = re.compile(
+    r"1: empty\. Nothing known yet\.\n1: committed \S+\n"
+    r"2: complete\. Learned in conversation 1: the deploy key lives in the vault\.\n\n2: committed \S+\n"
+)
+
+
+def test_the_readmes_python_conductor_remembers(served: None, tmp_path: Path) -> None:
+    (tmp_path / "conductor.py").write_text(_section()["python"])
+    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "conductor.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert REMEMBERED.fullmatch(ran.stdout), ran
+
+
+def test_the_readmes_typescript_conductor_remembers(served: None, tmp_path: Path) -> None:
+    if not (node := _node()):
+        pytest.skip("no node that takes TypeScript is installed")
+    (tmp_path / "conductor.ts").write_text(_section()["ts"])
+    ran = subprocess.run([node, "conductor.ts"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert REMEMBERED.fullmatch(ran.stdout), ran
+
+
+def _node() -> str:
+    """A node that runs TypeScript as it is: the machine's own, or the one that comes with Playwright. Empty: there is none."""
+    driver = find_spec("playwright")
+    own = Path(driver.origin).parent / "driver/node" if driver and driver.origin else Path("node")
+    for node in filter(None, (shutil.which("node"), shutil.which(own))):
+        said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        if tuple(int(part) for part in said.strip().removeprefix("v").split(".")[:2]) >= (22, 18):
+            return node
+    return ""
+
+
+def test_the_readmes_commands_for_operators_work(tmp_path: Path) -> None:
+    script = _section()["sh"].partition("export MEMORY_SIDECAR_TOKEN")
+    lines = [line for line in (script[1] + script[2]).splitlines() if not line.startswith("memory-sidecar serve")]
+    assert len(lines) == 4
+    typed = "\n".join(lines).replace("memory-sidecar ", f"{sys.executable} -m sidecar ").replace(":8078", ":0")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MEMORY_SIDECAR_")}
+    ran = subprocess.run(
+        ["sh", "-ec", typed],
+        cwd=PROJECT,
+        env={**env, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0 and "The configuration is right" in ran.stdout and "!!" not in ran.stdout, ran
 
 
 @pytest.mark.slow
