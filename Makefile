@@ -15,46 +15,53 @@ help:
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
 
+# What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …"; exit 1; }
+	@echo "Making a virtual environment in .venv, with what the sidecar needs to run (once):"
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
+	@touch $@
+
+.venv/dev: pyproject.toml .venv/ready
+	@echo "Adding what the tests need: a real S3 server, Postgres, a browser's driver, the SDKs (once; 1 GB, minutes):"
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --editable . --group dev
 	@touch $@
 
 run: .venv/ready
 	@$(BIN)/memory-sidecar serve
 
 demo: .venv/ready
-	@$(BIN)/python docs/demo.py
+	@$(BIN)/memory-sidecar demo
 
-test: .venv/ready
+test: .venv/dev
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-campaign: .venv/ready
+campaign: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
 
-faults: .venv/ready
+faults: .venv/dev
 	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
 
-outage: .venv/ready
+outage: .venv/dev
 	$(BIN)/python -m pytest tests/sink/test_outage.py --outage 60
 
-image: .venv/ready
+image: .venv/dev
 	$(BIN)/python deploy/build_image.py $(IMAGE_FLAGS)
 	$(BIN)/python deploy/check_image.py $(if $(findstring --nested,$(IMAGE_FLAGS)),--nested)
 
-lint: .venv/ready
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/ready
+format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/ready
+bench: .venv/dev
 	$(BIN)/python -m benchmarks
 
 clean:

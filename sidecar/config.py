@@ -17,6 +17,7 @@ from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
 from sidecar.lines import Lines
+from sidecar.patterns import check_layout_patterns
 from sidecar.policies import check_guards, check_limits, check_privacy, with_required
 from sidecar.privacy import Privacy
 from sidecar.retention.settings import Retention, Rules
@@ -35,7 +36,7 @@ from sidecar.sections import (
     shown,
     variable,
 )
-from sidecar.service.settings import Service, Webhook, check_service
+from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.sink.settings import Postgres, check_postgres
 
 
@@ -142,6 +143,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
     layouts = {**built_in(), **custom(table.get("layouts", {}))}
+    check_layout_patterns(layouts.values())
     limits = check_limits(section(table, "limits", Limits), given(table, "limits", Limits), layouts)
     guards = check_guards(section(table, "guards", Guards), layouts)
     timing = check_timing(section(table, "timing", Timing))
@@ -184,6 +186,7 @@ def _webhooks(rows: Any) -> list[Webhook]:
                 f"{hook.secret_env}, which is to sign a webhook's calls, is not set.",
                 at=("webhooks", place, "secret_env"),
             )
+        check_events(hook.events, ("webhooks", place, "events"))
         hooks.append(hook)
     return hooks
 

@@ -58,6 +58,10 @@ class SidecarError(Exception):
         if code:
             self.code = code
 
+    def __str__(self) -> str:
+        """Both, for whoever prints it or lets it end the program."""
+        return f"{self.message} {self.hint}".rstrip()
+
     def as_dict(self) -> dict[str, object]:
         return {"code": self.code, "message": self.message, "hint": self.hint, "retryable": self.retryable}
 

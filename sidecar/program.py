@@ -177,9 +177,13 @@ class Call:
 def call(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> Call:
     """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
 
+    A Python that cannot be executed (126, 127) is as good as none; it is tried with an empty program, as a command that is too
+    long ends with 126 too. Without a fallback, a sandbox without Python answers ``no-python``.
+
     ``installed``: the command runs on this machine, where it finds the program as it is installed, unless that was replaced
-    by another version since this process began. Without a fallback, a sandbox that has no Python answers ``no-python``. The
-    links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
+    by another version since this process began.
+
+    The links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
     """
     nonce = secrets.token_hex(8)
     environment = {}
@@ -196,7 +200,12 @@ for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
 $p -I -S -c '{bootstrap}' {source} {text} </dev/null
 r=$?
-[ $r = {UNSUITABLE} ] || break
+case $r in
+{UNSUITABLE}) ;;
+126|127) $p -c '' </dev/null >/dev/null 2>&1
+case $? in 126|127) r={UNSUITABLE};; *) break;; esac;;
+*) break;;
+esac
 done
 if [ $r = {UNSUITABLE} ]; then
 nonce={nonce}

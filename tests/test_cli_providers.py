@@ -127,6 +127,7 @@ def test_the_receipt_says_when_a_sandbox_could_not_be_kept(provider: str, server
 @EITHER
 def test_the_doctor_looks_into_a_sandbox(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
+    claude_mem_home(box.home, 5)
     ran = run_cli("doctor", "--sandbox", f"{provider}:{box.id}", store=tmp_path)
     assert ran.code == 0
     found = {row["name"]: row["detail"] for row in ran.document["checks"]}["sandbox"]

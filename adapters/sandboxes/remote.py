@@ -260,6 +260,11 @@ def words_of(problem: Exception) -> str:
 
 def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
     """The provider does not let us in. Its own words may repeat what it was sent, so they are left out."""
+    if not os.environ.get(variable):
+        return SandboxDenied(
+            f"{variable} is not set, and {provider} asks for it to reach {ref}.",
+            hint=f"Set {variable} to a key of the account that the sandbox belongs to.",
+        )
     return SandboxDenied(
         f"{provider} did not accept the API key for {ref}.",
         hint=f"Set {variable} to a key of the account it belongs to.",

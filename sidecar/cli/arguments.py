@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from typing import Any
 
 from sidecar import __version__
@@ -12,6 +14,71 @@ from sidecar.sink import KINDS
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted
   3 the head did not move (a guard, a limit, or diverged), nothing lost"""
+
+
+EXAMPLES = {
+    "export": [
+        "export conductor --sandbox e2b:i3x9k2 --conversation c1",
+        "export me --sandbox local:$HOME --project ~/app",
+    ],
+    "restore": [
+        "restore conductor --sandbox daytona:box-7",
+        "restore conductor --sandbox local:/tmp/home --snapshot @2026-11-16T10:00Z",
+    ],
+    "attach": ["attach conductor --sandbox e2b:i3x9k2"],
+    "detach": ["detach conductor"],
+    "attachments": ["attachments"],
+    "import": ["import conductor home.tar.gz"],
+    "download": ["download conductor -o conductor.tar.gz"],
+    "list": ["list --json"],
+    "log": ["log conductor"],
+    "show": ["show conductor", "show conductor 20261116T0830"],
+    "diff": ["diff conductor"],
+    "fork": ["fork conductor experiment"],
+    "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
+    "accept": ["accept conductor"],
+    "verify": ["verify", "verify conductor --drill"],
+    "forget": ["forget --dry-run", "forget conductor --keep-last 20 --daily 14"],
+    "pin": ["pin conductor 20261116T083030845Z-318faecc"],
+    "unpin": ["unpin conductor 20261116T083030845Z-318faecc"],
+    "delete": ["delete experiment --yes"],
+    "doctor": ["doctor", "doctor --sandbox e2b:i3x9k2 --project ~/app"],
+    "layouts": ["layouts", "layouts claude-mem"],
+    "serve": ["serve", "MEMORY_SIDECAR_TOKEN=$(openssl rand -hex 32) memory-sidecar serve --bind 0.0.0.0:8077"],
+    "run": ["run -- python conductor.py"],
+    "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
+    "index": ["index"],
+    "rekey": ["rekey"],
+    "keygen": ["keygen -o memories.key"],
+    "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
+    "demo": ["demo", "demo --home /tmp/sample"],
+    "completion": [
+        'eval "$(memory-sidecar completion bash)"',
+        "completion fish > ~/.config/fish/completions/memory-sidecar.fish",
+    ],
+}
+"""What people type, by command. Where something comes before our own name, that is in it."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+def suggest(root: argparse.ArgumentParser, message: str) -> str:
+    """The same message; where it is about an unknown command, the nearest one instead of the list of all."""
+    found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
+    if found is None:
+        return message
+    near = difflib.get_close_matches(found[1], commands_of(root), 1)
+    return f"There is no command {found[1]!r}. " + (f"Did you mean {near[0]!r}?" if near else "--help lists them.")
+
+
+def commands_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Each command's own parser, by its name."""
+    (choices,) = [action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(choices)
+
+
+def _epilog(name: str) -> str:
+    lines = [f"memory-sidecar {line}" if line.startswith(name) else line for line in EXAMPLES[name]]
+    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +92,14 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, summary: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=_epilog(name) if name in EXAMPLES else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         sub.add_argument(
             "--store", metavar="URL", help="file:/path, volume:/mount or s3://bucket/prefix (MEMORY_SIDECAR_STORE)"
         )
@@ -125,11 +199,16 @@ def _reading(command: Any) -> None:
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
+    config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
+    completion = command("completion", "Print what makes a shell complete commands and options.")
+    completion.add_argument("shell", choices=SHELLS)
+    demo = command("demo", "Watch a memory outlive its sandbox, in a temporary folder; takes seconds.")
+    demo.add_argument("--home", metavar="FOLDER", help="only make a sample home there, to try other commands with")
     keygen = command("keygen", "Print a new key to encrypt with.")
     keygen.add_argument("--signing", action="store_true", help="a key to sign with instead")
     keygen.add_argument("-o", "--output", metavar="FILE", help="a new file for it, that only its owner can read")

@@ -16,13 +16,14 @@ from sidecar.inside.index import Entry, Index
 from sidecar.ports import Presence
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
+from sidecar.sizes import plural
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.missing import scrubbed_of
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
-LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
+LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,8 @@ class Run:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
         warnings = [*self.warnings, *(map(shown, answer.warnings) if answer else [])]
         if answer and answer.dropped_files:
-            warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
+            files, size = plural(answer.dropped_files, "file"), plural(answer.dropped_bytes, "byte")
+            warnings.append(LEFT_OUT.format(files=files, bytes=size))
         if answer and answer.found.get("warned"):
             warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
         if accepted is not None:

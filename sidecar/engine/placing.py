@@ -171,7 +171,7 @@ async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Ma
     answer, _ = await ask(sandbox, question, Answer, timeout=timeout)
     missing = manifest.files - answer.files - len(answer.skipped)
     if answer.status == "complete" and missing > 0:
-        raise BadAnswer(f"The sandbox says it is done, but {missing} files are missing.")
+        raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
     return answer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -181,6 +181,8 @@ class SearchAnswer:
     """There are more: ask again with a larger ``offset``."""
     behind: list[str]
     """Memories among the hits whose head is newer than what was searched."""
+    unindexed: list[str] = field(default_factory=list)
+    """Where nothing was found: memories that are not indexed yet, so that they were not searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -795,8 +795,18 @@ async def test_address_and_token_come_from_the_environment(
     assert client.url == url
     assert isinstance(await got(client.memories()), list)
     monkeypatch.delenv("MEMORY_SIDECAR_URL")
-    with pytest.raises(BadConfig, match="address"):
-        make(None)
+    assert make(None).url == "http://127.0.0.1:8077"
+
+
+@both_share
+async def test_what_ends_a_program_says_what_to_do(make: Make) -> None:
+    with pytest.raises(ServiceUnreachable) as raised:
+        await got(make("http://127.0.0.1:1", retries=Retries(attempts=1)).memories())
+    shown = traceback.format_exception_only(raised.value)[-1]
+    assert "No answer from" in shown and "`memory-sidecar serve`" in shown and "MEMORY_SIDECAR_URL" in shown
+    with pytest.raises(BadConfig) as refused:
+        make("no address")
+    assert "Such as http://127.0.0.1:8077." in str(refused.value)
 
 
 async def test_a_service_on_this_machine_is_not_sought_through_a_proxy(

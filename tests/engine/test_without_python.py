@@ -13,6 +13,7 @@ import pytest
 
 from adapters.stores.urls import open_store
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.errors import ProgramFailed
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from tests.parts.homes import OwnMachine
@@ -168,6 +169,36 @@ async def test_two_layouts_of_one_project_leave_without_python(engine: Engine, t
         (home / name).write_text(name)
     receipt = await export(engine, BareSandbox(home, tools), ExportRequest(memory="m", projects=("app",)))
     assert (receipt.outcome, receipt.files) == (ExportOutcome.COMMITTED, 2)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"#!/not/there\n", b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xff\x7f" + bytes(60)],
+    ids=["without its interpreter", "for another machine"],
+)
+async def test_a_python_that_cannot_be_executed_is_as_none(
+    engine: Engine, home: Path, tools: Path, tmp_path: Path, broken: bytes
+) -> None:
+    for name in ("python3", "python"):
+        (tools / name).write_bytes(broken)
+        (tools / name).chmod(0o755)
+    exported = await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
+    assert exported.outcome is ExportOutcome.COMMITTED
+    assert any("python" in warning.lower() for warning in exported.warnings)
+    target = tmp_path / "target"
+    target.mkdir()
+    restored = await restore(engine, BareSandbox(target, tools), RestoreRequest(memory="bare"))
+    assert restored.outcome is RestoreOutcome.COMPLETE
+    assert rows(target) == rows(home)
+
+
+async def test_a_python_that_ends_with_126_by_itself_is_no_reason_for_tar(
+    engine: Engine, home: Path, tools: Path
+) -> None:
+    (tools / "python3").write_text('#!/bin/sh\n[ "$2" = "" ] || exit 126\n')
+    (tools / "python3").chmod(0o755)
+    with pytest.raises(ProgramFailed, match="exit code 126"):
+        await export(engine, BareSandbox(home, tools), ExportRequest(memory="bare"))
 
 
 SIMPLE_TAR = """#!/bin/sh

@@ -83,7 +83,10 @@ def test_a_database_of_mostly_free_pages_comes_with_what_to_do() -> None:
     assert "mostly free pages (90% of it)" in words and "VACUUM" in words
 
 
-def test_a_sandbox_without_memory_is_no_problem(tmp_path: Path) -> None:
+def test_a_sandbox_without_memory_is_found_with_what_to_do(tmp_path: Path) -> None:
     home = empty_home(tmp_path / "home")
     ran = run_cli("doctor", "--sandbox", f"local:{home}", store=tmp_path / "store")
-    assert (ran.code, ran.document["roots"]) == (0, [])
+    assert (ran.code, ran.document["roots"]) == (1, [])
+    (wrong,) = [row for row in ran.document["checks"] if not row["ok"]]
+    assert (wrong["name"], wrong["code"]) == ("memory there", "no-memory")
+    assert "--project PATH" in wrong["hint"] and "memory-sidecar restore" in wrong["hint"]

@@ -133,7 +133,7 @@ def test_a_project_that_is_not_there_is_named_and_the_head_keeps_it(home: Path, 
     for projects, warned in ((("--project", "ap"), 1), ((), 0)):  # mistyped, forgotten
         wrong = run_cli(*words, *projects, store=store)
         assert (wrong.code, wrong.error) == (3, "root-missing")
-        assert "project (three-tier in ~/app); the head has 1 files there" in wrong.document["reason"]["message"]
+        assert "project (three-tier in ~/app); the head has 1 file there" in wrong.document["reason"]["message"]
         assert len([told for told in wrong.document["warnings"] if f"no folder {home}/ap " in told]) == warned
     seen = run_cli("doctor", "--sandbox", f"local:{home}", "--project", "ap", store=store)
     assert seen.code == 1 and "There is no folder" in seen.document["checks"][-1]["detail"]

@@ -297,7 +297,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(settings: str, said: str, sto
     config = tmp_path / "config.toml"
     config.write_text(f"[guards]\n{settings}\n")
     ran = run_cli("config", "check", "--config", config, store=store)
-    assert (ran.code, ran.error) == (2, "bad-config")
+    assert (ran.code, ran.error) == (1, "bad-config")
     assert said in ran.document["error"]["message"]
 
 

@@ -203,7 +203,7 @@ def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path
     assert served.returncode == 2
     assert f"{config}:3: [limits] bytes is 19,999, below the hot tier of 'conductor'" in served.stderr
     checked = run_cli("config", "check", "--config", config, store=store)
-    assert (checked.code, checked.error) == (2, "bad-config")
+    assert (checked.code, checked.error) == (1, "bad-config")
     assert "20000 or more" in checked.document["error"]["hint"]
 
     config.write_text("[limits]\nbytes = 19999\n[limits.memories.conductor]\nbytes = 20000\n")
@@ -229,7 +229,7 @@ def test_every_limit_below_the_hot_tier_is_found(text: str, line: int, least: in
     assert run_cli("export", MEMORY, "--sandbox", f"local:{home}", "--project", "~", store=store).code == 0
     config.write_text(text)
     checked = run_cli("config", "check", "--config", config, store=store)
-    assert (checked.code, checked.error) == (2, "bad-config"), checked.document
+    assert (checked.code, checked.error) == (1, "bad-config"), checked.document
     assert f"{config}:{line}: " in checked.document["error"]["message"]
     assert f"Set it to {least} or more" in checked.document["error"]["hint"]
     key, _, low = text.splitlines()[line - 1].partition(" = ")
@@ -237,8 +237,10 @@ def test_every_limit_below_the_hot_tier_is_found(text: str, line: int, least: in
     assert run_cli("config", "check", "--config", config, store=store).code == 0
 
 
-def test_a_store_that_cannot_be_reached_does_not_make_the_config_wrong(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used_is_said_once(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[limits]\nbytes = 5\n")
     checked = run_cli("config", "check", "--config", config, store=f"volume:{tmp_path}")
-    assert checked.code == 0 and checked.document["store_problem"]
+    assert checked.code == 1
+    (problem,) = checked.document["problems"]
+    assert "No volume is mounted" in problem["message"]

@@ -135,7 +135,7 @@ def test_a_layout_of_ones_own_says_what_rotates(rotating: str, outcome: str, tmp
 def test_a_pattern_that_cannot_be_meant_is_refused_with_its_line(rotating: str, said: str, tmp_path: Path) -> None:
     config = with_layout(tmp_path, rotating)
     ran = run_cli("config", "check", "--config", config, store=tmp_path / "store")
-    assert (ran.code, ran.error) == (2, "bad-config")
+    assert (ran.code, ran.error) == (1, "bad-config")
     assert said in ran.document["error"]["message"]
     assert f"{config}:4: " in ran.document["error"]["message"]
 

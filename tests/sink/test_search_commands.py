@@ -72,6 +72,27 @@ def test_who_only_looks_writes_nothing(tmp_path: Path, database: Database) -> No
     assert not (tmp_path / "store").exists()
 
 
+def test_what_was_never_indexed_is_not_said_to_hold_nothing(
+    tmp_path: Path, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    with monkeypatch.context() as without:
+        without.delenv("MEMORY_SIDECAR_POSTGRES")
+        assert export(agent, store).code == 0
+        assert export(agent, store, "other").code == 0
+    title = agent.rows["observation", "claude-mem/2"][0]
+    document = done("search", title, store=store)
+    assert (document["hits"], document["unindexed"]) == ([], ["conductor", "other"])
+    said = shown("search", title, f"--store=file:{store}")
+    assert "conductor, other" in said and "not indexed yet" in said and "memory-sidecar index" in said
+    assert done("search", title, "--memory=other", store=store)["unindexed"] == ["other"]
+    done("index", "conductor", store=store)
+    assert done("search", title, store=store)["unindexed"] == []  # what it found, it found
+    assert done("search", "nowhere-to-be-found", store=store)["unindexed"] == ["other"]
+    done("index", store=store)
+    assert shown("search", "nowhere-to-be-found", f"--store=file:{store}") == "Nothing found.\n"
+
+
 def test_a_search_shows_a_table_or_one_document(tmp_path: Path, agent: Agent, database: Database) -> None:
     store = tmp_path / "store"
     export(agent, store)
@@ -144,7 +165,7 @@ def test_a_wrong_url_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", url)
     for words in (["search", "x"], ["export", "m", f"--sandbox=local:{tmp_path}"], ["config", "check"]):
         ran = run_cli(*words, store=tmp_path / "store")
-        assert (ran.code, ran.error) == (2, "bad-config")
+        assert (ran.code, ran.error) == (1 if words[0] == "config" else 2, "bad-config")
         assert PASSWORD not in json.dumps(ran.document) + ran.stderr
         assert "MEMORY_SIDECAR_POSTGRES" in ran.document["error"]["message"]
 
@@ -157,7 +178,7 @@ def test_the_url_may_be_in_another_variable_and_is_no_option(
     config.write_text('[postgres]\nurl_env = "SOME_DATABASE"\nschema = "agents"\n')
     monkeypatch.setenv("MEMORY_SIDECAR_CONFIG", str(config))
     ran = run_cli("config", "check", store=tmp_path / "store")
-    assert (ran.code, ran.error) == (2, "bad-config") and "SOME_DATABASE" in ran.document["error"]["message"]
+    assert (ran.code, ran.error) == (1, "bad-config") and "SOME_DATABASE" in ran.document["error"]["message"]
     monkeypatch.setenv("SOME_DATABASE", database.url)
     document = done("config", "check", store=tmp_path / "store")
     assert document["searched"] is True and PASSWORD not in json.dumps(document)
@@ -181,7 +202,7 @@ def test_wrong_settings_are_named(tmp_path: Path, text: str, words: str) -> None
     config = tmp_path / "sidecar.toml"
     config.write_text(f"[postgres]\n{text}\n")
     ran = run_cli("config", "check", f"--config={config}", store=tmp_path / "store")
-    assert ran.code == 2 and words in ran.document["error"]["message"]
+    assert ran.code == 1 and words in ran.document["error"]["message"]
 
 
 def test_a_text_search_that_postgres_does_not_have_is_said(
