@@ -533,6 +533,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_document(number: int, tmp_
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
         )
         while not any(home.glob(".cache/memory-sidecar/*/turn")):
             assert process.poll() is None
