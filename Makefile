@@ -2,59 +2,71 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign faults outage image lint format bench clean
+.PHONY: help run demo test campaign servers faults outage image lint format bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
 	@echo "make demo       a live writer, an export, the home deleted, a restore elsewhere, the receipts"
 	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
+	@echo "make servers    the store's contract and races over MinIO, versitygw and s3proxy (Go and Java; minutes to make them, once)"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
 	@echo "make outage     an hour of exports while Postgres is away, and what is found afterwards"
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
 
+# What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …"; exit 1; }
+	@echo "Making a virtual environment in .venv, with what the sidecar needs to run (once):"
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
+	@touch $@
+
+.venv/dev: pyproject.toml .venv/ready
+	@echo "Adding what the tests need: a real S3 server, Postgres, a browser's driver, the SDKs (once; 1 GB, minutes):"
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --editable . --group dev
 	@touch $@
 
 run: .venv/ready
 	@$(BIN)/memory-sidecar serve
 
 demo: .venv/ready
-	@$(BIN)/python docs/demo.py
+	@$(BIN)/memory-sidecar demo
 
-test: .venv/ready
+test: .venv/dev
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-campaign: .venv/ready
+campaign: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
 
-faults: .venv/ready
+# Made in .cache/servers. Where Go, Java or Maven is missing its tests are skipped, and the reasons are listed at the end.
+servers: .venv/dev
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -rs -m servers tests/contracts/test_store_contract.py tests/campaigns/test_s3_servers.py
+
+faults: .venv/dev
 	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
 
-outage: .venv/ready
+outage: .venv/dev
 	$(BIN)/python -m pytest tests/sink/test_outage.py --outage 60
 
-image: .venv/ready
+image: .venv/dev
 	$(BIN)/python deploy/build_image.py $(IMAGE_FLAGS)
 	$(BIN)/python deploy/check_image.py $(if $(findstring --nested,$(IMAGE_FLAGS)),--nested)
 
-lint: .venv/ready
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/ready
+format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/ready
+bench: .venv/dev
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -90,10 +90,10 @@ def finish(path, entry, place):
 
 def read(store, memory, output, snapshot=""):
     readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
-    unlike = (
-        "" if re.match(r"[a-z0-9][a-z0-9._-]{0,62}\Z", memory) else hashlib.sha256(memory.encode()).hexdigest()[:32]
-    )
-    folder = os.path.join(store, "memories", readable + "~" + unlike if unlike else memory)
+    plain, digest = re.match(r"[a-z0-9][a-z0-9._-]{0,62}\Z", memory), hashlib.sha256(memory.encode()).hexdigest()[:32]
+    names = [memory] if plain else [f"_{readable}_{digest}", f"{readable}~{digest}"]
+    folders = [os.path.join(store, "memories", name) for name in names]
+    folder = next(filter(os.path.isdir, folders), folders[0])
     snapshot = snapshot or sealed(os.path.join(folder, "head.json"), format=1, memory=memory)["snapshot"]
     place = os.path.join(folder, "snapshots", snapshot + ".json")
     manifest, entries, packs = sealed(place, format=1, memory=memory, snapshot=snapshot), {}, []

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 
 from emulators import DaytonaEmulator, E2BEmulator
 
@@ -27,7 +28,10 @@ def main() -> None:
         for name, value in server.environment().items():
             print(f"export {name}={shlex.quote(value)}")
         print(f"\n# Its home is {sandbox.home}. In another terminal, with the lines above:")
-        print(f"memory-sidecar export MEMORY --sandbox {asked.provider}:{sandbox.id}")
+        if find_spec(asked.provider) is None:
+            print(f"pip install 'memory-sidecar[{asked.provider}]'  # its SDK, which is not installed yet")
+        print(f"memory-sidecar demo --home {shlex.quote(str(sandbox.home))}  # a sample memory in it")
+        print(f"memory-sidecar export sample --sandbox {asked.provider}:{sandbox.id}")
         print("\n# Serving until Ctrl-C.", file=sys.stderr)
         sys.stdout.flush()
         done.wait()

@@ -16,7 +16,7 @@ from emulators.calls import Step
 from emulators.wire import Held, Reset
 
 Kind = Literal[
-    "refuse", "cut", "lose", "stall", "truncate", "shrink", "status", "kill", "expire", "slow", "corrupt"
+    "refuse", "cut", "lose", "stall", "truncate", "shrink", "status", "kill", "expire", "crash", "slow", "corrupt", "replay"
 ]  # fmt: skip
 
 
@@ -33,6 +33,8 @@ class Fault:
     - ``status``: a gateway answers ``status`` (and ``Retry-After: retry_after``) and nothing is done.
     - ``kill``: the sandbox is killed after ``after`` bytes.
     - ``expire``: the sandbox reaches its time-out after ``after`` bytes.
+    - ``crash``: the daemon in the sandbox dies after ``after`` bytes, with what it runs, and starts again.
+    - ``replay``: the daemon takes a command and hangs up, and the proxy before it (Daytona's) sends it once more.
     - ``slow``: the transfer runs at ``rate`` bytes per second.
     - ``corrupt``: one byte arrives flipped: number ``after``, or one in the middle when that is 0.
     """
@@ -95,7 +97,7 @@ def shaped(
 ) -> Iterator[bytes]:
     """The chunks of a transfer as this fault lets them through.
 
-    ``act`` does what a fault does to the sandbox or the file: it is called with "kill", "expire" or "shrink".
+    ``act`` does what a fault does to the sandbox or the file: it is called with "kill", "expire", "crash" or "shrink".
     ``size`` is the length of the transfer where it is known. Raise ``Reset`` or ``Held`` where the connection ends.
     """
     chunks = iter(chunks)
@@ -109,9 +111,9 @@ def shaped(
         yield from _until(chunks, fault.after)
         act("shrink")
         yield from chunks
-    elif fault.kind in ("cut", "stall", "truncate", "kill", "expire"):
+    elif fault.kind in ("cut", "stall", "truncate", "kill", "expire", "crash"):
         yield from _until(chunks, fault.after)
-        if fault.kind in ("kill", "expire"):
+        if fault.kind in ("kill", "expire", "crash"):
             act(fault.kind)
         if fault.kind == "stall":
             raise Held

@@ -31,11 +31,18 @@ class Process:
     """A running command.
 
     Raise ``OSError`` when it cannot be started. ``merged`` sends stderr the way of stdout; ``open_stdin`` keeps a pipe
-    to write to, where otherwise the command reads an empty stdin.
+    to write to, where otherwise the command reads an empty stdin. ``uid`` is whose it is, where we may choose.
     """
 
     def __init__(
-        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], merged: bool = False, open_stdin: bool = False
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        merged: bool = False,
+        open_stdin: bool = False,
+        uid: int | None = None,
     ) -> None:
         self.argv = list(argv)
         self.cwd = cwd
@@ -48,6 +55,9 @@ class Process:
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
             bufsize=0,
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else [],
         )
         self.pid = self._popen.pid
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,6 +23,21 @@ OnTimeout = Literal["kill", "pause", "stop"]
 
 class NotRunning(Exception):
     """The sandbox is paused, stopped or gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody whose commands and files there may be in a sandbox."""
+
+    name: str
+    home: Path
+    uid: int | None = None
+    """Whose they are on this machine; ``None``: whoever runs the server."""
+
+    def own(self, path: Path) -> None:
+        """Make it this user's."""
+        if self.uid is not None:
+            os.chown(path, self.uid, self.uid)
 
 
 class Sandbox:
@@ -45,12 +61,27 @@ class Sandbox:
         metadata: Mapping[str, str],
         tools: Path | None,
         on_timeout: OnTimeout,
+        uids: Mapping[str, int | None] | None = None,
     ) -> None:
         self.id = id
         self.folder = base / id
         self.home = self.folder / "home" / self.USER
-        self.home.mkdir(parents=True)
+        uids = {self.USER: None, "root": None, **(uids or {})}
+        self.users = {
+            name: User(name, self.folder / ("root" if name == "root" else f"home/{name}"), uid)
+            for name, uid in uids.items()
+        }
+        """Those who are known there: the one it is made for, root, and whoever else has a number of his own."""
+        for user in self.users.values():
+            user.home.mkdir(parents=True, mode=0o755)
+            user.own(user.home)
+        if any(user.uid is not None for user in self.users.values()):
+            base.chmod(0o711)
         self.work = self.home
+        self.uploaded: list[Path] = []
+        """Every path that something was uploaded to."""
+        self.read_only: tuple[Path, ...] = ()
+        """Folders that the daemon finds it cannot write to."""
         self.envs = dict(envs)
         self.metadata = dict(metadata)
         self.tools = tools
@@ -90,10 +121,16 @@ class Sandbox:
 
     # What is done in it
 
-    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+    @property
+    def path(self) -> str:
+        """Where its commands are looked for."""
+        return PATH if self.tools is None else str(self.tools)
+
+    def environment(self, extra: Mapping[str, str], user: User | None = None) -> dict[str, str]:
         """All that a command finds in its environment: nothing of the server's own."""
-        own = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": str(self.home), "USER": self.USER, "LOGNAME": self.USER}
-        path = {} if self.tools is None else {"PATH": str(self.tools)}
+        user = user or self.users[self.USER]
+        own = {"PATH": self.path, "LANG": "C.UTF-8", "HOME": str(user.home), "USER": user.name, "LOGNAME": user.name}
+        path = {} if self.tools is None else {"PATH": self.path}
         return {**own, **self.envs, **extra, **path, self.MARKER: self.id}
 
     def spawn(
@@ -104,13 +141,21 @@ class Sandbox:
         envs: Mapping[str, str] | None = None,
         merged: bool = False,
         open_stdin: bool = False,
+        user: User | None = None,
     ) -> Process:
         """Start a command. Raise ``NotRunning``, or ``OSError`` when it cannot be started."""
+        user = user or self.users[self.USER]
         with self._changed:
             if not self.running:
                 raise NotRunning
-            environment = self.environment(envs or {})
-            process = Process(argv, cwd=cwd or self.work, env=environment, merged=merged, open_stdin=open_stdin)
+            process = Process(
+                argv,
+                cwd=cwd or self.work,
+                env=self.environment(envs or {}, user),
+                merged=merged,
+                open_stdin=open_stdin,
+                uid=user.uid,
+            )
             self._processes = [*self.commands(), process]
             return process
 
@@ -162,6 +207,15 @@ class Sandbox:
     def pause(self) -> None:
         """Freeze its processes."""
         self._leave_for("paused", lambda: self._signal(signal.SIGSTOP))
+
+    def crash(self) -> None:
+        """Let its daemon die, with the commands that it runs, and be there again at once."""
+        with self._changed:
+            for connection in self._connections:
+                connection.muted = True
+            self._end_processes()
+            for connection in self._connections:
+                connection.sever()
 
     def resume(self) -> None:
         """Run again after a pause or a stop."""

@@ -26,9 +26,9 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox)
 
 
 class Refused(Exception):
-    """A request that is answered with an error, as JSON."""
+    """A request that is answered with an error: as JSON, as plain text, or without a word."""
 
-    def __init__(self, status: int, body: Mapping[str, object]) -> None:
+    def __init__(self, status: int, body: Mapping[str, object] | str | None) -> None:
         super().__init__(status)
         self.status = status
         self.body = body
@@ -53,6 +53,11 @@ class Exchange:
         self._spent = False
 
     @property
+    def replayed(self) -> bool:
+        """Whether a proxy is to send this request a second time, as the first time nobody answered."""
+        return self._fault is not None and self._fault.kind == "replay"
+
+    @property
     def truncated(self) -> bool:
         """Whether this transfer is to end early and look whole."""
         return self._fault is not None and self._fault.kind == "truncate"
@@ -67,6 +72,8 @@ class Exchange:
                     os.truncate(file, self._fault.after)
             elif self._sandbox is not None and what == "kill":
                 self._sandbox.kill()
+            elif self._sandbox is not None and what == "crash":
+                self._sandbox.crash()
             elif self._sandbox is not None:
                 self._sandbox.expire()
 
@@ -77,6 +84,14 @@ class Exchange:
 
     def empty(self, status: int) -> None:
         self.answer(status, b"", {})
+
+    def refuse(self, refused: Refused) -> None:
+        if refused.body is None:
+            self.empty(refused.status)
+        elif isinstance(refused.body, str):
+            self.answer(refused.status, refused.body.encode(), {"Content-Type": "text/plain"})
+        else:
+            self.json(refused.status, refused.body)
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A whole answer. A fault that met no other content of this exchange meets its body."""
@@ -203,7 +218,7 @@ class Emulator(ABC, Generic[SandboxT]):
         try:
             route.act(exchange)
         except Refused as refused:
-            exchange.json(refused.status, refused.body)
+            exchange.refuse(refused)
         except NotRunning:
             # It ended between the look at its state and the use of it: the connection ends with it.
             raise Dropped from None

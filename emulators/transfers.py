@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from emulators.sandboxes import Sandbox, User
 from emulators.server import Exchange
 from emulators.wire import CHUNK, Reset
 
@@ -42,12 +45,33 @@ def send_announced(
         raise Reset
 
 
-def store(exchange: Exchange, path: Path, pieces: Iterator[bytes]) -> None:
-    """Write an upload over what is there, as both daemons do: one that breaks off leaves a part of the file."""
+def store(exchange: Exchange, sandbox: Sandbox, path: Path, pieces: Iterator[bytes], user: User | None = None) -> int:
+    """Write an upload over what is there, as both daemons do: one that breaks off leaves a part of the file.
+
+    What is made is the user's. Return how many bytes were written.
+    """
+    if any(path.is_relative_to(folder) for folder in sandbox.read_only):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    sandbox.uploaded.append(path)
+    new = [] if path.parent.is_dir() else [path.parent]
     path.parent.mkdir(parents=True, exist_ok=True)
+    new += [] if path.exists() else [path]
+    written = 0
     with path.open("wb", buffering=0) as file:
+        for made in new:
+            (user or sandbox.users[sandbox.USER]).own(made)
         for piece in exchange.shaped(pieces):
-            file.write(piece)
+            written += file.write(piece)
+    return written
+
+
+def wanted_range(header: str, size: int) -> tuple[int, int]:
+    """Where in a file of that size to begin and how much to send, by a ``Range`` header; all of it, by any other."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", header)
+    if found is None or int(found[1]) >= size:
+        return 0, size
+    end = min(int(found[2]), size - 1) if found[2] else size - 1
+    return int(found[1]), max(0, end - int(found[1]) + 1)
 
 
 def walk(folder: Path, depth: int) -> Iterator[Path]:

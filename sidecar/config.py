@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.parts import Timing, check_timing
+from sidecar.engine.parts import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
 from sidecar.layouts import Layout, built_in
 from sidecar.layouts.custom import custom
 from sidecar.limits import Guards, Limits
 from sidecar.lines import Lines
+from sidecar.patterns import check_layout_patterns
 from sidecar.policies import check_guards, check_limits, check_privacy, with_required
 from sidecar.privacy import Privacy
 from sidecar.retention.settings import Retention, Rules
@@ -35,7 +36,7 @@ from sidecar.sections import (
     shown,
     variable,
 )
-from sidecar.service.settings import Service, Webhook, check_service
+from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.sink.settings import Postgres, check_postgres
 
 
@@ -51,6 +52,7 @@ class Config:
     privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
+    restore: RestoreSettings = RestoreSettings()
     service: Service = Service()
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
@@ -70,6 +72,7 @@ SECTIONS: dict[str, type[Any]] = {
     "privacy": Privacy,
     "timing": Timing,
     "retention": Retention,
+    "restore": RestoreSettings,
     "service": Service,
     "postgres": Postgres,
     "encryption": Encryption,
@@ -142,6 +145,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
     layouts = {**built_in(), **custom(table.get("layouts", {}))}
+    check_layout_patterns(layouts.values())
     limits = check_limits(section(table, "limits", Limits), given(table, "limits", Limits), layouts)
     guards = check_guards(section(table, "guards", Guards), layouts)
     timing = check_timing(section(table, "timing", Timing))
@@ -153,6 +157,7 @@ def _config(table: dict[str, Any], store: str | None) -> Config:
         privacy=check_privacy(section(table, "privacy", Privacy), layouts),
         timing=timing,
         retention=_retention(table, timing),
+        restore=check_restore(section(table, "restore", RestoreSettings)),
         service=check_service(section(table, "service", Service)),
         postgres=check_postgres(section(table, "postgres", Postgres)),
         encryption=section(table, "encryption", Encryption),
@@ -184,6 +189,7 @@ def _webhooks(rows: Any) -> list[Webhook]:
                 f"{hook.secret_env}, which is to sign a webhook's calls, is not set.",
                 at=("webhooks", place, "secret_env"),
             )
+        check_events(hook.events, ("webhooks", place, "events"))
         hooks.append(hook)
     return hooks
 

@@ -8,6 +8,9 @@
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
     │   ├── StoreDenied · StoreMissing · StoreFull · StoreUnsafe
+    │   ├── EncryptionRefused      the server does not encrypt as the store's URL asks
+    │   ├── KeyRefused             the server takes no object of that name
+    │   ├── SecondWriter           another sidecar writes to a store that only one may write to
     │   ├── KeyNeeded              it is sealed or signed, and the key for that was not given
     │   ├── ObjectMissing          an object the store should hold is not there
     │   └── HeadMoved              compare-and-swap lost: someone else wrote first
@@ -19,6 +22,7 @@
     │   └── BaseCollected          a pack that an export builds on went meanwhile (a retry can help)
     ├── SandboxError               exit 1
     │   ├── SandboxNotFound · SandboxGone · SandboxAsleep · SandboxDenied · SandboxFull · SdkMissing
+    │   ├── SandboxUnwritable      its daemon may not write where we have to
     │   ├── SandboxNotAllowed      a folder of this machine that may not be a sandbox
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   ├── ProgramFailed          the in-sandbox program said what went wrong
@@ -57,6 +61,10 @@ class SidecarError(Exception):
         self.hint = hint or self.default_hint
         if code:
             self.code = code
+
+    def __str__(self) -> str:
+        """Both, for whoever prints it or lets it end the program."""
+        return f"{self.message} {self.hint}".rstrip()
 
     def as_dict(self) -> dict[str, object]:
         return {"code": self.code, "message": self.message, "hint": self.hint, "retryable": self.retryable}
@@ -134,6 +142,19 @@ class StoreFull(StoreError):
 
 class StoreUnsafe(StoreError):
     code = "store-no-conditional-writes"
+
+
+class EncryptionRefused(StoreError):
+    code = "store-encryption-refused"
+
+
+class KeyRefused(StoreError):
+    code = "store-key-refused"
+
+
+class SecondWriter(StoreError):
+    code = "store-second-writer"
+    default_hint = "Let one sidecar write to this store at a time: stop the other, or have it done by that one."
 
 
 class KeyNeeded(StoreError):
@@ -227,6 +248,14 @@ class SandboxNotAllowed(SandboxError):
 class SandboxFull(SandboxError):
     code = "disk-full"
     default_hint = "Free some space in the sandbox, then try again; the memory there is as it was."
+
+
+class SandboxUnwritable(SandboxError):
+    code = "sandbox-unwritable"
+    default_hint = (
+        "Make /tmp in the sandbox a folder that this user may write to, or name another user with --user, then try again;"
+        " the memory there is as it was."
+    )
 
 
 class SdkMissing(SandboxError):

@@ -26,6 +26,8 @@ STORE_ID = "store-id"
 _SNAPSHOT_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}\Z")
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+_HASHED = re.compile(r"([a-z0-9._-]*)~([0-9a-f]{32})\Z")
+_PORTABLE = re.compile(r"_([a-z0-9._-]*)_([0-9a-f]{32})\Z")
 
 
 def check_memory_id(memory: str) -> str:
@@ -96,12 +98,29 @@ def is_plain_id(memory: str) -> bool:
 
 
 def memory_key(memory: str) -> str:
-    """A memory's folder name in a store: plain ids as they are, others readable in part and told apart by a hash."""
+    """A memory's folder name, in a store and in sandboxes: plain ids as they are, others readable in part and told apart by a
+    hash. In a store the folder may have the portable form of that name, see ``portable_folder``."""
     check_memory_id(memory)
     if is_plain_id(memory):
         return memory
     readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
     return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+
+
+def portable_folder(folder: str) -> str:
+    """The form of a folder's name that every S3 look-alike takes; "" for one that is the same everywhere.
+
+    Not all take a ``~``. Letters, digits, ``-``, ``_`` and ``.`` pass with every server we know of, and no plain id begins
+    with ``_``, so the two kinds never meet.
+    """
+    found = _HASHED.match(folder)
+    return f"_{found[1]}_{found[2]}" if found else ""
+
+
+def folder_from_portable(name: str) -> str:
+    """The folder's name whose portable form this is; any other name as it is."""
+    found = _PORTABLE.match(name)
+    return f"{found[1]}~{found[2]}" if found else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +209,7 @@ class Keys:
 
 def attachment_key(memory: str) -> str:
     """Where it is written down which sandbox of a memory is looked after: the first, and the only one that versions before
-    there could be several know of."""
+    there could be several know of. Of an id that is not plain no new one is written here: not every server takes a ``~``."""
     return f"{ATTACHMENTS}{memory_key(memory)}.json"
 
 

@@ -72,6 +72,18 @@ def make_token() -> str:
     return token
 
 
+def check_keepable() -> None:
+    """Whether ``make_token`` would do, without making anything. Raise as it does."""
+    path = token_path()
+    if _read(path):
+        return
+    if path.parent.is_dir():
+        _check_folder(path.parent)
+    nearest = next(folder for folder in path.parents if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise _not_kept(f"The service's token cannot be kept in {path}: {nearest} cannot be written.")
+
+
 def _read(path: Path) -> str:
     try:
         # Neither through a link to some other file, nor waiting for the writer of a pipe.

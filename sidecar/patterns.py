@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from sidecar.errors import BadConfig
+from sidecar.errors import BadConfig, BadMemoryId
+from sidecar.ids import check_memory_id
 from sidecar.inside.rules import alternatives, compiled
+from sidecar.layouts import Layout
 
 T = TypeVar("T")
 
@@ -28,13 +30,36 @@ def check_reached(patterns: Iterable[str], at: tuple[str, ...]) -> None:
     """Each pattern must fit some memory that none before it fits. Raise ``BadConfig``."""
     before: list[str] = []
     for pattern in patterns:
-        ids = list(_examples(pattern))
+        ids = [*filter(_may_be, _examples(pattern))]
         if all(map(compiled(before).match, ids)):
             takers = [repr(earlier) for earlier in before if any(map(compiled([earlier]).match, ids))]
             why = f"every memory it fits is taken by {' or '.join(takers)} before it" if ids else "it fits no memory"
             hint = "The first pattern that fits counts: write the narrower one first." if ids else ""
             raise BadConfig(f"[{'.'.join(at)}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
         before.append(pattern)
+
+
+def check_layout_patterns(layouts: Iterable[Layout]) -> None:
+    """Raise ``BadConfig`` for what a layout keeps or leaves out by a pattern that no path below its root can match."""
+    for layout in layouts:
+        for key in ("keep", "databases", "never", "secrets"):
+            for pattern in getattr(layout, key):
+                parts = pattern.removeprefix("/").removesuffix("/").split("/")
+                if parts[0] == "~" or not {"", "."}.isdisjoint(parts):
+                    raise BadConfig(
+                        f"[layouts.{layout.name}] {key}: {pattern!r} can match no path.",
+                        hint="Write it from the root on, such as notes/**: without ~, ./ or //.",
+                        at=("layouts", layout.name, key),
+                    )
+
+
+def _may_be(id: str) -> bool:
+    """Whether a memory may have this id."""
+    try:
+        check_memory_id(id)
+    except BadMemoryId:
+        return False
+    return True
 
 
 def _examples(pattern: str) -> Iterator[str]:

@@ -21,6 +21,8 @@ class Finished:
     complaint: str = ""
     trips: int = 1
     """How many requests it took."""
+    uploads: int = 0
+    """How many files had to be sent before, because it was too long to be sent as a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,10 @@ class Store(Protocol):
 
     async def warnings(self) -> Sequence[str]:
         """What a person should know of how this store is kept, as whole sentences: who else can read it."""
+        ...
+
+    async def safety(self) -> str:
+        """What keeps two writers apart here, and how that was found out; it goes on after "can be written, and"."""
         ...
 
     async def close(self) -> None: ...

@@ -20,6 +20,9 @@ from sidecar.patterns import fitting
 KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
 CREDENTIAL_MODES = (OFF, WARN, REDACT, REFUSE)
+ALWAYS_NAMED = frozenset(["claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai", "three-tier"])
+"""The layouts that a policy has always named, also those that keep nothing out of files. Others are named only if they do:
+else each new layout would make every memory be read, and perhaps packed, anew."""
 MODES = {"private": (REMOVE, KEEP), "credentials": CREDENTIAL_MODES, "databases": CREDENTIAL_MODES}
 
 
@@ -62,7 +65,11 @@ class Privacy:
             return {key: getattr(table, key) for key in MODES}
 
         parts = {name: told(self.of_layout(name)) for name in self.layouts}
-        kept_out = {name: [layout.filters, layout.emptied] for name, layout in layouts.items()}
+        kept_out = {
+            name: [layout.filters, layout.emptied]
+            for name, layout in layouts.items()
+            if layout.filters or layout.emptied or name in ALWAYS_NAMED
+        }
         text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
         tables = {name: table for name, table in parts.items() if name in asked}
         return {**told(self), "layouts": tables, "policy": hashlib.sha256(text).hexdigest()[:16]}

@@ -29,6 +29,7 @@ COMMON = (
     "index",
     "rules",
     "keys",
+    "projects",
     "roots",
     "walk",
     "filters",
@@ -37,6 +38,7 @@ COMMON = (
     "lineage",
     "cache",
     "notes",
+    "leftovers",
     "scratch",
     "packing",
     "swap",
@@ -60,7 +62,21 @@ EXPORT = (
     ),
 )
 _OWN = (
-    *("refusal", "places", "containment", "rules", "keys", "roots", "walk", "lineage", "notes", "scratch", "swap"),
+    *(
+        "refusal",
+        "places",
+        "containment",
+        "rules",
+        "keys",
+        "projects",
+        "roots",
+        "walk",
+        "lineage",
+        "notes",
+        "leftovers",
+        "scratch",
+        "swap",
+    ),
     "main",
 )
 TIDY = _OWN
@@ -79,7 +95,7 @@ RESTORE = (
         "direct",
         "naming",
     ),
-    *("holdings", "aside", "restore", "main"),
+    *("coverage", "holdings", "aside", "restore", "main"),
 )
 LOOK = (*_OWN, "databases", "tiers", "holders", "versions", "look")
 
@@ -91,6 +107,7 @@ MODULES = {"export": EXPORT, "restore": RESTORE, "tidy": TIDY, "send": SEND, "lo
 UNSUITABLE = 97
 """Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
 
+_RECENT = "import sys; sys.exit(sys.version_info < (3, 8))"
 _CHECK = """import sys
 if sys.version_info < (3, 8): sys.exit(97)
 try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
@@ -175,11 +192,16 @@ class Call:
 
 
 def call(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> Call:
-    """The command for a request; ``fallback`` is the shell script to run where no suitable Python is found.
+    """The command for a request; ``fallback`` is a short shell script to run where no suitable Python is found. Without one, a
+    sandbox without Python answers ``no-python``.
+
+    A Python that cannot run any program, or knows none of our options (before 3.4), is as good as none. It is asked once more,
+    for no more than its version: a command that is too long ends with 126 too, and a program of ours that fails with 1.
 
     ``installed``: the command runs on this machine, where it finds the program as it is installed, unless that was replaced
-    by another version since this process began. Without a fallback, a sandbox that has no Python answers ``no-python``. The
-    links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
+    by another version since this process began.
+
+    The links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
     """
     nonce = secrets.token_hex(8)
     environment = {}
@@ -196,7 +218,12 @@ for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
 $p -I -S -c '{bootstrap}' {source} {text} </dev/null
 r=$?
-[ $r = {UNSUITABLE} ] || break
+case $r in
+{UNSUITABLE}) ;;
+1|2|126|127) $p -E -S -c '{_RECENT}' </dev/null >/dev/null 2>&1 && break
+r={UNSUITABLE};;
+*) break;;
+esac
 done
 if [ $r = {UNSUITABLE} ]; then
 nonce={nonce}
@@ -206,6 +233,12 @@ fi
 exit $r
 """
     return Call(command, nonce, environment)
+
+
+def shell_call(script: str) -> Call:
+    """The command for a shell script that answers as the program does."""
+    nonce = secrets.token_hex(8)
+    return Call(f"nonce={nonce}\n{script}", nonce)
 
 
 def concealed(parts: Sequence[Mapping[str, Any]]) -> str:

@@ -125,11 +125,49 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """A root of a project that was not restored, for its folder is not there yet."""
+
+    name: str
+    hint: str
+    """Where it belongs."""
+    files: int = 0
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.name} waits until {self.hint} is there, and stays in the memory meanwhile: make that folder (clone the"
+            " project), then restore again."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What is in a snapshot and not in the one before because its layouts did not know of it then."""
+
+    files: int
+    bytes: int
+    paths: list[str]
+    """A few of them."""
+
+    @property
+    def words(self) -> str:
+        more = self.files - len(self.paths)
+        shown = ", ".join(self.paths) + (f" and {more:,} more" if more > 0 else "")
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return f"New because the layouts know of it by now: {files} with {self.bytes:,} bytes ({shown})."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Receipt:
     memory: str
     snapshot: str | None
     parent: str | None
     sandbox: str
+    home: str = ""
+    """The home in the sandbox that was worked in; "" where nothing was asked of it, or it did not say."""
+    user: str = ""
+    """The user there as whom."""
     files: int = 0
     bytes: int = 0
     packed_bytes: int = 0
@@ -176,6 +214,11 @@ class ExportReceipt(_Receipt):
     """All of them by what was done: "removed", "redacted", "warned", "refused"."""
     accepted: Accepted | None = None
     """What guards objected to, when it became the head all the same because it came again and again."""
+    not_taken: dict[str, int] = field(default_factory=dict)
+    """By root: how many files and folders were seen in it that are not part of its layout. A folder counts once."""
+    databases_not_taken: list[str] = field(default_factory=list)
+    """The SQLite databases among them."""
+    learned: Learned | None = None
 
     @property
     def is_saved(self) -> bool:
@@ -200,3 +243,5 @@ class RestoreReceipt(_Receipt):
     set_aside: SetAside | None = None
     read_only: bool = False
     """Restored to be read: an export of this sandbox is stored beside the head."""
+    withheld: list[Withheld] = field(default_factory=list)
+    """Projects that are not there yet, with ``withhold_projects``."""

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 4096, "500 MB", "2 GiB"."""
+"""Sizes as people write them (4096, "500 MB", "2 GiB"), and counts as they read them ("1 file", "2,000 files")."""
 
 from __future__ import annotations
 
@@ -15,3 +15,7 @@ def size_of(text: str) -> int:
         raise ValueError(text)
     power = " kmgt".index(found[2].lower() or " ")
     return round(float(found[1]) * (1024 if found[3] else 1000) ** power) if power else int(float(found[1]))
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False)
     from sidecar.sealing.signatures import Signatures
     from sidecar.sealing.signed import SignedStore
     from sidecar.sealing.store import SealedStore
+    from sidecar.snapshots.portable import PortableStore
     from sidecar.snapshots.witnesses import Witnesses
 
     signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
@@ -52,7 +54,7 @@ def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False)
             signatures=signatures,
             trust_unsigned=trust_unsigned,
         )
-    signed = SignedStore(SealedStore(store, keys), signatures, trust_unsigned=trust_unsigned)
+    signed = SignedStore(SealedStore(PortableStore(store), keys), signatures, trust_unsigned=trust_unsigned)
     return Repository(signed, Witnesses(signed) if signatures else None)
 
 
@@ -63,24 +65,30 @@ def folder_of_store(url: str) -> Path | None:
     return folder_of(url)
 
 
-def open_sandbox(ref: str, *, wake: bool = False, local: LocalPolicy = OF_OUR_OWN) -> Sandbox:
-    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started.
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
+
+
+def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPolicy = OF_OUR_OWN) -> Sandbox:
+    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started. ``user`` is as whom its commands
+    run, in that one's home, and files are written; "": as whoever its provider takes, in its working folder.
 
     Raise ``BadReference``, or ``SandboxNotAllowed`` for a folder of this machine that ``local`` does not let be one.
     """
+    if user and not _USER.match(user):
+        raise BadReference(f"{user[:80]!r} is no name of a user.", hint="Write --user NAME, as `id -un` says it there.")
     provider, colon, name = ref.partition(":")
     if provider == "local" and colon:
         from adapters.sandboxes.local import open_local
 
-        return open_local(name, local)
+        return open_local(name, local, user)
     if provider == "e2b" and colon:
         from adapters.sandboxes.e2b import open_e2b
 
-        return open_e2b(name, wake=wake)
+        return open_e2b(name, wake=wake, user=user)
     if provider == "daytona" and colon:
         from adapters.sandboxes.daytona import open_daytona
 
-        return open_daytona(name, wake=wake)
+        return open_daytona(name, wake=wake, user=user)
     raise BadReference(
         f"{ref!r} is not a sandbox.", hint="Write e2b:<sandbox id>, daytona:<id or name> or local:/path/to/home."
     )

@@ -22,8 +22,9 @@ from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
 from tests.parts.postgres import Database, Server, postgres
 from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
-from tests.parts.s3_servers import CannotStart, S3Server, moto, rclone, seaweedfs
+from tests.parts.s3_servers import CannotStart, S3Server, minio, moto, rclone, s3proxy, seaweedfs, versitygw
 from tests.parts.services import Service
+from tests.parts.supabase import supabase
 
 T = TypeVar("T")
 Mount = Callable[..., Path]
@@ -65,6 +66,28 @@ def weed() -> Iterator[S3Server]:
 def moto_server() -> Iterator[S3Server]:
     """moto: quick, believes any credentials."""
     yield from _started(moto())
+
+
+@pytest.fixture(scope="session")
+def supabase_server(moto_server: S3Server) -> Iterator[S3Server]:
+    """Before moto: speaks S3 as Supabase Storage does."""
+    yield from _started(supabase(moto_server))
+
+
+@pytest.fixture(scope="session")
+def minio_server() -> Iterator[S3Server]:
+    yield from _started(minio())
+
+
+@pytest.fixture(scope="session")
+def versitygw_server() -> Iterator[S3Server]:
+    yield from _started(versitygw())
+
+
+@pytest.fixture(scope="session")
+def s3proxy_server() -> Iterator[S3Server]:
+    """s3proxy: compares and then writes."""
+    yield from _started(s3proxy())
 
 
 @pytest.fixture(scope="session")

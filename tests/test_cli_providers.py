@@ -58,6 +58,20 @@ def test_a_memory_outlives_its_sandbox(provider: str, server: Server, tmp_path: 
     assert memory_tree(second.home / ".claude-mem") == memory
 
 
+@pytest.mark.parametrize("provider", ["e2b"])
+def test_the_user_to_work_as_can_be_named(provider: str, server: Server, tmp_path: Path) -> None:
+    box, fresh = server.create(), server.create()
+    home = box.users["root"].home
+    claude_mem_home(home)
+    sent = export(f"e2b:{box.id}", tmp_path, "--user", "root")
+    assert (sent.code, sent.document["home"]) == (0, str(home))
+    came = restore(f"e2b:{fresh.id}", tmp_path, "--user", "root")
+    assert (came.code, came.document["home"]) == (0, str(fresh.users["root"].home))
+    assert memory_tree(fresh.users["root"].home / ".claude-mem") == memory_tree(home / ".claude-mem")
+    nobody = export(f"e2b:{box.id}", tmp_path, "--user", "alice")
+    assert (nobody.code, nobody.error) == (1, "sandbox-denied") and "alice" in nobody.stderr
+
+
 @EITHER
 def test_a_sandbox_that_is_gone_is_said_to_be_gone_at_once(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
@@ -127,6 +141,7 @@ def test_the_receipt_says_when_a_sandbox_could_not_be_kept(provider: str, server
 @EITHER
 def test_the_doctor_looks_into_a_sandbox(provider: str, server: Server, tmp_path: Path) -> None:
     box = server.create()
+    claude_mem_home(box.home, 5)
     ran = run_cli("doctor", "--sandbox", f"{provider}:{box.id}", store=tmp_path)
     assert ran.code == 0
     found = {row["name"]: row["detail"] for row in ran.document["checks"]}["sandbox"]

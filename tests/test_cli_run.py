@@ -63,6 +63,22 @@ def test_a_command_has_a_sidecar_that_ends_with_it_and_what_it_exports_is_kept(t
     assert list((tmp_path / "store/memories/conductor/snapshots").iterdir())
 
 
+def test_a_command_has_the_screen_to_itself(tmp_path: Path) -> None:
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# remembered\n")
+    program = f"""
+        from sidecar.client import Client
+        print(Client().export("conductor", sandbox="local:{home}").outcome)
+    """
+    ran = _run(tmp_path / "store", *_python(program))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "committed\n", "")
+    told = _run(tmp_path / "store", *_python(program), MEMORY_SIDECAR_SERVICE_LOG="json")
+    assert '"event": "serving"' in told.stderr
+    trouble = _run(tmp_path / "store", *_python(program.replace(str(home), str(tmp_path / "none"))))
+    (line, *_) = trouble.stderr.splitlines()
+    assert "export failed" in line and not line.startswith("{")
+
+
 def test_a_token_that_is_set_is_kept_and_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     program = "import os; raise SystemExit(7 if os.environ['MEMORY_SIDECAR_TOKEN'] == os.environ['WANTED'] else 8)"
     tokens = f"{OWN_TOKEN},another-token-0123456789"
@@ -254,7 +270,9 @@ def test_a_signal_after_the_command_ended_ends_the_saving_at_once(tmp_path: Path
         process = subprocess.Popen(
             _command(tmp_path / "store", *_python(ATTACHES.format(sandbox=f"e2b:{box.id}") + "    input()\n")),
             cwd=PROJECT,
-            env=_environment(**e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="300"),
+            env=_environment(
+                **e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="300", MEMORY_SIDECAR_SERVICE_LOG="json"
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

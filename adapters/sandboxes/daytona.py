@@ -8,14 +8,25 @@ import functools
 import math
 import os
 import re
+import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
-from adapters.sandboxes.patience import Patient, ending
-from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
+from adapters.sandboxes.patience import Patient, as_user, check_user, ending
+from adapters.sandboxes.remote import (
+    LONGEST_ARGUMENT,
+    FileMissing,
+    Reached,
+    RemoteSandbox,
+    denied,
+    no_room,
+    unwritable,
+    words_of,
+)
 from sidecar.errors import (
     BadReference,
     OutputTooLarge,
@@ -26,6 +37,7 @@ from sidecar.errors import (
     SandboxGone,
     SandboxTimeout,
     SandboxUnreachable,
+    SandboxUnwritable,
     SdkMissing,
     TransferFailed,
 )
@@ -44,20 +56,30 @@ GONE = ("destroyed", "destroying")
 BROKEN = ("error", "build_failed")
 
 
-def open_daytona(name: str, *, wake: bool = False) -> RemoteSandbox:
+def open_daytona(name: str, *, wake: bool = False, user: str = "") -> RemoteSandbox:
     """The sandbox for what follows ``daytona:``. Nothing is asked of Daytona yet."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,127}", name, re.ASCII):
         raise BadReference(
             f"{name[:80]!r} is no id or name of a Daytona sandbox.", hint="Write daytona:<sandbox id or name>."
         )
-    return RemoteSandbox(f"daytona:{name}", Daytona(), wake=wake)
+    return RemoteSandbox(f"daytona:{name}", Daytona(user=user), wake=wake)
 
 
 class Daytona:
-    """The vendor. ``patience`` is how many seconds a request may stay silent."""
+    """The vendor. ``patience`` is how many seconds a request may stay silent.
 
-    def __init__(self, patience: int = PATIENCE_SECONDS) -> None:
+    Its requests name no user: commands for one go through ``sudo``, files are always of the daemon's own.
+    """
+
+    longest_command = LONGEST_ARGUMENT
+
+    def __init__(self, patience: int = PATIENCE_SECONDS, user: str = "") -> None:
         self._patience = patience
+        self._user = user
+
+    @property
+    def uploads_are_others(self) -> bool:
+        return bool(self._user)
 
     def reach(self, name: str, *, wake: bool) -> Reached:
         box = _client().get(name)
@@ -91,7 +113,13 @@ class Daytona:
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
         deadline = time.monotonic() + timeout
-        patient = Patient(command, output_limit=output_limit, longest=math.ceil(timeout) + SPARE_SECONDS)
+        patient = Patient(
+            command,
+            output_limit=output_limit,
+            longest=math.ceil(timeout) + SPARE_SECONDS,
+            user=self._user,
+            variables=tuple(environment),
+        )
         ended: tuple[str, int] | None = None
         started(lambda: ended or box.process.exec(patient.kill, timeout=self._patience))
         request, variables, trips = patient.start, dict(environment), 0
@@ -100,7 +128,13 @@ class Daytona:
             patience = max(1, min(self._patience, math.ceil(deadline - asked)))
             answer = box.process.exec(request(patience), env=variables or None, timeout=patience + SPARE_SECONDS)
             trips += 1
-            if (ended := ending(answer.result)) is not None:
+            try:
+                check_user(answer.result, self._user)
+                ended = ending(answer.result)
+            except SandboxError:
+                ended = "", 1  # nothing was started: there is nothing to kill
+                raise
+            if ended is not None:
                 break
             if time.monotonic() > deadline:
                 raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
@@ -116,24 +150,37 @@ class Daytona:
         box.fs.upload_file_stream(source, path)
 
     def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
-        from daytona import DaytonaError
-
+        if self._user:
+            yield from self._download_as_user(box, path)
+            return
         if path.startswith("~/"):
             path = f"{box.get_user_home_dir()}/{path[2:]}"
+        yield from _stream(box, path)
+
+    def _download_as_user(self, box: Sandbox, path: str) -> Iterator[bytes]:
+        """The daemon may not read what is another user's: that one hands it over in a file of the daemon's."""
+        ours = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
+        place = f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+        copy = shlex.quote(f"cat -- {place}")
+        said = box.process.exec(f'{as_user(self._user)}umask 077\n"$@" /bin/sh -c {copy} > {ours}\n', timeout=600)
+        check_user(said.result, self._user)
         try:
-            yield from box.fs.download_file_stream(path)
-        except DaytonaError as problem:
-            # The SDK takes an empty file for none at all.
-            if "No file data" not in str(problem) or box.fs.get_file_info(path).size:
-                raise
+            if said.exit_code != 0:
+                raise TransferFailed(f"{path} could not be read as {self._user}: {' '.join(said.result.split())[:200]}")
+            yield from _stream(box, ours)
+        finally:
+            with contextlib.suppress(FileMissing):
+                self.remove(box, ours)
 
     def remove(self, box: Sandbox, path: str) -> None:
-        from daytona import DaytonaFileNotFoundError
+        from daytona import DaytonaNotFoundError
 
-        with contextlib.suppress(DaytonaFileNotFoundError):
+        try:
             box.fs.delete_file(path)
+        except DaytonaNotFoundError as problem:
+            raise _missing(path, problem) from None
 
-    def meaning(self, problem: Exception, ref: str) -> SandboxError:
+    def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
         import daytona
 
         words = words_of(problem)
@@ -149,13 +196,35 @@ class Daytona:
             return SandboxGone(f"{ref} is gone: Daytona does not know it (any more).")
         if status in (409, 423, 429, 503):
             return SandboxBusy(f"Daytona asks to wait before {ref} is used again: {words}")
-        if status == 507 or "no space left" in words.lower():
+        if status == 507 or no_room(words):
             return SandboxFull(f"There is no space left in {ref}.")
+        if inside and unwritable(words):
+            return SandboxUnwritable(f"A file could not be written in {ref}: {words}")
         if isinstance(problem, daytona.DaytonaProcessExecutionTimeoutError) or status == 408:
             return SandboxTimeout(f"The command in {ref} was ended by its time-out.")
         if status is not None and status < 500:
             return TransferFailed(f"Daytona refused a request for {ref}: {words}")
         return SandboxUnreachable(f"{ref} could not be reached: {words}")
+
+
+def _stream(box: Sandbox, path: str) -> Iterator[bytes]:
+    """A file's bytes. Raise ``FileMissing`` when there is none."""
+    from daytona import DaytonaError, DaytonaNotFoundError
+
+    try:
+        try:
+            yield from box.fs.download_file_stream(path)
+        except DaytonaError as problem:
+            # The SDK takes an empty file for none at all.
+            if "No file data" not in str(problem) or box.fs.get_file_info(path).size:
+                raise
+    except DaytonaNotFoundError as problem:
+        raise _missing(path, problem) from None
+
+
+def _missing(path: str, problem: Exception) -> FileMissing:
+    """By its status alone: the daemon does not say what it is that was not found."""
+    return FileMissing(f"{path} is not there: {words_of(problem)}")
 
 
 def _client() -> Client:

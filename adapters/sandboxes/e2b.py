@@ -9,20 +9,31 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
-from adapters.sandboxes.remote import Reached, RemoteSandbox, denied, words_of
+from adapters.sandboxes.remote import (
+    LONGEST_ARGUMENT,
+    Reached,
+    RemoteSandbox,
+    denied,
+    no_room,
+    unwritable,
+    words_of,
+)
 from sidecar.errors import (
     BadReference,
     OutputTooLarge,
     SandboxAsleep,
     SandboxBusy,
+    SandboxDenied,
     SandboxError,
     SandboxFull,
     SandboxGone,
     SandboxTimeout,
     SandboxUnreachable,
+    SandboxUnwritable,
     SdkMissing,
     TransferFailed,
 )
@@ -33,19 +44,27 @@ if TYPE_CHECKING:
     from e2b.api.client.models import SandboxDetail
 
 COMPLAINT = 4096
+_NO_FOLDER = re.compile(r"\bcwd '[^']*' does not exist")
 WAKE_SECONDS = 300
 """How long a sandbox that was woken runs at least."""
 
 
-def open_e2b(name: str, *, wake: bool = False) -> RemoteSandbox:
+def open_e2b(name: str, *, wake: bool = False, user: str = "") -> RemoteSandbox:
     """The sandbox for what follows ``e2b:``. Nothing is asked of E2B yet."""
     if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,127}", name, re.ASCII):
         raise BadReference(f"{name[:80]!r} is no id of an E2B sandbox.", hint="Write e2b:<sandbox id>.")
-    return RemoteSandbox(f"e2b:{name}", E2B(), wake=wake)
+    return RemoteSandbox(f"e2b:{name}", E2B(user), wake=wake)
 
 
 class E2B:
-    """The vendor."""
+    """The vendor. ``user`` is in whose name commands run, in that one's home, and files are written; "": the sandbox's
+    default user, in its working folder."""
+
+    longest_command = LONGEST_ARGUMENT
+    uploads_are_others = False
+
+    def __init__(self, user: str = "") -> None:
+        self._user = user or None
 
     def reach(self, name: str, *, wake: bool) -> Reached:
         try:
@@ -79,13 +98,43 @@ class E2B:
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> Finished:
+        from e2b import InvalidArgumentException
+
+        how: dict[str, Any] = {"timeout": timeout, "output_limit": output_limit, "environment": environment}
+        try:
+            # The working folder may be another user's home, or after a crash the root of all.
+            return self._run(box, command, cwd="~" if self._user else None, started=started, **how)
+        except InvalidArgumentException as problem:
+            if self._user or not _NO_FOLDER.search(str(problem)):
+                raise
+            # The folder that commands start in was removed. The home does as well.
+            done = self._run(box, command, cwd="~", started=started, **how)
+            return replace(done, trips=done.trips + 1)
+
+    def _run(
+        self,
+        box: Sandbox,
+        command: str,
+        *,
+        cwd: str | None = None,
+        timeout: float,
+        output_limit: int,
+        environment: Mapping[str, str],
+        started: Callable[[Callable[[], Any]], None],
+    ) -> Finished:
         from e2b import CommandExitException, TimeoutException
         from e2b.exceptions import SandboxNotRunningException, SandboxUnreachableException
 
         began, output, complaint = time.monotonic(), bytearray(), ""
         try:
             handle = box.commands.run(
-                command, background=True, envs=dict(environment) or None, timeout=timeout, retain_output=False
+                command,
+                background=True,
+                envs=dict(environment) or None,
+                user=self._user,
+                cwd=cwd,
+                timeout=timeout,
+                retain_output=False,
             )
             started(handle.kill)
             for stdout, stderr, _ in handle:
@@ -104,25 +153,25 @@ class E2B:
             raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.") from None
 
     def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
-        box.files.write(path, source)
+        box.files.write(path, source, user=self._user)
 
     def download(self, box: Sandbox, path: str) -> Iterator[bytes]:
-        return box.files.read(path, format="stream")
+        return box.files.read(path, format="stream", user=self._user)
 
     def remove(self, box: Sandbox, path: str) -> None:
         from e2b import FileNotFoundException
 
         with contextlib.suppress(FileNotFoundException):
-            box.files.remove(path)
+            box.files.remove(path, user=self._user)
 
-    def meaning(self, problem: Exception, ref: str) -> SandboxError:
+    def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
         import e2b
         from e2b.exceptions import SandboxNotRunningException, ServiceBusyException
 
         words = words_of(problem)
         status = getattr(problem, "status_code", None)
         if isinstance(problem, e2b.AuthenticationException) or status in (401, 403):
-            return denied(ref, "E2B", "E2B_API_KEY")
+            return self._turned_away(words, ref) if inside else denied(ref, "E2B", "E2B_API_KEY")
         if isinstance(problem, e2b.FileNotFoundException):
             return TransferFailed(f"A file of {ref} could not be read: {words}")
         if isinstance(problem, e2b.NotFoundException):
@@ -131,12 +180,28 @@ class E2B:
             return SandboxGone(f"{ref} is gone: it was killed or reached its time-out.")
         if isinstance(problem, e2b.RateLimitException | ServiceBusyException):
             return SandboxBusy(f"E2B asks to wait before {ref} is used again: {words}")
-        if isinstance(problem, e2b.NotEnoughSpaceException):
+        if isinstance(problem, e2b.NotEnoughSpaceException) or no_room(words):
             return SandboxFull(f"There is no space left in {ref}.")
+        if inside and unwritable(words):
+            return SandboxUnwritable(f"A file could not be written in {ref}: {words}")
         refused = isinstance(problem, e2b.InvalidArgumentException | e2b.TemplateException)
         if refused or (isinstance(problem, e2b.SandboxException) and (status or 0) in range(400, 500)):
             return SandboxError(f"E2B refused a request for {ref}: {words}")
         return SandboxUnreachable(f"{ref} could not be reached: {words}")
+
+    def _turned_away(self, words: str, ref: str) -> SandboxDenied:
+        """The daemon in the sandbox, which knows no API key, does not let us in."""
+        if "user" in words.lower():
+            whom = f"user {self._user!r}" if self._user else "default user"
+            return SandboxDenied(
+                f"There is no {whom} in {ref}, says its daemon.",
+                hint="Name one that is there with --user, or leave it out for the sandbox's default user.",
+            )
+        return SandboxDenied(
+            f"The daemon in {ref} did not accept the access token that E2B gave for it.",
+            hint="It was started again, or is not the one that E2B knows: pause and resume the sandbox, or make a new one."
+            " The API key is fine.",
+        )
 
 
 def _look(name: str) -> SandboxDetail:

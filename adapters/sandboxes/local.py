@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import pwd
 import stat
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -120,8 +121,14 @@ def _open_file(place: Path) -> BinaryIO:
     return file
 
 
-def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN) -> LocalSandbox:
-    """The sandbox for what follows ``local:``. Raise when it is not a folder that is there and may be one."""
+def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN, user: str = "") -> LocalSandbox:
+    """The sandbox for what follows ``local:``. Raise when it is not a folder that is there and may be one, or when it is
+    to be worked in as another user than the present one."""
+    if user and user != (present := _present_user()):
+        raise BadReference(
+            f"In a folder of this machine the sidecar works as the user it runs as, {present}, and not as {user}.",
+            hint=f"Leave out --user, or run the sidecar as {user}.",
+        )
     if not place:
         raise BadReference("A local sandbox needs a folder.", hint="Write local:/path/to/home.")
     try:
@@ -133,6 +140,13 @@ def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN) -> LocalSandbox:
     if not there:
         raise SandboxNotFound(f"There is no folder {home}.", hint=f"Check the path, or make it: mkdir -p {home}")
     return LocalSandbox(home, policy)
+
+
+def _present_user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Run a command that may take longer than a request may: proxies cut a request that stays silent for a minute.
 
 The command runs in the background of the sandbox and the first request waits for it a while; most are done by then. If it
-is not, more requests wait on. What it prints is kept in a folder there, up to a limit, until it is fetched.
+is not, more requests wait on. What it prints is kept in a folder there, up to a limit, until it is fetched: in /tmp, or in
+the home where /tmp is full or cannot be written.
 """
 
 from __future__ import annotations
@@ -10,20 +11,33 @@ import re
 import secrets
 import shlex
 
+from sidecar.errors import SandboxDenied, SandboxFull
+
+ROOM_BYTES = 2 << 20
+"""More than a command of ours prints, as a rule: where there is not so much room, its output may not fit."""
+
 # Whoever prints too much is killed, as is whoever runs on although nobody asks for it any more. A sleep that has only just
 # been forked does not hear anything less than KILL.
 _RUNNER = """echo $$ > "$1/pid"
 ( trap 'kill -s KILL $!; exit' TERM; sleep "$4" & wait $!; kill -s KILL -- "-$$" ) &
 l=$!
 { /bin/sh -c "$2" 2>&1 </dev/null; echo $? > "$1/code"; } | {
-head -c "$3" > "$1/out"
+head -c "$3" > "$1/out" || : > "$1/short"
 if [ "$(($(wc -c < "$1/out")))" -ge "$3" ]; then echo 137 > "$1/code"; : > "$1/done"; kill -s KILL -- "-$$"; fi
 }
 : > "$1/done"
 kill $l
 """
 
+# $1: the name of the run's folder.
+_BEGIN = """exec 2>/dev/null
+d=/tmp/$1
+[ -d "$d" ] || [ ! -d "$HOME/.$1" ] || d=$HOME/.$1
+"""
+
 _COLLECT = """collect() {
+if [ -e "$d/short" ]; then rm -rf "$d"; echo memory-sidecar-no-room; exit 0; fi
+echo memory-sidecar-output
 cat "$d/out"
 code=$(cat "$d/code")
 rm -rf "$d"
@@ -32,13 +46,27 @@ exit 0
 }
 """
 
+# $2: seconds to wait, $3: the runner, $4: the script, $5: the most it may print, $6: the seconds it may take, $7: the room.
+# A folder that was removed is no place to start in: shells complain, and programs break.
 _START = """umask 077
+[ "$(pwd -P)" -ef . ] || cd "$HOME" || cd /
+if [ ! -d "$d" ]; then
+for d in "/tmp/$1" "$HOME/.$1" ""; do
+[ -n "$d" ] || { echo memory-sidecar-no-room; exit 0; }
 if mkdir "$d"; then
+new=$d
+head -c "$7" /dev/zero > "$d/out" && break
+rm -rf "$d"
+new=
+elif [ -d "$d" ]; then break; fi
+done
+fi
+if [ -n "${new-}" ]; then
 run() { command -v setsid >/dev/null && exec setsid "$@"; exec "$@"; }
-run /bin/sh -c "$runner" sh "$d" "$script" "$limit" "$longest" </dev/null >/dev/null 2>&1 &
+run /bin/sh -c "$3" sh "$d" "$4" "$5" "$6" </dev/null >/dev/null 2>&1 &
 p=$!
 trap : USR1
-( trap 'kill -s KILL $!; exit' TERM; sleep "$patience" & wait $!; kill -USR1 $$ ) </dev/null >/dev/null &
+( trap 'kill -s KILL $!; exit' TERM; sleep "$2" & wait $!; kill -USR1 $$ ) </dev/null >/dev/null &
 w=$!
 wait $p
 if [ -e "$d/done" ] || ! kill -0 $p; then kill $w; wait $w; collect; fi
@@ -49,60 +77,98 @@ fi
 
 _WAIT = """i=0
 p=$(cat "$d/pid")
-while [ ! -e "$d/done" ] && kill -0 "$p" && [ $i -lt "$patience" ]; do sleep 1; i=$((i+1)); done
+while [ ! -e "$d/done" ] && kill -0 "$p" && [ $i -lt "$2" ]; do sleep 1; i=$((i+1)); done
 if [ -e "$d/done" ] || ! kill -0 "$p"; then collect; fi
 echo memory-sidecar-running
 """
 
 # It may overtake the start. One that never comes has ended already.
-_KILL = """for i in 1 2 3; do [ -e "$d/pid" ] && break; sleep 1; done
+_KILL = """for i in 1 2 3; do [ -e "$d/pid" ] || [ -e "$HOME/.$1/pid" ] && break; sleep 1; done
+[ -d "$d" ] || d=$HOME/.$1
 p=$(cat "$d/pid") && { kill -s KILL -- "-$p" || kill -s KILL "$p"; }
 rm -rf "$d"
 """
 
-_ENDED = re.compile(r"\n?memory-sidecar-exit (\d+)\n*\Z")
-_RUNNING = re.compile(r"\s*memory-sidecar-running\s*\Z")
+# In the sandbox's own shell, whichever that is. sudo gives only those variables on that are named.
+_AS_USER = """u={user}
+if [ "$(id -un)" = "$u" ]; then set --
+elif w=$(sudo -n -H -u "$u" -- true 2>&1); then set -- sudo -n -H -u "$u" {keep} --
+else printf 'memory-sidecar-not-as-user %s\\n' "$w"; exit 0; fi
+"""
+
+_OUTPUT, _EXIT = "memory-sidecar-output\n", "\nmemory-sidecar-exit "
+_RUNNING = re.compile(r"(?:\A|\n)memory-sidecar-running\s*\Z")
+_NO_ROOM = re.compile(r"memory-sidecar-no-room\s*\Z|no space left on device|read-only file system", re.IGNORECASE)
+_NOT_AS_USER = re.compile(r"memory-sidecar-not-as-user ?(.*)", re.DOTALL)
 
 
 class Patient:
-    """One command, as the requests that start it, wait for it and kill it. Each is for a POSIX shell."""
+    """One command, as the requests that start it, wait for it and kill it. Each is for a POSIX shell, or zsh.
 
-    def __init__(self, script: str, *, output_limit: int, longest: int) -> None:
-        self._folder = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.run"
+    ``user`` is as whom it is to run, where that is not whoever the provider runs commands as; ``variables`` are the names
+    of those it needs from the environment.
+    """
+
+    def __init__(
+        self, script: str, *, output_limit: int, longest: int, user: str = "", variables: tuple[str, ...] = ()
+    ) -> None:
+        self._name = f"memory-sidecar-{secrets.token_hex(8)}.run"
         self._script = script
         self._limit = output_limit + 1
         self._longest = longest
+        self._user = user
+        self._variables = variables
 
     def start(self, patience: int) -> str:
         """Sent twice (SDKs and proxies do that), it waits for the command that runs already instead of starting another."""
-        return self._request(
-            _COLLECT + _START + _WAIT,
-            runner=_RUNNER,
-            script=self._script,
-            limit=str(self._limit),
-            longest=str(self._longest),
-            patience=str(patience),
-        )
+        given = [patience, _RUNNER, self._script, self._limit, self._longest, ROOM_BYTES]
+        return self._request(_COLLECT + _START + _WAIT, *given)
 
     def wait(self, patience: int) -> str:
-        return self._request(_COLLECT + _WAIT, patience=str(patience))
+        return self._request(_COLLECT + _WAIT, patience)
 
     @property
     def kill(self) -> str:
         return self._request(_KILL)
 
-    def _request(self, text: str, **variables: str) -> str:
-        given = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-        # The sandbox's own shell may be zsh, which is not a POSIX one; and shells like to talk of the jobs they had. Not as an
-        # argument: those have an end, and quotes in quotes take much of it.
-        end = f"end-{secrets.token_hex(8)}"
-        return f"exec /bin/sh <<'{end}'\nexec 2>/dev/null\nd={self._folder}\n{given}{text}\n{end}\n"
+    def _request(self, text: str, *given: object) -> str:
+        # As arguments of /bin/sh: the sandbox's own shell may be zsh, which is not a POSIX one, and a here-document would
+        # take room in /tmp. Each argument may have 128 KiB, so the script has one to itself.
+        begin = _BEGIN + ("cd\n" if self._user else "")  # the working folder may be another user's home
+        words = [begin + text, "sh", self._name, *map(str, given)]
+        command = f"/bin/sh -c {' '.join(map(shlex.quote, words))}\n"
+        return f'{as_user(self._user, self._variables)}exec "$@" {command}' if self._user else f"exec {command}"
+
+
+def as_user(user: str, variables: tuple[str, ...] = ()) -> str:
+    """What makes ``"$@"`` the beginning of a command that runs as this user, or says that it cannot and ends."""
+    keep = f"--preserve-env={','.join(variables)}" if variables else ""
+    return _AS_USER.format(user=shlex.quote(user), keep=keep)
+
+
+def check_user(output: str, user: str) -> None:
+    """Raise ``SandboxDenied`` when a request says that it may not work as this user."""
+    if user and (said := _NOT_AS_USER.search(output)):
+        raise SandboxDenied(
+            f"The sandbox does not let us work as {user!r}: {' '.join(said[1].split())[:200] or 'sudo says nothing'}",
+            hint=f"Allow it there (sudoers: NOPASSWD, for {user}), or leave out --user. Nothing was changed.",
+        )
 
 
 def ending(output: str) -> tuple[str, int] | None:
-    """What the command printed and its exit code; ``None`` while it runs. Raise ``ValueError`` for half an answer."""
-    if ended := _ENDED.search(output):
-        return output[: ended.start()], int(ended[1])
-    if _RUNNING.match(output):
+    """What the command printed and its exit code; ``None`` while it runs.
+
+    Raise ``SandboxFull`` when there was no room for what it prints, ``ValueError`` for half an answer.
+    """
+    # What comes before it was said by the sandbox's own shell: of a folder that is gone, say.
+    printed, _, code = output.partition(_OUTPUT)[2].rpartition(_EXIT)
+    if code.strip().isdecimal():
+        return printed, int(code)
+    if _RUNNING.search(output):
         return None
+    if _NO_ROOM.search(output):
+        raise SandboxFull(
+            "There is no room for a command's output in the sandbox: neither /tmp nor the home can take 2 MB.",
+            hint="Free some space there, or make one of them writable, then try again; the memory there is as it was.",
+        )
     raise ValueError("the answer did not arrive whole")

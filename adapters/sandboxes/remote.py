@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import RawIOBase
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +31,9 @@ from sidecar.ports import Finished, Ground, Presence
 
 IDLE_SECONDS = 60.0
 PARTING_SECONDS = 5.0
+MOST_WORDS = 300
+LONGEST_ARGUMENT = 126 << 10
+"""Linux takes 128 KiB, the end included; some of it goes to what others wrap around a command."""
 REMEMBERED_SECONDS = 5.0
 """For so long, what the provider said of a sandbox's end is taken for true."""
 SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
@@ -51,8 +55,20 @@ class Reached:
         return Presence(self.ends_at, self.woken, self.slides)
 
 
+class FileMissing(TransferFailed):
+    """There is no such file; or no such sandbox any more, which its provider knows."""
+
+
 class Vendor(Protocol):
     """One provider's SDK. Every method blocks, and raises whatever the SDK raises, or a ``SandboxError``."""
+
+    longest_command: int
+    """So many bytes a command may have."""
+
+    @property
+    def uploads_are_others(self) -> bool:
+        """Whether uploads belong to another user than the one that commands run as, who cannot remove them."""
+        ...
 
     def reach(self, name: str, *, wake: bool) -> Reached: ...
 
@@ -77,10 +93,12 @@ class Vendor(Protocol):
 
     def download(self, box: Any, path: str) -> Iterator[bytes]: ...
 
-    def remove(self, box: Any, path: str) -> None: ...
+    def remove(self, box: Any, path: str) -> None:
+        """Delete a file. Raise ``FileMissing`` where it cannot be told whether there is none, or no sandbox."""
+        ...
 
-    def meaning(self, problem: Exception, ref: str) -> SandboxError:
-        """Which of our errors an exception of the SDK is."""
+    def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
+        """Which of our errors an exception of the SDK is; ``inside``: of a call that the sandbox's own daemon answers."""
         ...
 
 
@@ -118,6 +136,8 @@ class RemoteSandbox:
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
     ) -> Finished:
+        if len(command.encode()) > self._vendor.longest_command:
+            return await self._run_from_file(command, timeout, output_limit, environment)
         box = (await self._connection()).box
         command_there = _Command()
         running = in_thread(
@@ -142,6 +162,27 @@ class RemoteSandbox:
                 raise await self._ours(problem) from None
             raise
 
+    async def _run_from_file(
+        self, command: str, timeout: float, output_limit: int, environment: Mapping[str, str] | None
+    ) -> Finished:
+        """Run a command that is too long to be sent as one: from a file, in one more request."""
+        path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.command"
+        removed = False
+
+        async def text() -> AsyncIterator[bytes]:
+            yield command.encode()
+
+        try:
+            await self.upload(path, text())
+            short = f"/bin/sh {path}\nr=$?\nrm -f {path} 2>/dev/null\nexit $r\n"
+            done = await self.run(short, timeout=timeout, output_limit=output_limit, environment=environment)
+            removed = not self._vendor.uploads_are_others
+            return replace(done, uploads=1, trips=done.trips + (not removed))
+        finally:
+            if not removed and (reached := self._reached) is not None:
+                gone = in_thread(lambda: _quietly(lambda: self._vendor.remove(reached.box, path)))
+                await asyncio.wait({gone}, timeout=PARTING_SECONDS)
+
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         box = (await self._connection()).box
         try:
@@ -164,7 +205,8 @@ class RemoteSandbox:
 
     async def remove(self, path: str) -> None:
         box = (await self._connection()).box
-        await self._in_it(lambda: self._vendor.remove(box, path))
+        with suppress(FileMissing):
+            await self._in_it(lambda: self._vendor.remove(box, path))
 
     async def close(self) -> None:
         self._reached = None
@@ -204,12 +246,14 @@ class RemoteSandbox:
             raise SandboxUnreachable(f"The provider of {self.ref} did not answer within {self._idle:.0f} seconds.")
         return calling.result()
 
-    def _meaning(self, problem: Exception) -> SidecarError:
-        return problem if isinstance(problem, SidecarError) else scrubbed(self._vendor.meaning(problem, self.ref))
+    def _meaning(self, problem: Exception, *, inside: bool = False) -> SidecarError:
+        if isinstance(problem, SidecarError):
+            return problem
+        return scrubbed(self._vendor.meaning(problem, self.ref, inside=inside))
 
     async def _ours(self, problem: Exception) -> SidecarError:
         """Our error for a failed command or transfer. Whether a sandbox that does not answer is gone, its provider knows."""
-        meaning = self._meaning(problem)
+        meaning = self._meaning(problem, inside=True)
         if isinstance(meaning, SandboxGone | TransferFailed):
             self._reached = None
             try:
@@ -254,12 +298,30 @@ def scrubbed(problem: SandboxError) -> SandboxError:
 
 
 def words_of(problem: Exception) -> str:
-    """What an SDK's exception is and says, on one line and not without end."""
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
+    """What an SDK's exception is and says, on one line and not without end.
+
+    Of a long one the beginning and the end: some daemons quote all of a command before they say what is wrong with it.
+    """
+    words = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+    return words if len(words) <= MOST_WORDS else f"{words[: MOST_WORDS // 3]} … {words[-MOST_WORDS * 2 // 3 :]}"
+
+
+def no_room(words: str) -> bool:
+    return "no space left" in words.lower()
+
+
+def unwritable(words: str) -> bool:
+    """Whether a daemon says that it may not write a file: not on this file system, or not this user."""
+    return any(said in words.lower() for said in ("read-only file system", "permission denied"))
 
 
 def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
     """The provider does not let us in. Its own words may repeat what it was sent, so they are left out."""
+    if not os.environ.get(variable):
+        return SandboxDenied(
+            f"{variable} is not set, and {provider} asks for it to reach {ref}.",
+            hint=f"Set {variable} to a key of the account that the sandbox belongs to.",
+        )
     return SandboxDenied(
         f"{provider} did not accept the API key for {ref}.",
         hint=f"Set {variable} to a key of the account it belongs to.",

@@ -109,6 +109,9 @@ class DiskStore:
     async def warnings(self) -> Sequence[str]:
         return await asyncio.to_thread(self._warnings)
 
+    async def safety(self) -> str:
+        return "honours conditional writes (by locks of its filesystem)"
+
     async def close(self) -> None:
         """Nothing stays open between calls."""
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from adapters.stores.s3_alone import Alone
 from adapters.stores.s3_client import Connection, S3Config
-from adapters.stores.s3_conditions import prove_conditions, swap, swap_alone
+from adapters.stores.s3_conditions import MARKER, Raced, prove_conditions, swap
 from adapters.stores.s3_errors import Unsupported
 from adapters.stores.s3_links import sign_get, sign_put
 from adapters.stores.s3_objects import S3Objects
@@ -25,7 +26,8 @@ class S3Store:
         self.url = url
         self._connection = Connection(config)
         self._objects = S3Objects(self._connection)
-        self._single_writer = config.single_writer
+        self._alone = Alone(self._objects) if config.single_writer else None
+        self._raced: Raced | None = None
 
     seal = ""  # what the server encrypts for itself, it opens for everybody it lets in
 
@@ -34,10 +36,11 @@ class S3Store:
 
     async def prepare(self) -> None:
         # Reading comes first either way: SeaweedFS makes a missing bucket on the first write, unasked.
-        if self._single_writer:
-            await self.get("store.json")
+        if self._alone is not None:
+            await self.get(MARKER)
+            await asyncio.to_thread(self._alone.begin)
         else:
-            await asyncio.to_thread(prove_conditions, self._objects)
+            self._raced = await asyncio.to_thread(prove_conditions, self._objects)
 
     async def get(self, key: str) -> Stored | None:
         return await asyncio.to_thread(self._objects.read, key)
@@ -49,8 +52,9 @@ class S3Store:
         return await asyncio.to_thread(self._objects.upload, key, source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
-        swapped = swap_alone if self._single_writer else swap
-        return await asyncio.to_thread(swapped, self._objects, key, data, expected)
+        if self._alone is not None:
+            return await asyncio.to_thread(self._alone.swap, key, data, expected)
+        return await asyncio.to_thread(swap, self._objects, key, data, expected)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         body = await asyncio.to_thread(self._objects.open, key)
@@ -89,7 +93,15 @@ class S3Store:
     async def warnings(self) -> Sequence[str]:
         return []
 
+    async def safety(self) -> str:
+        if self._alone is not None:
+            return "for one writer at a time (single-writer): another one that is noticed stops"
+        raced = self._raced or await asyncio.to_thread(prove_conditions, self._objects)
+        return f"honours conditional writes ({raced})"
+
     async def close(self) -> None:
+        if self._alone is not None:
+            await asyncio.to_thread(self._alone.end)
         await asyncio.to_thread(self._connection.close)
 
     def _listed(self, prefix: str) -> Iterable[ObjectInfo]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
     from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
+CONNECTIONS = 16
+"""The most that are kept open; only a race of writers uses so many."""
 _ATTEMPTS = 4
+_NAMESPACED_ERROR = re.compile(rb"""(\A\s*(?:<\?xml[^>]*\?>\s*)?<Error)\s+xmlns=(?:"[^"]*"|'[^']*')""")
 _Style = Literal["path", "virtual"]
 
 
@@ -43,6 +49,50 @@ class S3Config:
         """The parameters of PutObject and its kin; boto3's types want each of them spelled out, hence the ``Any``."""
         asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in asked.items() if value}
+
+
+class LateBody(io.BytesIO):
+    """The body of a write whose last byte waits until it is let go, once the request is being sent.
+
+    botocore reads a body several times: for its checksum, for the signature, and to send it.
+    """
+
+    def __init__(self, data: bytes, reached: Callable[[], object], go: threading.Event) -> None:
+        super().__init__(data)
+        self._size, self._reached, self._go = len(data), reached, go
+        self._sending = False
+
+    def send(self) -> None:
+        self._sending = True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._sending and not self._go.is_set():
+            if self.tell() < self._size - 1:
+                return super().read(self._size - 1 - self.tell())
+            self._reached()
+            self._go.wait(LONGEST_WAIT)
+        return super().read(size)
+
+
+LONGEST_WAIT = 5.0
+_SENT_LATE = threading.local()
+"""The late body that a thread is about to send."""
+
+
+@contextmanager
+def sending_late(body: LateBody) -> Iterator[None]:
+    """Inside this block this thread's next write holds back the end of ``body``."""
+    _SENT_LATE.body = body
+    try:
+        yield
+    finally:
+        _SENT_LATE.body = None
+
+
+def _hold_back(**_: object) -> None:
+    body: LateBody | None = getattr(_SENT_LATE, "body", None)
+    if body is not None:
+        body.send()
 
 
 class Connection:
@@ -82,7 +132,7 @@ class Connection:
 
     def named(self, key: str) -> AbstractContextManager[None]:
         """Inside this block every failure becomes the ``StoreError`` that says what to do."""
-        return naming_s3_errors(self.config.bucket, lambda: self.server, key)
+        return naming_s3_errors(self.config.bucket, lambda: self.server, key, encryption=self.config.sse)
 
     def close(self) -> None:
         with self._connecting:
@@ -129,13 +179,32 @@ def _client(config: S3Config, endpoint: str | None, style: _Style) -> S3Client:
             retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
             connect_timeout=8,
             read_timeout=60,
-            max_pool_connections=8,
+            max_pool_connections=CONNECTIONS,
             tcp_keepalive=True,
         ),
     )
     client.meta.events.register_last("before-call.s3", _send_body_at_once)
-    client.meta.events.register("before-parse.s3", _distrust_cut_answers)
+    client.meta.events.register("before-call.s3.DeleteObjects", _name_the_body)
+    client.meta.events.register("before-send.s3.PutObject", _hold_back)
+    # Both before botocore's own, which look into the body for errors; and the body's length is compared as it came.
+    client.meta.events.register_first("before-parse.s3", _distrust_cut_answers)
+    client.meta.events.register_first("before-parse.s3", _take_namespace_off_errors)
     return client
+
+
+def _name_the_body(params: dict[str, Any], **_: object) -> None:
+    """Say that the list of what to delete is XML: Supabase Storage takes no notice of a body that is not called so."""
+    params["headers"].setdefault("Content-Type", "application/xml")
+
+
+def _take_namespace_off_errors(response_dict: dict[str, Any], **_: object) -> None:
+    """Let botocore read the code of an error that is in a namespace, as Supabase Storage sends them.
+
+    It compares the document's name with ``Error`` as it stands, and without a code a missing object could be anything.
+    """
+    body = response_dict["body"]
+    if isinstance(body, bytes):
+        response_dict["body"] = _NAMESPACED_ERROR.sub(rb"\1", body, count=1)
 
 
 def _send_body_at_once(params: dict[str, Any], **_: object) -> None:

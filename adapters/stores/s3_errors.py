@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sidecar.errors import (
+    EncryptionRefused,
     HeadMoved,
+    KeyRefused,
     ObjectMissing,
     StoreDenied,
     StoreError,
@@ -31,10 +33,14 @@ class Unsupported(StoreError):
 _OBJECT_MISSING = {"NoSuchKey", "NoSuchUpload", "NoSuchVersion"}
 _BUCKET_MISSING = {"NoSuchBucket", "InvalidBucketName"}
 _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-_DENIED = {
-    *("AccessDenied", "AllAccessDisabled", "AccountProblem", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
-    *("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidSecurity", "NotSignedUp", "UnauthorizedAccess"),
+_NOT_ACCEPTED = {
+    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
+    *("InvalidSecurity", "NotSignedUp"),
 }
+"""Whoever asks is not who they say: the same for every object."""
+_DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"}
+_KEY_REFUSED = {"InvalidKey", "KeyTooLongError", "InvalidURI", "InvalidObjectName", "XMinioInvalidObjectName"}
+_NO_ENCRYPTION = {"InvalidEncryptionAlgorithmError", "ServerSideEncryptionConfigurationNotFoundError"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "StorageFull"}
 _PASSING = {
     *("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "InternalError", "ServiceUnavailable"),
@@ -42,10 +48,17 @@ _PASSING = {
     *("XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"),
 }
 
+_WHO = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile: they must be allowed to read, write, list, delete."
+
 
 @contextmanager
-def naming_s3_errors(bucket: str, address: Callable[[], str], key: str = "") -> Iterator[None]:
-    """Inside this block what botocore and all under it raise becomes the ``StoreError`` that says what to do."""
+def naming_s3_errors(
+    bucket: str, address: Callable[[], str], key: str = "", *, encryption: str | None = None
+) -> Iterator[None]:
+    """Inside this block what botocore and all under it raise becomes the ``StoreError`` that says what to do.
+
+    ``encryption`` is what the server is asked to encrypt with, if anything.
+    """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
@@ -62,18 +75,36 @@ def naming_s3_errors(bucket: str, address: Callable[[], str], key: str = "") -> 
         server = address()  # asked late: before the client exists it may not be known
         cause = error.__context__ if isinstance(error, Boto3Error) and error.__context__ else error
         if isinstance(cause, ClientError):
-            raise _answered(cause, bucket, server, key) from error
+            raise _answered(cause, bucket, server, key, encryption) from error
         raise _failure(cause, bucket, server) from error
 
 
-def _answered(error: ClientError, bucket: str, server: str, key: str) -> StoreError:
+def _answered(error: ClientError, bucket: str, server: str, key: str, encryption: str | None) -> StoreError:
     answer = error.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     said = answer.get("Error", {})
     code = said.get("Code", "")
     if status == 404 and error.operation_name == "HeadObject":
         code = "NoSuchKey"  # an answer to HEAD has no body that could say so
-    return refusal(code, status, bucket, server, key, said.get("Message", ""))
+    message = said.get("Message", "")
+    if encryption and _is_about_encryption(code, message):
+        return EncryptionRefused(
+            f"{server} does not encrypt with sse={encryption} ({code or status}): {message[:200].rstrip('.')}.",
+            hint="Leave sse=… out of the store URL, or set up encryption on that server. With keys of the sidecar's own"
+            " ([encryption]) what it stores is encrypted on any server.",
+        )
+    return refusal(code, status, bucket, server, key, message)
+
+
+def _is_about_encryption(code: str, message: str) -> bool:
+    """MinIO without a key service says ``NotImplemented``, and what is meant only in words.
+
+    Who may not use a key, or names one that is not there (``KMS.…``), is told that instead.
+    """
+    if code in _DENIED | _NOT_ACCEPTED | _PASSING or code.startswith("KMS."):
+        return False
+    words = ("server side encryption", "server-side encryption", "kms")
+    return code in _NO_ENCRYPTION or any(word in message.lower() for word in words)
 
 
 def refusal(code: str, status: int, bucket: str, server: str, key: str = "", message: str = "") -> StoreError:
@@ -92,6 +123,8 @@ def refusal(code: str, status: int, bucket: str, server: str, key: str = "", mes
         return StoreMissing(f"{server} answers 404 as no S3 server does.", hint=hint)
     if code in _FULL or status == 507:
         return StoreFull(f"{server} has no room left for bucket '{bucket}' ({code or status}).")
+    if code in _KEY_REFUSED:
+        return KeyRefused(f"{server} takes no object of the name '{key}' ({code}).")
     if code == "RequestTimeTooSkewed":
         return StoreDenied(f"{what}.", hint="Set this machine's clock: it differs too much from the server's.")
     if code.startswith("KMS."):
@@ -106,8 +139,17 @@ def refusal(code: str, status: int, bucket: str, server: str, key: str = "", mes
         return Unsupported(f"{what}: it does not support this operation.")
     if code in _PASSING or status == 429 or status >= 500:
         return StoreUnreachable(f"{what}.")
-    if code in _DENIED or status in (401, 403):
+    if code in _NOT_ACCEPTED or status == 401:
+        return StoreDenied(
+            f"{server} did not accept the credentials for bucket '{bucket}' ({code or status}).", hint=_WHO
+        )
+    if code in _DENIED or (status == 403 and code not in ("", "403")):
         return StoreDenied(f"{what}.")
+    if status == 403:
+        # An answer to HEAD has no words; and Supabase Storage has none for a wrong region.
+        return StoreDenied(
+            f"{what}, and does not say why.", hint=f"{_WHO} A wrong ?region=… is refused like this, too."
+        )
     return StoreError(f"{what}: {message[:200]}" if message else f"{what}.")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.stores.s3_client import Connection
+from adapters.stores.s3_client import Connection, LateBody, sending_late
 from adapters.stores.s3_errors import refusal
 from sidecar.errors import ObjectMissing, StoreMissing, StoreUnreachable
 from sidecar.ports import ObjectInfo, Stored
@@ -51,11 +52,30 @@ class S3Objects:
         except ObjectMissing:
             return None
 
+    def read_dated(self, key: str) -> tuple[bytes | None, float]:
+        """A small object, and how many seconds ago it was written, both by the server's clock; ``None`` when there is none."""
+        try:
+            with self._named(key):
+                answer = self._client().get_object(Bucket=self._bucket, Key=self._full(key))
+                with answer["Body"] as body:
+                    data = body.read()
+                asked = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+                return data, max(0.0, (asked - answer["LastModified"]).total_seconds())
+        except ObjectMissing:
+            return None, 0.0
+
     def write(self, key: str, data: bytes, **condition: str) -> str:
         """Write a small object on a ``condition`` (``IfMatch`` or ``IfNoneMatch``), if any; return its ETag."""
         options: dict[str, Any] = {**self._encryption, **condition}
         with self._named(key):
             answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=data, **options)
+            return _whole(answer["ETag"])
+
+    def write_late(self, key: str, body: LateBody, **condition: str) -> str:
+        """The same, with a body whose end waits to be let go."""
+        options: dict[str, Any] = {**self._encryption, **condition}
+        with self._named(key), sending_late(body):
+            answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=body, **options)
             return _whole(answer["ETag"])
 
     def upload(self, key: str, path: Path) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shlex
+import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from emulators.calls import Step
@@ -17,6 +20,29 @@ from emulators.values import moment, texts
 from emulators.wire import Request
 
 AUTO_STOP = 15
+AS = "'setpriv --reuid={uid} --regid={uid} --clear-groups'"
+SUDO = """#!/bin/sh
+# sudo as far as it is needed: -n -H -u NAME [--preserve-env=A,B] [--] COMMAND…
+keep=
+while :; do
+case $1 in
+-n|-H) ;;
+-u) user=$2; shift;;
+--preserve-env=*) keep=$(echo "${{1#*=}}" | tr , ' ');;
+--) shift; break;;
+*) break;;
+esac
+shift
+done
+case $user in
+{cases}*) echo "sudo: a password is required" >&2; exit 1;;
+esac
+for name in $keep; do
+eval "value=\\$$name"
+set -- "$name=$value" "$@"
+done
+exec env -i PATH="$PATH" HOME="$home" USER="$user" LOGNAME="$user" {marker}={id} $as env "$@"
+"""
 
 
 class DaytonaSandbox(Sandbox):
@@ -32,6 +58,60 @@ class DaytonaSandbox(Sandbox):
     """In minutes; 0: never."""
     minute = 60.0
     active_at = 0.0
+    daemon_down = False
+    """Its daemon is not there: the proxy before it answers."""
+    lives = 1
+    """How often its daemon was started."""
+    work_handle = -1
+    """The working folder, held open: the daemon started in it, and so do its commands, also when it was removed."""
+
+    @property
+    def shell(self) -> str:
+        """What commands are piped to: zsh, else bash, else what SHELL says, else sh."""
+        for name in ("zsh", "bash"):
+            if found := shutil.which(name, path=self.path):
+                return found
+        return self.envs.get("SHELL", "/bin/sh")
+
+    @property
+    def path(self) -> str:
+        return super().path if self.tools is not None else f"{self.folder / 'sbin'}:{super().path}"
+
+    @property
+    def sessions(self) -> list[str]:
+        """The shell sessions that clients began; they have no commands here."""
+        return self._sessions
+
+    def start_in(self, work: Path) -> None:
+        work.mkdir(parents=True, exist_ok=True)
+        self.users[self.USER].own(work)
+        self._sessions: list[str] = []
+        self.work, self.work_handle = work, os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+
+    def allow_sudo(self, *names: str) -> None:
+        """Let the daemon's user work as these, without a password; by default as nobody else."""
+        homes = {name: self.users[name] for name in names}
+        cases = "".join(
+            f"{name}) home={shlex.quote(str(user.home))}; as={'' if user.uid is None else AS.format(uid=user.uid)};;\n"
+            for name, user in homes.items()
+        )
+        place = self.folder / "sbin/sudo"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(SUDO.format(cases=cases, marker=self.MARKER, id=self.id))
+        place.chmod(0o755)
+
+    def crash(self) -> None:
+        """The proxy before it answers for what was under way."""
+        with self._changed:
+            self.lives += 1
+            self._end_processes()
+
+    def kill(self) -> None:
+        super().kill()
+        with self._changed:
+            handle, self.work_handle = self.work_handle, -1
+        if handle >= 0:
+            os.close(handle)
 
     def touch(self) -> None:
         """Note activity: the auto-stop interval starts anew. What its commands do is none."""
@@ -112,16 +192,21 @@ class DaytonaEmulator(Emulator[DaytonaSandbox]):
         labels: Mapping[str, str] | None = None,
         tools: Path | None = None,
         work: str = "",
+        uids: Mapping[str, int | None] | None = None,
+        sudo: Sequence[str] = (),
     ) -> DaytonaSandbox:
         """A new started sandbox that stops after ``auto_stop`` minutes without activity.
 
         With ``tools`` its commands find the programs of that folder and no others. ``work`` is the folder that commands
-        start in and that relative paths start from, itself relative to the home.
+        start in and that relative paths start from, itself relative to the home. ``uids`` say whose files and processes
+        those of each user are on this machine (for root alone to choose); ``sudo`` are the users whom its own may become.
         """
         id = str(uuid.uuid4())
-        sandbox = DaytonaSandbox(id, self._base, envs=envs or {}, metadata=labels or {}, tools=tools, on_timeout="stop")
-        sandbox.work = sandbox.home / work
-        sandbox.work.mkdir(parents=True, exist_ok=True)
+        sandbox = DaytonaSandbox(
+            id, self._base, envs=envs or {}, metadata=labels or {}, tools=tools, on_timeout="stop", uids=uids
+        )
+        sandbox.start_in(sandbox.home / work)
+        sandbox.allow_sudo(*sudo)
         sandbox.name = name or id
         sandbox.toolbox = f"{self.url}/toolbox"
         sandbox.ephemeral = ephemeral

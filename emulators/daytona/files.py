@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mimetypes
 import os
 import re
 import shutil
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from emulators.daytona.errors import DAEMON, refusal
+from emulators.daytona.errors import complaint, speechless
 from emulators.multipart import parts
 from emulators.server import Exchange, Refused
-from emulators.transfers import content, group_of, owner_of, send_announced, store, text, walk
+from emulators.transfers import content, group_of, owner_of, send_announced, store, text, walk, wanted_range
 from emulators.values import moment
+from emulators.wire import Gone
 
 if TYPE_CHECKING:
     from emulators.daytona.control import DaytonaSandbox
@@ -32,8 +34,9 @@ def resolved(sandbox: DaytonaSandbox, path: str) -> Path:
 
 def bulk_upload(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
     """Write each ``files[n].file`` to the ``files[n].path`` that came before it."""
-    request = exchange.request
+    request, user = exchange.request, sandbox.users[sandbox.USER]
     paths: dict[str, str] = {}
+    written: list[dict[str, object]] = []
     errors = []
     try:
         for part in parts(request.header("Content-Type"), request.chunks()):
@@ -41,24 +44,41 @@ def bulk_upload(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
             if kind == "path":
                 paths[index] = b"".join(part.content).decode("utf-8", "surrogateescape")
             elif kind == "file" and index in paths:
+                target = resolved(sandbox, paths[index])
                 try:
-                    store(exchange, resolved(sandbox, paths[index]), part.content)
+                    size = store(exchange, sandbox, target, part.content, user)
+                    written.append({"path": text(paths[index]), "bytes": size})
                 except OSError as error:
-                    errors.append(f"{text(paths[index])}: {error.strerror}")
+                    errors.append(f"{text(paths[index])}: open {text(str(target))}: {(error.strerror or '').lower()}")
             elif kind == "file":
                 errors.append(f"missing {index}.path metadata before file part")
-    except ValueError as error:
-        raise refusal(400, str(error), code="BAD_REQUEST", source=DAEMON) from None
+    except (ValueError, Gone) as error:
+        # Also when it ends before its last boundary, while the connection stays.
+        errors.append(str(error) or "unexpected EOF")
     if errors:
         raise Refused(400, {"errors": errors})
-    exchange.json(200, {})
+    exchange.json(200, {"files": written})
+
+
+def upload(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
+    """Write the ``file`` of a form to the path that the query names."""
+    path, request = _path(exchange, sandbox), exchange.request
+    try:
+        for part in parts(request.header("Content-Type"), request.chunks()):
+            if part.name == "file":
+                store(exchange, sandbox, path, part.content, sandbox.users[sandbox.USER])
+                exchange.empty(200)
+                return
+    except (ValueError, OSError):
+        pass
+    raise speechless(400)
 
 
 def bulk_download(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
     """Send each file as a part of a multipart answer, and an ``error`` part for each that cannot be read."""
     asked = exchange.request.json().get("paths")
     if not isinstance(asked, list) or not asked:
-        raise refusal(400, "request body must be {paths: [...]} and non-empty", code="BAD_REQUEST", source=DAEMON)
+        raise Refused(400, {"error": "request body must be {paths: [...]} and non-empty"})
     exchange.start(200, {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"})
     between = ""
     for path in map(str, asked):
@@ -74,31 +94,42 @@ def _part(exchange: Exchange, sandbox: DaytonaSandbox, path: str) -> Iterator[by
     target = resolved(sandbox, path)
     try:
         with target.open("rb") as file:
-            yield _part_head("file", path, "application/octet-stream")
-            yield from exchange.shaped(content(file.fileno()), os.fstat(file.fileno()).st_size, target)
+            size = os.fstat(file.fileno()).st_size
+            yield _part_head("file", path, mimetypes.guess_type(path)[0] or "application/octet-stream", size)
+            yield from exchange.shaped(content(file.fileno()), size, target)
     except OSError as error:
-        yield _part_head("error", path, "application/json")
-        yield json.dumps(_unreadable(target, error).body).encode()
+        body = json.dumps(_unreadable(target, error).body).encode()
+        yield _part_head("error", path, "application/json", len(body))
+        yield body
 
 
-def _part_head(name: str, path: str, kind: str) -> bytes:
+def _part_head(name: str, path: str, kind: str, size: int) -> bytes:
     # Both ways, as the clients differ in which they read; only the second holds every name.
     plain = re.sub(r"[^ -~]", "_", path).replace("\\", "\\\\").replace('"', '\\"')
     filename = f"filename=\"{plain}\"; filename*=utf-8''{quote(path, safe='', errors='surrogateescape')}"
-    return f'Content-Disposition: form-data; name="{name}"; {filename}\r\nContent-Type: {kind}\r\n\r\n'.encode()
+    lines = [
+        f'Content-Disposition: form-data; name="{name}"; {filename}',
+        f"Content-Length: {size}",
+        f"Content-Type: {kind}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def download(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
-    """Send one file as it is."""
+    """Send one file as it is, or a part of it."""
     path = _path(exchange, sandbox)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            pieces = exchange.shaped(content(file.fileno(), size), size, path)
-            headers = {"Content-Type": "application/octet-stream"}
-            send_announced(exchange, pieces, status=200, headers=headers, length=size)
+            start, length = wanted_range(exchange.request.header("Range"), size)
+            file.seek(start)
+            pieces = exchange.shaped(content(file.fileno(), length), length, path)
+            headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
+            if partial := length != size:
+                headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
+            send_announced(exchange, pieces, status=206 if partial else 200, headers=headers, length=length)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _wordless(path, error) from None
 
 
 def list_folder(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
@@ -107,7 +138,7 @@ def list_folder(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
     try:
         found = [_entry(path) for path in walk(folder, int(depth) if depth.isdigit() else 1)]
     except OSError as error:
-        raise _unreadable(folder, error) from None
+        raise _wordless(folder, error) from None
     exchange.json(200, found)
 
 
@@ -116,7 +147,7 @@ def info(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
     try:
         exchange.json(200, _entry(path))
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _wordless(path, error) from None
 
 
 def delete(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
@@ -127,10 +158,9 @@ def delete(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
         elif exchange.request.query.get("recursive", "").lower() == "true":
             shutil.rmtree(path)
         else:
-            said = "cannot delete directory without recursive flag"
-            raise refusal(400, said, code="BAD_REQUEST", source=DAEMON)
+            raise speechless(400)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _wordless(path, error) from None
     exchange.empty(204)
 
 
@@ -140,9 +170,9 @@ def make_folder(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(int(exchange.request.query.get("mode") or "755", 8))
     except ValueError:
-        raise refusal(400, "invalid mode format", code="BAD_REQUEST", source=DAEMON) from None
+        raise speechless(400) from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _wordless(path, error) from None
     exchange.empty(201)
 
 
@@ -150,7 +180,9 @@ def move(exchange: Exchange, sandbox: DaytonaSandbox) -> None:
     source, target = _path(exchange, sandbox, "source"), _path(exchange, sandbox, "destination")
     try:
         source.lstat()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.lstat()
+        if target.is_file() and not source.samefile(target):
+            raise complaint(409, f"destination already exists: {text(str(target))}", code="CONFLICT")
         source.rename(target)
     except OSError as error:
         raise _unreadable(source, error) from None
@@ -180,10 +212,16 @@ def _entry(path: Path) -> dict[str, object]:
 
 def _unreadable(path: Path, error: OSError) -> Refused:
     shown = text(str(path))
-    if isinstance(error, FileNotFoundError):
-        return refusal(404, f"file not found: {shown}", code="FILE_NOT_FOUND", source=DAEMON)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return complaint(404, f"file not found: {shown}", code="FILE_NOT_FOUND")
     if isinstance(error, PermissionError):
-        return refusal(403, f"permission denied: {shown}", code="FILE_ACCESS_DENIED", source=DAEMON)
+        return complaint(403, f"permission denied: {shown}", code="FILE_ACCESS_DENIED")
     if isinstance(error, IsADirectoryError):
-        return refusal(400, f"path must be a file: {shown}", code="INVALID_FILE_PATH", source=DAEMON)
-    return refusal(500, f"{error.strerror}: {shown}", code="FILE_READ_FAILED", source=DAEMON)
+        return complaint(400, f"path must be a file: {shown}", code="INVALID_FILE_PATH")
+    return complaint(500, f"{error.strerror}: {shown}", code="FILE_READ_FAILED")
+
+
+def _wordless(path: Path, error: OSError) -> Refused:
+    """The same as the calls for one file answer it: without a word where the caller is to blame."""
+    refused = _unreadable(path, error)
+    return speechless(refused.status) if refused.status in (400, 404) else refused

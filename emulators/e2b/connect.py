@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from emulators.sandboxes import User
 from emulators.server import Refused
+from emulators.wire import Request
+
+if TYPE_CHECKING:
+    from emulators.e2b.control import E2BSandbox
 
 STATUS = {
     "invalid_argument": 400,
@@ -25,6 +32,17 @@ END = 0x02
 def refusal(code: str, message: str) -> Refused:
     """The error that answers a call."""
     return Refused(STATUS[code], {"code": code, "message": message})
+
+
+def caller(request: Request, sandbox: E2BSandbox) -> User:
+    """The user in whose name a call is made: ``Authorization: Basic``, a name without a password."""
+    name = ""
+    if (given := request.header("Authorization")).startswith("Basic "):
+        name = base64.b64decode(given.removeprefix("Basic ")).decode("utf-8", "replace").partition(":")[0]
+    user = sandbox.user_named(name)
+    if user is None:
+        raise refusal("unauthenticated", f"invalid username: '{name}'")
+    return user
 
 
 def envelope(message: Mapping[str, object], flags: int = 0) -> bytes:

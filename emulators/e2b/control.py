@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emulators.calls import Step
 from emulators.e2b import envd
-from emulators.sandboxes import OnTimeout, Sandbox
+from emulators.sandboxes import OnTimeout, Sandbox, User
 from emulators.server import Emulator, Exchange, Refused, Route
 from emulators.values import moment, texts
 from emulators.wire import Request
@@ -25,6 +25,26 @@ class E2BSandbox(Sandbox):
 
     token: str
     template: str
+    default_user = USER
+    """Who is meant where nobody is named."""
+    told_work: Path
+
+    def tell(self) -> None:
+        """Tell the daemon its default user and working folder, as happens when a sandbox is started or resumed."""
+        self.default_user, self.work = self.USER, self.told_work
+
+    def crash(self) -> None:
+        """What it was told is gone with it: until it is told again it takes root and / (here: the sandbox's folder)."""
+        super().crash()
+        self.default_user, self.work = "root", self.folder
+
+    def resume(self) -> None:
+        super().resume()
+        self.tell()
+
+    def user_named(self, name: str) -> User | None:
+        """The user of a call; ``None`` when there is no such user."""
+        return self.users.get(name or self.default_user)
 
     def identity(self) -> dict[str, object]:
         """What a client needs to reach it."""
@@ -77,13 +97,28 @@ class E2BEmulator(Emulator[E2BSandbox]):
         metadata: Mapping[str, str] | None = None,
         tools: Path | None = None,
         template: str = "base",
+        work: str = "",
+        uids: Mapping[str, int | None] | None = None,
     ) -> E2BSandbox:
-        """A new running sandbox. With ``tools`` its commands find the programs of that folder and no others."""
+        """A new running sandbox. With ``tools`` its commands find the programs of that folder and no others.
+
+        ``work`` is the folder that commands start in, relative to the home. ``uids`` say whose files and processes those of
+        each user are on this machine (for root alone to choose).
+        """
         id = "i" + secrets.token_hex(10)
         own = {"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": template}
         sandbox = E2BSandbox(
-            id, self._base, envs={**own, **(envs or {})}, metadata=metadata or {}, tools=tools, on_timeout=on_timeout
+            id,
+            self._base,
+            envs={**own, **(envs or {})},
+            metadata=metadata or {},
+            tools=tools,
+            on_timeout=on_timeout,
+            uids=uids,
         )
+        sandbox.told_work = sandbox.home / work
+        sandbox.told_work.mkdir(parents=True, exist_ok=True)
+        sandbox.tell()
         sandbox.token = "ea_" + secrets.token_hex(16)
         sandbox.template = template
         sandbox.end_in(timeout)

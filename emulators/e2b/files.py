@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulators.multipart import parts
+from emulators.sandboxes import User
 from emulators.server import Exchange, Refused
-from emulators.transfers import content, send_announced, store
+from emulators.transfers import content, send_announced, store, wanted_range
 from emulators.wire import Gone
 
 if TYPE_CHECKING:
@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 GZIP = 16 + zlib.MAX_WBITS
 
 
-def resolved(sandbox: E2BSandbox, path: str) -> Path:
-    """A path as the daemon reads it: ``~`` is the home, and what is not absolute starts there."""
+def resolved(user: User, path: str) -> Path:
+    """A path as the daemon reads it: ``~`` is the user's home, and what is not absolute starts there."""
     if path == "~" or path.startswith("~/"):
         path = path[2:]
-    return Path(os.path.normpath(sandbox.home / path))
+    return Path(os.path.normpath(user.home / path))
+
+
+def _caller(exchange: Exchange, sandbox: E2BSandbox) -> User:
+    name = exchange.request.query.get("username", "")
+    user = sandbox.user_named(name)
+    if user is None:
+        raise _refusal(401, f"error looking up user '{name}': user: unknown user {name}")
+    return user
 
 
 def download(exchange: Exchange, sandbox: E2BSandbox, *, compress: bool) -> None:
     """Send a file: compressed on the fly and of no announced length where the client accepts it, else as it is."""
-    path = resolved(sandbox, exchange.request.query.get("path", ""))
+    path = resolved(_caller(exchange, sandbox), exchange.request.query.get("path", ""))
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -44,7 +52,7 @@ def download(exchange: Exchange, sandbox: E2BSandbox, *, compress: bool) -> None
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise _refusal(400, f"path '{path}' is not a regular file")
-        start, length = _range(exchange.request.header("Range"), info.st_size)
+        start, length = wanted_range(exchange.request.header("Range"), info.st_size)
         partial = (start, length) != (0, info.st_size)
         file.seek(start)
         headers = {"Content-Type": "application/octet-stream", "Vary": "Accept-Encoding"}
@@ -68,25 +76,17 @@ def _compressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield squeeze.flush()
 
 
-def _range(header: str, size: int) -> tuple[int, int]:
-    found = re.fullmatch(r"bytes=(\d+)-(\d*)", header)
-    if found is None or int(found[1]) >= size:
-        return 0, size
-    end = min(int(found[2]), size - 1) if found[2] else size - 1
-    return int(found[1]), max(0, end - int(found[1]) + 1)
-
-
 def upload(exchange: Exchange, sandbox: E2BSandbox) -> None:
     """Write one file from an octet-stream, or several from a multipart body."""
     request = exchange.request
-    path = request.query.get("path")
+    path, user = request.query.get("path"), _caller(exchange, sandbox)
     written = []
     if request.header("Content-Type").startswith("multipart/"):
         try:
             for part in parts(request.header("Content-Type"), request.chunks()):
                 if part.name == "file":
-                    target = resolved(sandbox, path if path is not None else part.filename or "")
-                    written.append(_write(exchange, target, part.content))
+                    target = resolved(user, path if path is not None else part.filename or "")
+                    written.append(_write(exchange, sandbox, user, target, part.content))
         except ValueError as error:
             raise _refusal(400, f"error parsing multipart form: {error}") from None
     elif path is None:
@@ -95,19 +95,22 @@ def upload(exchange: Exchange, sandbox: E2BSandbox) -> None:
         body = request.chunks()
         if request.header("Content-Encoding") == "gzip":
             body = _decompressed(body)
-        written.append(_write(exchange, resolved(sandbox, path), body))
+        written.append(_write(exchange, sandbox, user, resolved(user, path), body))
     exchange.json(200, written)
 
 
-def _write(exchange: Exchange, path: Path, pieces: Iterator[bytes]) -> dict[str, object]:
+def _write(
+    exchange: Exchange, sandbox: E2BSandbox, user: User, path: Path, pieces: Iterator[bytes]
+) -> dict[str, object]:
     try:
-        store(exchange, path, pieces)
+        store(exchange, sandbox, path, pieces, user)
     except IsADirectoryError:
         raise _refusal(400, f"path '{path}' is a directory") from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _refusal(507, "not enough disk space available") from None
-        raise _refusal(500, f"error writing file '{path}': {error.strerror}") from None
+        reason = (error.strerror or "").lower()
+        raise _refusal(500, f"error opening file '{path}': open {path}: {reason}") from None
     return {"path": str(path), "name": path.name, "type": "file"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -9,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulators.e2b.connect import refusal
+from emulators.e2b.connect import caller, refusal
 from emulators.e2b.files import resolved
+from emulators.sandboxes import User
 from emulators.server import Exchange
 from emulators.transfers import group_of, owner_of, text, walk
 from emulators.values import moment
@@ -23,9 +25,9 @@ Asked = dict[str, object]
 
 def answer(exchange: Exchange, sandbox: E2BSandbox, method: str) -> None:
     """Answer one call of the service."""
-    asked = exchange.request.json()
+    asked, user = exchange.request.json(), caller(exchange.request, sandbox)
     try:
-        exchange.json(200, METHODS[method](sandbox, asked))
+        exchange.json(200, METHODS[method](user, asked))
     except FileNotFoundError as error:
         raise refusal("not_found", f"path not found: {error.filename}") from None
     except PermissionError as error:
@@ -34,12 +36,12 @@ def answer(exchange: Exchange, sandbox: E2BSandbox, method: str) -> None:
         raise refusal("internal", str(error)) from None
 
 
-def _stat(sandbox: E2BSandbox, asked: Asked) -> Asked:
-    return {"entry": _entry(_path(sandbox, asked))}
+def _stat(user: User, asked: Asked) -> Asked:
+    return {"entry": _entry(_path(user, asked))}
 
 
-def _list(sandbox: E2BSandbox, asked: Asked) -> Asked:
-    folder = _path(sandbox, asked)
+def _list(user: User, asked: Asked) -> Asked:
+    folder = _path(user, asked)
     folder.stat()
     if not folder.is_dir():
         raise refusal("invalid_argument", f"path is not a directory: {folder}")
@@ -47,8 +49,8 @@ def _list(sandbox: E2BSandbox, asked: Asked) -> Asked:
     return {"entries": [_entry(path) for path in walk(folder, int(depth) if isinstance(depth, int) and depth else 1)]}
 
 
-def _make(sandbox: E2BSandbox, asked: Asked) -> Asked:
-    folder = _path(sandbox, asked)
+def _make(user: User, asked: Asked) -> Asked:
+    folder = _path(user, asked)
     if folder.is_dir():
         raise refusal("already_exists", f"directory already exists: {folder}")
     if folder.exists():
@@ -57,24 +59,33 @@ def _make(sandbox: E2BSandbox, asked: Asked) -> Asked:
     return {"entry": _entry(folder)}
 
 
-def _move(sandbox: E2BSandbox, asked: Asked) -> Asked:
-    source, target = _path(sandbox, asked, "source"), _path(sandbox, asked, "destination")
+def _move(user: User, asked: Asked) -> Asked:
+    source, target = _path(user, asked, "source"), _path(user, asked, "destination")
     source.lstat()
     target.parent.mkdir(parents=True, exist_ok=True)
     source.rename(target)
     return {"entry": _entry(target)}
 
 
-def _remove(sandbox: E2BSandbox, asked: Asked) -> Asked:
-    path = _path(sandbox, asked)
+def _remove(user: User, asked: Asked) -> Asked:
+    path = _path(user, asked)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.is_symlink() or path.exists():
+        _check_sticky(user, path)
+        path.unlink()
     return {}
 
 
-METHODS: dict[str, Callable[[E2BSandbox, Asked], Asked]] = {
+def _check_sticky(user: User, path: Path) -> None:
+    """Where everybody may write, only its owner removes a file. The daemon becomes the user of the call for it."""
+    folder = path.parent.stat()
+    others = user.uid not in (None, 0, path.lstat().st_uid, folder.st_uid)
+    if others and folder.st_mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+
+METHODS: dict[str, Callable[[User, Asked], Asked]] = {
     "Stat": _stat,
     "ListDir": _list,
     "MakeDir": _make,
@@ -83,8 +94,8 @@ METHODS: dict[str, Callable[[E2BSandbox, Asked], Asked]] = {
 }
 
 
-def _path(sandbox: E2BSandbox, asked: Asked, key: str = "path") -> Path:
-    return resolved(sandbox, str(asked.get(key, "")))
+def _path(user: User, asked: Asked, key: str = "path") -> Path:
+    return resolved(user, str(asked.get(key, "")))
 
 
 def _entry(path: Path) -> Asked:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from emulators.calls import Step
-from emulators.e2b.connect import END, envelope, refusal, unwrapped
+from emulators.e2b.connect import END, caller, envelope, refusal, unwrapped
 from emulators.e2b.files import resolved
 from emulators.processes import DeadlinePassed, Output, Process
+from emulators.sandboxes import User
 from emulators.server import Exchange
 from emulators.values import texts
 
@@ -27,7 +28,7 @@ def _start(exchange: Exchange, sandbox: E2BSandbox) -> None:
     """Run a command and stream what it prints. It outlives its client; its time-out ends it."""
     asked = unwrapped(exchange.request.body())
     deadline = _deadline(exchange.request.header("Connect-Timeout-Ms"))
-    process = _spawned(sandbox, asked)
+    process = _spawned(sandbox, asked, caller(exchange.request, sandbox))
     try:
         exchange.start(200, {"Content-Type": "application/connect+json"})
         _stream(exchange, process, deadline)
@@ -83,20 +84,24 @@ def _ended(code: int) -> dict[str, object]:
     return {"exitCode": code, "exited": True, "status": said, **({"error": said} if code else {})}
 
 
-def _spawned(sandbox: E2BSandbox, asked: dict[str, object]) -> Process:
+def _spawned(sandbox: E2BSandbox, asked: dict[str, object], user: User) -> Process:
     config = asked.get("process")
     config = config if isinstance(config, dict) else {}
     argv = [str(config.get("cmd", "")), *map(str, config.get("args", []))]
     if sandbox.tools is not None and argv[1:3] == ["-l", "-c"]:
         # A login shell reads its PATH from the machine's profile: put the sandbox's own back before the command.
         argv[3] = f"export PATH={shlex.quote(str(sandbox.tools))}; {argv[3]}"
-    cwd = resolved(sandbox, str(config["cwd"])) if config.get("cwd") else sandbox.home
+    cwd = resolved(user, str(config["cwd"])) if config.get("cwd") else sandbox.work
     if not cwd.is_dir():
         raise refusal("invalid_argument", f"cwd '{cwd}' does not exist")
     try:
-        return sandbox.spawn(argv, cwd=cwd, envs=texts(config.get("envs")), open_stdin=bool(asked.get("stdin")))
+        envs = texts(config.get("envs"))
+        return sandbox.spawn(argv, cwd=cwd, envs=envs, open_stdin=bool(asked.get("stdin")), user=user)
     except OSError as error:
-        raise refusal("invalid_argument", f"error starting process '{argv[0]}': {error.strerror}") from None
+        # All of the command comes before the reason, however long it is.
+        reason = (error.strerror or "").lower()
+        said = f"error starting process '{' '.join(argv)}': fork/exec {argv[0]}: {reason}"
+        raise refusal("invalid_argument", said) from None
 
 
 def _list(exchange: Exchange, sandbox: E2BSandbox) -> None:

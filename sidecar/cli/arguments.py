@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from typing import Any
 
 from sidecar import __version__
@@ -12,6 +14,71 @@ from sidecar.sink import KINDS
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted
   3 the head did not move (a guard, a limit, or diverged), nothing lost"""
+
+
+EXAMPLES = {
+    "export": [
+        "export conductor --sandbox e2b:i3x9k2 --conversation c1",
+        "export me --sandbox local:$HOME --project ~/app",
+    ],
+    "restore": [
+        "restore conductor --sandbox daytona:box-7",
+        "restore conductor --sandbox local:/tmp/home --snapshot @2026-11-16T10:00Z",
+    ],
+    "attach": ["attach conductor --sandbox e2b:i3x9k2"],
+    "detach": ["detach conductor"],
+    "attachments": ["attachments"],
+    "import": ["import conductor home.tar.gz"],
+    "download": ["download conductor -o conductor.tar.gz"],
+    "list": ["list --json"],
+    "log": ["log conductor"],
+    "show": ["show conductor", "show conductor 20261116T0830"],
+    "diff": ["diff conductor"],
+    "fork": ["fork conductor experiment"],
+    "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
+    "accept": ["accept conductor"],
+    "verify": ["verify", "verify conductor --drill"],
+    "forget": ["forget --dry-run", "forget conductor --keep-last 20 --daily 14"],
+    "pin": ["pin conductor 20261116T083030845Z-318faecc"],
+    "unpin": ["unpin conductor 20261116T083030845Z-318faecc"],
+    "delete": ["delete experiment --yes"],
+    "doctor": ["doctor", "doctor --sandbox e2b:i3x9k2 --project ~/app"],
+    "layouts": ["layouts", "layouts claude-mem"],
+    "serve": ["serve", "MEMORY_SIDECAR_TOKEN=$(openssl rand -hex 32) memory-sidecar serve --bind 0.0.0.0:8077"],
+    "run": ["run -- python conductor.py"],
+    "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
+    "index": ["index"],
+    "rekey": ["rekey"],
+    "keygen": ["keygen -o memories.key"],
+    "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
+    "demo": ["demo", "demo --home /tmp/sample"],
+    "completion": [
+        'eval "$(memory-sidecar completion bash)"',
+        "completion fish > ~/.config/fish/completions/memory-sidecar.fish",
+    ],
+}
+"""What people type, by command. Where something comes before our own name, that is in it."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+def suggest(root: argparse.ArgumentParser, message: str) -> str:
+    """The same message; where it is about an unknown command, the nearest one instead of the list of all."""
+    found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
+    if found is None:
+        return message
+    near = difflib.get_close_matches(found[1], commands_of(root), 1)
+    return f"There is no command {found[1]!r}. " + (f"Did you mean {near[0]!r}?" if near else "--help lists them.")
+
+
+def commands_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Each command's own parser, by its name."""
+    (choices,) = [action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(choices)
+
+
+def _epilog(name: str) -> str:
+    lines = [f"memory-sidecar {line}" if line.startswith(name) else line for line in EXAMPLES[name]]
+    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +92,14 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, summary: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=_epilog(name) if name in EXAMPLES else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         sub.add_argument(
             "--store", metavar="URL", help="file:/path, volume:/mount or s3://bucket/prefix (MEMORY_SIDECAR_STORE)"
         )
@@ -50,6 +124,7 @@ def _verbs(command: Any) -> None:
     export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
     export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
     export.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
+    _user(export)
     _guards(export)
 
     restore = command("restore", "Restore a memory into a sandbox.")
@@ -58,8 +133,15 @@ def _verbs(command: Any) -> None:
     restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
     restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    restore.add_argument(
+        "--withhold-projects",
+        action="store_true",
+        default=None,
+        help="leave out projects whose folders are not there yet, for a later restore",
+    )
     restore.add_argument("--must-exist", action="store_true", help="fail when there is no such memory (default: go on)")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
+    _user(restore)
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
     restore.add_argument(
         "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
@@ -68,6 +150,10 @@ def _verbs(command: Any) -> None:
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
     )
     _attachments(command)
+
+
+def _user(verb: Any) -> None:
+    verb.add_argument("--user", default="", metavar="NAME", help="work in the sandbox as this user (default: its own)")
 
 
 def _attachments(command: Any) -> None:
@@ -80,6 +166,7 @@ def _attachments(command: Any) -> None:
     attach.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     attach.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
     attach.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
+    _user(attach)
     detach = command("detach", "Have a service stop looking after a sandbox.")
     detach.add_argument("memory", metavar="MEMORY")
     detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
@@ -125,11 +212,16 @@ def _reading(command: Any) -> None:
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
+    config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
+    completion = command("completion", "Print what makes a shell complete commands and options.")
+    completion.add_argument("shell", choices=SHELLS)
+    demo = command("demo", "Watch a memory outlive its sandbox, in a temporary folder; takes seconds.")
+    demo.add_argument("--home", metavar="FOLDER", help="only make a sample home there, to try other commands with")
     keygen = command("keygen", "Print a new key to encrypt with.")
     keygen.add_argument("--signing", action="store_true", help="a key to sign with instead")
     keygen.add_argument("-o", "--output", metavar="FILE", help="a new file for it, that only its owner can read")
@@ -139,6 +231,7 @@ def _reading(command: Any) -> None:
         "doctor", "Check the store and, if named, a sandbox: what an export of it would bring, and what not."
     )
     doctor.add_argument("--sandbox", metavar="REF")
+    _user(doctor)
     doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
 

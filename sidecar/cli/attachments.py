@@ -53,6 +53,7 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
                 conversation=args.conversation,
                 restore=args.restore,
                 wake=args.wake,
+                user=args.user,
                 **more,
             )
         except SidecarProblem as problem:

@@ -6,72 +6,171 @@ import argparse
 import ast
 import asyncio
 import inspect
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from sidecar.cli.policy import check_policy
-from sidecar.cli.result import Result, Table
-from sidecar.config import SECTIONS, Config, config_file, load_config, placed, store_placed, unknown_variables
+from sidecar.cli.result import Result, Table, plural
+from sidecar.config import (
+    SECTIONS,
+    Config,
+    config_file,
+    default_store,
+    load_config,
+    placed,
+    store_placed,
+    unknown_variables,
+)
 from sidecar.engine import Engine
-from sidecar.errors import BadConfig, BadReference, StoreError
+from sidecar.errors import BadConfig, BadReference, SidecarError
+from sidecar.layouts import built_in
 from sidecar.sealing.given import Given, given
 from sidecar.sections import settable, variable
+from sidecar.service.readiness import Readiness
 from sidecar.service.settings import Webhook
-from sidecar.service.tls import load_tls
-from sidecar.wiring import open_repository, open_sink
+from sidecar.wiring import folder_of_store, open_repository, open_sink
+
+RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
 
 
 def run_config(args: argparse.Namespace) -> Result:
     if args.action == "options":
         page = options_page()
         return Result({"page": page}, [*page.split("\n")])
-    config = load_config(args.config, store=args.store)
-    searched = open_sink(config.postgres) is not None
-    unknown = unknown_variables()
     try:
-        load_tls(config.service)
-        keys = given(config.encryption, config.signing)
-        unseen = asyncio.run(_compared_with_the_store(config, keys, args))
+        config = load_config(args.config, store=args.store)
     except BadConfig as problem:
-        raise placed(problem, config_file(args.config)) from None
-    except BadReference as problem:
-        raise store_placed(problem, args.config, args.store) from None
+        return _verdict({}, [], [], [problem])
+    if args.bind:
+        config = replace(config, service=replace(config.service, bind=args.bind))
+    found = asyncio.run(_try_to_start(config, args))
+    changed = _changes(config)
     document = {
-        "ok": True,
         "store": config.store,
         "direct": config.direct,
         **{name: asdict(getattr(config, name)) for name in SECTIONS},
-        "searched": searched,
+        "searched": found.searched,
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "layouts": sorted(config.layouts),
-        "encrypts": keys.encrypts,
-        "signs": keys.signs,
-        "key_warnings": list(keys.warnings),
-        "unknown_variables": sorted(unknown),
-        "store_problem": unseen,
+        "encrypts": found.keys.encrypts,
+        "signs": found.keys.signs,
+        "key_warnings": list(found.keys.warnings),
+        "unknown_variables": sorted(unknown := unknown_variables()),
+        "changed": {name: value for name, value, _ in changed},
     }
-    rows = [("store", config.store), ("direct", str(config.direct).lower())]
-    rows += [("searched", str(searched).lower())]
-    rows += [(f"{name}.{key}", str(value)) for name in SECTIONS for key, value in asdict(getattr(config, name)).items()]
-    words: list[str | Table] = ["The configuration is right.", Table(("OPTION", "VALUE"), rows)]
-    words += [
-        f"Warning: {name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()
-    ]
-    words += [f"Warning: {told}" for told in (*keys.warnings, *filter(None, [unseen]))]
-    return Result(document, words)
+    rows = [(name, _shown(value), _shown(default)) for name, value, default in changed]
+    table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
+    warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
+    warnings += [*found.keys.warnings, *found.notes]
+    return _verdict(document, [table], warnings, found.problems)
 
 
-async def _compared_with_the_store(config: Config, keys: Given, args: argparse.Namespace) -> str:
-    """Refuse what the store's memories have outgrown. Return why they could not be looked at, if so."""
-    try:
-        repository = open_repository(config.store, keys)
+def _verdict(
+    document: dict[str, Any], words: list[str | Table], warnings: list[str], problems: list[SidecarError]
+) -> Result:
+    """What was found, and last of all whether it is right."""
+    told = [problem.as_dict() for problem in problems]
+    document = {"ok": not problems, "problems": told, "warnings": warnings, **document}
+    if problems:
+        document["error"] = told[0]
+    words = [*words, *(f"Warning: {warning}" for warning in warnings)]
+    words += [f"Wrong: {problem.message} {problem.hint}".rstrip() for problem in problems]
+    wrong = (
+        f"The configuration is not right: {plural(len(problems), 'problem')}; `memory-sidecar serve` would not start."
+    )
+    # As serve exits, which stops at the first.
+    return Result(document, [*words, wrong if problems else RIGHT], problems[0].exit_code if problems else 0)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What came of trying to start."""
+
+    keys: Given = field(default_factory=Given)
+    searched: bool = False
+    notes: list[str] = field(default_factory=list)
+    problems: list[SidecarError] = field(default_factory=list)
+
+
+async def _try_to_start(config: Config, args: argparse.Namespace) -> _Found:
+    """Go through all that ``serve`` does before it listens, and go on where it would stop."""
+    found = _Found()
+
+    @contextmanager
+    def noted() -> Iterator[None]:
         try:
-            await check_policy(Engine(repository=repository, limits=config.limits), args)
-        finally:
-            await repository.store.close()
-    except StoreError as problem:
-        return f"The store could not be looked at: {problem.message}"
-    return ""
+            yield
+        except BadConfig as problem:
+            found.problems.append(placed(problem, config_file(args.config)))
+        except BadReference as problem:
+            found.problems.append(store_placed(problem, args.config, args.store))
+        except SidecarError as problem:
+            found.problems.append(problem)
+
+    with noted():
+        found.searched = open_sink(config.postgres) is not None
+    with noted():
+        found.keys = given(config.encryption, config.signing)
+    repository = None
+    with noted():
+        repository = open_repository(config.store, found.keys)
+    readiness = Readiness(
+        Engine(repository=repository or open_repository(SOME_STORE, Given()), limits=config.limits),
+        config.service,
+        trying=True,
+    )
+    usable = repository is not None
+    with _unmade(config.store):
+        for step in readiness.steps:
+            if not usable and step in (readiness.prepare_store, readiness.compare_limits):
+                continue  # said already
+            before = len(found.problems)
+            with noted():
+                await step()
+            if step == readiness.prepare_store:
+                usable = len(found.problems) == before
+    if repository is not None:
+        await repository.store.close()
+    found.notes += readiness.notes
+    return found
+
+
+SOME_STORE = "file:/nowhere"
+"""Never opened: it stands for one whose URL is none."""
+
+
+@contextmanager
+def _unmade(url: str) -> Iterator[None]:
+    """Take away again the folders of a store that were not there before: whoever checks may be another user than whoever
+    serves, and the folders are for their owner alone."""
+    try:
+        folder = folder_of_store(url)
+    except BadReference:
+        folder = None
+    missing = [] if folder is None else [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something is in it by now
+            for made in missing:
+                made.rmdir()
+
+
+def _changes(config: Config) -> list[tuple[str, Any, Any]]:
+    """Each option that differs from its default: its name, its value, the default."""
+    plain = Config()
+    rows: list[tuple[str, Any, Any]] = [
+        ("store", config.store, default_store()),
+        ("direct", config.direct, plain.direct),
+    ]
+    for name, kind in SECTIONS.items():
+        default = asdict(kind())
+        rows += [(f"{name}.{key}", value, default[key]) for key, value in asdict(getattr(config, name)).items()]
+    rows.append(("webhooks", [hook.url.partition("?")[0] for hook in config.webhooks], []))
+    known = built_in()
+    rows.append(("layouts", [name for name in config.layouts if config.layouts[name] != known.get(name)], []))
+    return [row for row in rows if row[1] != row[2]]
 
 
 def options_page() -> str:

@@ -14,12 +14,25 @@ from typing import Any
 from sidecar.cli.layouts import seen, seen_document
 from sidecar.cli.result import Result, Table, plural, size
 from sidecar.engine import Engine
+from sidecar.engine.diagnosis import look_at_heads, readable_snapshots
 from sidecar.engine.identity import SHOULD_IT
 from sidecar.engine.inspecting import SeenRoot, look, nearly_too_much
-from sidecar.errors import SidecarError
+from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
+from sidecar.sealing.signed import SignedStore
+from sidecar.sealing.store import SealedStore
 from sidecar.wiring import open_sandbox
 
+MOST_NAMED = 5
 LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no python3"'
+
+
+class StoredInTheClear(StoreError):
+    code = "stored-in-the-clear"
+    default_hint = "`memory-sidecar rekey` encrypts them; the readable packs go once their grace period is over."
+
+
+class NoMemoryThere(SandboxError):
+    code = "no-memory"
 
 
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
@@ -43,9 +56,10 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         return f"{folder}, {size(shutil.disk_usage(folder).free)} free"
 
     async def writable() -> str:
-        await engine.repository.store.prepare()
-        warnings.extend(await engine.repository.store.warnings())
-        return f"{engine.repository.store.url} can be written, and honours conditional writes"
+        store = engine.repository.store
+        await (store.probe() if isinstance(store, SignedStore) else store.prepare())
+        warnings.extend(await store.warnings())
+        return f"{store.url} can be written, and {await store.safety()}"
 
     async def readable() -> str:
         count = len(await engine.repository.memories())
@@ -53,13 +67,31 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             return f"none: an export begins a new store at {engine.repository.store.url}. {SHOULD_IT}"
         return "1 memory" if count == 1 else f"{count} memories"
 
+    async def heads() -> str:
+        found = await look_at_heads(engine.repository)
+        if not (damaged := found.damaged):
+            unread = f"; {plural(found.unread, 'large one')} only listed, which `verify` reads" if found.unread else ""
+            return f"every head can be restored{unread}"
+        why = "; ".join(f"{one.memory}: {one.why}" for one in damaged[:MOST_NAMED])
+        more = f"; and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
+        cures = " ".join(one.cure for one in damaged[:MOST_NAMED])
+        raise SnapshotDamaged(f"{plural(len(damaged), 'head')} cannot be restored. {why}{more}", hint=cures)
+
+    async def encrypted() -> str:
+        if not (readable := await readable_snapshots(engine.repository)):
+            return "every snapshot is encrypted"
+        named = ", ".join(f"{plural(count, 'snapshot')} of {memory}" for memory, count in readable.items())
+        raise StoredInTheClear(
+            f"Stored before there was a key, and still readable by whoever reads the store: {named}."
+        )
+
     async def searched() -> str:
         assert engine.index is not None
         behind = await engine.index.behind()
         return f"Postgres answers; behind: {', '.join(behind)}" if behind else "Postgres answers, and is up to date"
 
     async def sandbox() -> str:
-        box = open_sandbox(args.sandbox, local=engine.local)
+        box = open_sandbox(args.sandbox, user=args.user, local=engine.local)
         try:
             presence = await box.connect()
             finished = await box.run(LOOK, timeout=60, output_limit=1 << 16)
@@ -71,18 +103,24 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             await box.close()
 
     async def memory() -> str:
-        box = open_sandbox(args.sandbox, local=engine.local)
+        box = open_sandbox(args.sandbox, user=args.user, local=engine.local)
         try:
             roots.extend(await look(engine, box, args.layout, args.project))
         finally:
             await box.close()
+        if not any(root.total.files for root in roots):
+            raise NoMemoryThere(f"{args.sandbox} has no memory of any layout.", hint=_where_to_look(args))
         files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
         return f"{plural(files, 'file')}, {size(bytes)}, in {', '.join(root.name for root in roots) or 'no layout'}"
 
     await check("python", python)
     await check("temporary folder", spool)
     await check("store", writable)
-    await check("memories", readable)
+    if checks[-1]["ok"]:
+        await check("memories", readable)
+        await check("heads", heads)
+        if _encrypts(engine):
+            await check("encryption", encrypted)
     if engine.index is not None:
         await check("search", searched)
     if args.sandbox:
@@ -91,7 +129,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             await check("memory there", memory)
     ok = all(row["ok"] for row in checks)
     table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
-    hints = [row["hint"] for row in checks if row["hint"]]
+    hints = [*dict.fromkeys(row["hint"] for row in checks if row["hint"])]
     near = nearly_too_much(roots, engine.limits)
     document = {
         "ok": ok,
@@ -102,4 +140,16 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         "near_limits": near,
     }
     hints += [f"Warning: {warning}" for warning in warnings]
-    return Result(document, [table, *hints, *(["", *seen(roots), *near] if args.sandbox else [])], 0 if ok else 1)
+    return Result(document, [table, *hints, *(["", *seen(roots), *near] if roots else [])], 0 if ok else 1)
+
+
+def _encrypts(engine: Engine) -> bool:
+    store = engine.repository.store
+    return isinstance(store, SignedStore) and isinstance(store.inner, SealedStore) and store.inner.encrypts
+
+
+def _where_to_look(args: argparse.Namespace) -> str:
+    new = f"If it is new, restore into it: memory-sidecar restore MEMORY --sandbox {args.sandbox}"
+    if args.project is None:
+        return f"If its memory is in a project's folder, name that: --project PATH. {new}"
+    return f"Check the folders named with --project. {new}"

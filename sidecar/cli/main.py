@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sidecar.cli.arguments import parser
+from sidecar.cli.arguments import parser, suggest
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, complain, show, tame_logs, watched
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
@@ -81,6 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sidecar.cli.keygen import run_keygen
 
             return _print(run_keygen(args), wants_json)
+        if args.command == "completion":
+            from sidecar.cli.completion import run_completion
+
+            return _print(run_completion(args), wants_json)
+        if args.command == "demo":
+            from sidecar.cli.demo import run_demo
+
+            return _print(run_demo(args), wants_json)
         result = asyncio.run(_run(args))
     except SidecarError as problem:
         return _fail(problem, wants_json)
@@ -93,6 +101,7 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
     commands = parser()
 
     def refuse(sub: argparse.ArgumentParser, message: str) -> NoReturn:
+        message = suggest(commands, message)
         if wants_json:
             details = {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}
             print(json.dumps({"error": details}))
@@ -129,7 +138,7 @@ async def _run(args: argparse.Namespace) -> Result:
         raise placed(problem, config_file(args.config)) from None
     except BadReference as problem:
         raise store_placed(problem, args.config, args.store) from None
-    _warn(keys.warnings, config.service.log if args.command in LASTING else "")
+    _warn(keys.warnings, config.service.log if args.command in LASTING else "", beside=args.command == "run")
     engine = Engine(
         repository=repository,
         layouts=config.layouts,
@@ -138,6 +147,7 @@ async def _run(args: argparse.Namespace) -> Result:
         privacy=config.privacy,
         timing=config.timing,
         retention=config.retention,
+        restoring=config.restore,
         direct=config.direct,
         local=policy_for(config, config_file(args.config)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
@@ -156,12 +166,12 @@ async def _run(args: argparse.Namespace) -> Result:
         await repository.store.close()
 
 
-def _warn(warnings: Sequence[str], log: str) -> None:
+def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:
     """On stderr; a service says it in its log."""
     if log and warnings:
         from sidecar.service.logs import set_up
 
-        set_up(log)
+        set_up(log, beside=beside)
     for told in warnings:
         if log:
             logging.getLogger("sidecar").warning(told)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from sidecar.sizes import plural as plural
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -35,10 +37,6 @@ def size(count: int) -> str:
 def when(iso: str) -> str:
     """A time for people, to the second, in UTC."""
     return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 Say = Callable[[str], None]

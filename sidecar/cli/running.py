@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result
-from sidecar.config import Config, load_config
+from sidecar.config import Config, config_file, load_config, placed
 from sidecar.engine import Engine
-from sidecar.errors import UsageError
+from sidecar.errors import BadConfig, UsageError
 from sidecar.local_token import TokenNotKept, make_token
 from sidecar.loopback import is_loopback
 from sidecar.progress import Unwatched
@@ -44,7 +43,6 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
     if not command:
         raise UsageError("There is no command to run.", hint="memory-sidecar run -- COMMAND…")
     config = load_config(args.config, store=args.store)
-    await check_policy(engine, args)
     settings = replace(config.service, bind=args.bind or ANY_PORT)
     if is_loopback(address(settings.bind)[0]):
         # Nothing travels that TLS could protect, and certificates seldom name a loopback address.
@@ -53,8 +51,11 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
     token = _token(config.service)
     service = _Service(replace(engine, progress=Unwatched()), config)
     relay = _Relay(service.hurried)
-    async with service.running() as url:
-        ended = await relay.run(command, {**os.environ, URL: _reachable(url), TOKEN: token})
+    try:
+        async with service.running() as url:
+            ended = await relay.run(command, {**os.environ, URL: _reachable(url), TOKEN: token})
+    except BadConfig as problem:
+        raise placed(problem, config_file(args.config)) from None
     code = BY_SIGNAL - ended if ended < 0 else ended
     if service.left:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
@@ -86,7 +87,7 @@ class _Service:
                 ready=address.set_result,
                 told=(self._stopping, self.hurried),
                 index_every=self._config.postgres.every,
-                with_callers=True,
+                beside=True,
             )
         )
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from sidecar.cli.result import Result, Table, plural, when
@@ -16,6 +17,7 @@ from sidecar.sink.sink import Hit, Query
 
 MOST = 1000
 SNIPPET = 100
+MOST_NAMED = 5
 
 
 def index_of(engine: Engine) -> MemoryIndex:
@@ -39,7 +41,7 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
     table = Table(
         ("MEMORY", "KIND", "WHEN (UTC)", "TITLE", "WHERE IT SAYS SO"),
         [_row(hit) for hit in answer.found.hits],
-        "Nothing found.",
+        _nothing(answer.unindexed),
     )
     more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.found.more else []
     behind = [f"{memory}: {BEHIND}" for memory in answer.behind]
@@ -48,8 +50,17 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
         "hits": [asdict(hit) for hit in answer.found.hits],
         "more": answer.found.more,
         "behind": answer.behind,
+        "unindexed": answer.unindexed,
     }
     return Result(document, [table, *more, *behind])
+
+
+def _nothing(unindexed: Sequence[str]) -> str:
+    if not unindexed:
+        return "Nothing found."
+    more = f" and {len(unindexed) - MOST_NAMED:,} more" if len(unindexed) > MOST_NAMED else ""
+    named = ", ".join(unindexed[:MOST_NAMED]) + more
+    return f"Nothing found, but {named} could not be searched: not indexed yet. `memory-sidecar index` does that."
 
 
 BEHIND = "what was found is of an earlier snapshot than the head; `memory-sidecar index` brings it up to date."

@@ -5,38 +5,48 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-from sidecar.cli.policy import check_policy
 from sidecar.cli.result import Result
 from sidecar.config import config_file, load_config, placed
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.local_token import read_token, token_path
+from sidecar.loopback import is_loopback
 from sidecar.progress import Unwatched
 from sidecar.service.server import serve
-from sidecar.service.settings import AUTO, Service
+from sidecar.service.settings import AUTO, Service, address
 from sidecar.service.tokens import load_tokens
 
-TRY = """Serving at {url} (the API: {url}/openapi.json).
+SERVING = """Serving at {url} (the API: {url}/openapi.json).
 {page}
-Three calls that try it, with a home of yours as the sandbox:
-  curl -X POST {url}/v1/memories/me/exports{token} -H content-type:application/json -d '{{"sandbox": "local:'$HOME'"}}'
-  curl -X POST {url}/v1/memories/me/restores{token} -H content-type:application/json -d '{{"sandbox": "local:'$(mktemp -d)'"}}'
-  curl {url}/v1/memories{token}
 """
+TRY = """Try it in another terminal: a sample home is saved, and its memory comes back in another one.
+  d=$(mktemp -d); mkdir $d/second; {command} demo --home $d/first
+  {export}
+  {restore}
+  cat $d/second/MEMORY.md
+"""
+LIST = """A call that tries it:
+  curl -sS {url}/v1/memories{token}
+"""
+POST = "curl -sS -X POST {url}/v1/memories/sample/{verb}s{token} -H content-type:application/json"
+SANDBOX = """ -d '{{"sandbox": "local:'$d/{home}'"}}'; echo"""
+CLIENT = "{python} -c 'import sys, sidecar.client as c; print(c.Client(sys.argv[1]).{verb}({named}))' {url} $d/{home}"
+NAMED = '"sample", sandbox="local:" + sys.argv[2]'
 
 
 async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
-    await check_policy(engine, args)
     settings = config.service
     if args.bind:
         settings = replace(settings, bind=args.bind)
 
     def ready(url: str) -> None:
-        print(TRY.format(url=url, page=_page(settings, url), token=_token(settings)), flush=True)
+        print(SERVING.format(url=url, page=_page(settings, url)) + _calls(settings, url), flush=True)
 
     try:
         code = await serve(
@@ -52,6 +62,33 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
         os._exit(code)
     return Result({}, [], code)
+
+
+def _calls(settings: Service, url: str) -> str:
+    """What to type to see it work, on any machine. Folders of this one may not be sandboxes of every service."""
+    if settings.local_roots or not is_loopback(address(settings.bind)[0]):
+        return LIST.format(url=url, token=_token(settings))
+    return TRY.format(
+        command=own_command(),
+        export=_call(settings, url, "export", "first"),
+        restore=_call(settings, url, "restore", "second"),
+    )
+
+
+def _call(settings: Service, url: str, verb: str, home: str) -> str:
+    """A call with curl; where there is none, with the client."""
+    if shutil.which("curl"):
+        return POST.format(url=url, verb=verb, token=_token(settings)) + SANDBOX.format(home=home)
+    return CLIENT.format(python=shlex.quote(sys.executable), verb=verb, named=NAMED, url=url, home=home)
+
+
+def own_command() -> str:
+    """What to type for this program: its name, where the PATH leads to it."""
+    script = Path(sys.executable).parent / "memory-sidecar"
+    found = shutil.which("memory-sidecar")
+    if found and Path(found).resolve() == script.resolve():
+        return "memory-sidecar"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m sidecar"
 
 
 def _page(settings: Service, url: str) -> str:

@@ -25,7 +25,7 @@ from sidecar.snapshots.missing import scrubbed_of, trimmed_words
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
     rows = await list_memories(engine.repository)
     table = Table(
-        ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE"),
+        ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE", "STORED"),
         [
             (
                 shown_id(row.memory),
@@ -34,6 +34,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
                 str(row.snapshots),
                 f"{row.files:,}",
                 size(row.bytes),
+                size(row.stored_bytes),
             )
             for row in rows
         ],
@@ -45,7 +46,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
 async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     state, rows = await list_snapshots(engine.repository, args.memory)
     table = Table(
-        ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "PACKS", "LABEL"),
+        ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS", "CONVERSATION", "LABEL"),
         [
             (
                 row.snapshot,
@@ -53,7 +54,9 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                 _standing(row, state.snapshot),
                 f"{row.files:,}",
                 size(row.bytes),
+                size(row.stored_bytes),
                 str(row.packs),
+                row.conversation,
                 " ".join(filter(None, [row.problem or row.label or _objection(row), _kept(row), _taken_out(row)])),
             )
             for row in rows

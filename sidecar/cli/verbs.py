@@ -23,7 +23,7 @@ MOST_SHOWN = 20
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = ExportRequest(
             memory=args.memory,
@@ -40,7 +40,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake, local=engine.local)
+    sandbox = open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = RestoreRequest(
             memory=args.memory,
@@ -48,6 +48,7 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             mode=args.mode,
             projects=_projects(args),
             force=args.force,
+            withhold_projects=args.withhold_projects,
             must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,
@@ -177,6 +178,8 @@ def _document(receipt: dict[str, Any]) -> dict[str, Any]:
 
 def _details(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
     words: list[str | Table] = []
+    if receipt.home:
+        words.append(f"In the home {receipt.home}{f', as {receipt.user}' if receipt.user else ''}.")
     if receipt.reason is not None:
         words.append(f"Why: {receipt.reason.message} [{receipt.reason.code}]")
     words += [f"Warning: {warning}" for warning in receipt.warnings]
@@ -184,6 +187,13 @@ def _details(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
     if receipt.skipped:
         shown = ", ".join(f"{skip.path} ({skip.reason})" for skip in receipt.skipped[:5])
         words.append(f"Left out: {shown}{f' and {len(receipt.skipped) - 5} more' if len(receipt.skipped) > 5 else ''}")
+    if isinstance(receipt, ExportReceipt) and receipt.not_taken:
+        counts = ", ".join(f"{count:,} in {root}" for root, count in receipt.not_taken.items())
+        words.append(f"Seen there and not part of the layout: {counts}.")
+    if isinstance(receipt, ExportReceipt) and receipt.databases_not_taken:
+        words.append(
+            f"Databases among it: {', '.join(receipt.databases_not_taken)}. A layout in the config can take them."
+        )
     words.append(
         f"{plural(receipt.round_trips, 'round trip')}, {size(receipt.transferred_bytes)} transferred, {receipt.duration_ms} ms"
     )

@@ -19,6 +19,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     """When the head was made."""
     files: int = 0
     bytes: int = 0
+    stored_bytes: int = 0
+    """What all its snapshots need in the store together."""
     problem: str = ""
 
 
@@ -37,6 +39,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    stored_bytes: int = 0
+    """What its packs need in the store; some may be those of other snapshots too."""
     pinned: bool = False
     """No retention rule may take it."""
     pinned_because: str = ""
@@ -182,6 +186,8 @@ class Attachment(Struct, frozen=True, kw_only=True):
     """Why the head does not have what the sandbox has, if the last export said so or failed."""
     hint: str = ""
     """What to do about it."""
+    user: str = ""
+    """As whom it is exported; "": as whoever its provider takes."""
 
 
 class Attached(Struct, frozen=True, kw_only=True):
@@ -229,6 +235,8 @@ class Found(Struct, frozen=True, kw_only=True):
     more: bool = False
     behind: list[str] = []
     """Memories among the hits whose head is newer than what was searched."""
+    unindexed: list[str] = []
+    """Where nothing was found: memories that are not indexed yet, so that they were not searched."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):

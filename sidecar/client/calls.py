@@ -42,6 +42,7 @@ def export(
     force: bool = False,
     allow: Sequence[str] = (),
     wake: bool = False,
+    user: str = "",
     idempotency_key: str | None = None,
 ) -> Call[ExportReceipt]:
     """Export a sandbox's memory as a new snapshot. The receipt's ``outcome`` says what came of it."""
@@ -54,6 +55,7 @@ def export(
         "force": force,
         **({"allow": list(allow)} if allow else {}),
         "wake": wake,
+        **({"user": user} if user else {}),
     }
     return once("exports", memory, body, idempotency_key, ExportReceipt)
 
@@ -68,9 +70,11 @@ def restore(
     conversation: str = "",
     force: bool = False,
     must_exist: bool = False,
+    withhold_projects: bool | None = None,
     read_only: bool = False,
     discard: bool = False,
     wake: bool = False,
+    user: str = "",
     attach: bool = True,
     layouts: Sequence[str] = (),
     checkpoint_every: float | None = None,
@@ -81,7 +85,7 @@ def restore(
 
     What is there and in no snapshot is saved first or set aside (``saved_first``, ``set_aside``), unless ``discard``; a
     sandbox that holds the latest already is left as it is (``kept``). With ``read_only`` it can be exported only beside the
-    head.
+    head. With ``withhold_projects`` projects whose folders are not there yet wait for a later restore (``withheld``).
     """
     body = {
         "sandbox": sandbox,
@@ -91,9 +95,11 @@ def restore(
         "conversation": conversation,
         "force": force,
         **({"must_exist": True} if must_exist else {}),
+        **({} if withhold_projects is None else {"withhold_projects": withhold_projects}),
         **({"read_only": True} if read_only else {}),
         **({"discard": True} if discard else {}),
         "wake": wake,
+        **({"user": user} if user else {}),
         # Only where they are needed: services of earlier versions do not know them.
         **({} if attach else {"attach": False}),
         **({"layouts": list(layouts)} if layouts else {}),
@@ -206,6 +212,7 @@ def attach(
     conversation: str = "",
     restore: bool = True,
     wake: bool = False,
+    user: str = "",
 ) -> Call[Attached]:
     """Look after a sandbox until it is detached, beside others of the memory: restore into it, then export it now and then,
     before its provider ends it, and when the service stops."""
@@ -217,6 +224,7 @@ def attach(
         **({"conversation": conversation} if conversation else {}),
         "restore": restore,
         "wake": wake,
+        **({"user": user} if user else {}),
     }
     return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=whole(Attached))
 

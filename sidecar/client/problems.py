@@ -54,7 +54,10 @@ class ServiceUnreachable(SidecarError):
 
     code = "service-unreachable"
     retryable = True
-    default_hint = "Check the address and that the service runs (GET /healthz); the same call may safely be made again."
+    default_hint = (
+        "Check that the service runs (`memory-sidecar serve`) and its address (MEMORY_SIDECAR_URL); the same call may safely"
+        " be made again."
+    )
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)

@@ -15,6 +15,8 @@ from sidecar.local_token import read_token
 from sidecar.loopback import is_loopback
 
 URL, TOKEN, CA = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN", "MEMORY_SIDECAR_CA"
+HERE = "http://127.0.0.1:8077"
+"""Where a service is, unless it is told otherwise."""
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0
 IDLE_SECONDS = 3.0
@@ -23,7 +25,7 @@ IDLE_SECONDS = 3.0
 
 def client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
     """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
-    address = _address(url if url is not None else os.environ.get(URL, ""))
+    address = _address(url if url is not None else os.environ.get(URL) or HERE)
     is_here = is_loopback(address.host)
     secret = _secret(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
     return {
@@ -67,8 +69,6 @@ def _authorities() -> ssl.SSLContext | bool:
 
 
 def _address(text: str) -> httpx.URL:
-    if not text:
-        raise BadConfig("The service's address is not known.", hint=f"Give it, or set {URL}.")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:

@@ -42,6 +42,7 @@ class Plan:
     snapshot: str = "latest"
     mode: Literal["replace", "seed"] = "replace"
     wake: bool = False
+    user: str = ""
     require_restore: bool = True
     must_exist: bool = False
     checkpoint_every: float | None = None
@@ -56,6 +57,7 @@ class Plan:
             conversation=self.conversation,
             must_exist=self.must_exist,
             wake=self.wake,
+            user=self.user,
             layouts=self.layouts,
             checkpoint_every=self.checkpoint_every,
         )
@@ -69,6 +71,7 @@ class Plan:
             layouts=self.layouts,
             projects=self.projects,
             wake=self.wake,
+            user=self.user,
         )
 
 
@@ -95,12 +98,16 @@ class Course:
     def _begin(self, receipt: RestoreReceipt) -> None:
         """Raise ``NotRestored`` when the agent would begin without its memory."""
         self._restored = receipt
+        for warning in receipt.warnings:
+            LOG.warning("Restore of %s: %s", self.memory, warning)
         if receipt.outcome is RestoreOutcome.INCOMPLETE and self._plan.require_restore:
             raise NotRestored(receipt)
 
     def _end(self, receipt: ExportReceipt, trouble: BaseException | None) -> None:
         """Raise ``NotSaved`` when the head did not move; note it on ``trouble`` if there is any already."""
         self.exported = receipt
+        for warning in receipt.warnings:
+            LOG.warning("Export of %s: %s", self.memory, warning)
         if receipt.is_saved:
             return
         if receipt.outcome is ExportOutcome.UNCHANGED:

@@ -15,7 +15,7 @@ from sidecar.engine.committing import advance
 from sidecar.engine.exporting import Run
 from sidecar.errors import SidecarError
 from sidecar.ids import Keys
-from sidecar.limits import REPEATABLE, Guards
+from sidecar.limits import GONE, REPEATABLE, Guards
 from sidecar.receipts import Accepted, ExportOutcome, Reason
 from sidecar.repository import HeadState
 from sidecar.retention.pins import drop_automatic_pins, pin_automatically
@@ -45,12 +45,31 @@ class Verdict:
     """What is accepted, when it does become the head."""
 
 
+WITHHELD = (
+    "This sandbox was restored without {roots}, and nothing is known there of what the head has of it. Restore once more when"
+    " the project's folder is there; then it can be exported."
+)
+
+
+def _withheld(run: Run, answer: ExportAnswer) -> list[str]:
+    """Roots of the head that were withheld from this sandbox and would be lost with this export: only one that builds on
+    another snapshot keeps what that has of them. They are not gone, however often that is said."""
+    free = run.request.force or run.request.adopt or run.request.beside
+    if answer.base or answer.notes is None or run.replaces is None or free:
+        return []
+    if GONE in {*run.request.allow, *run.engine.guards.allow}:
+        return []
+    return [root.name for root in run.replaces.roots if root.name in answer.notes.withheld]
+
+
 def origin_of(run: Run, answer: ExportAnswer, *, straight: bool) -> Origin:
     return Origin(sandbox=run.sandbox.ref, lineage=tuple(answer.lineage), straight=straight)
 
 
 async def weigh(run: Run, answer: ExportAnswer, reasons: Sequence[Reason], origin: Origin) -> Verdict:
     """Decide on an export by what the guards say of it, and by how often they said so before."""
+    if withheld := _withheld(run, answer):
+        return Verdict(Reason(code=GONE, message=WITHHELD.format(roots=", ".join(withheld))))
     if not reasons:
         return Verdict(None)
     if run.state.head is None or run.request.adopt or not await run.continues(answer):
@@ -131,6 +150,8 @@ async def note_refusal(
     run: Run, answer: ExportAnswer, origin: Origin, snapshot: str, reasons: Collection[str]
 ) -> list[str]:
     """Count that a snapshot was refused, so that it is known when that comes again. Return what there is to say of it."""
+    if _withheld(run, answer):
+        return []
     codes = [code for code in dict.fromkeys(reasons) if code in REPEATABLE]
     # Of one that was refused before, more may be remembered than the first reason.
     known = Keys.of(run.request.memory).refusals in run.survey.sizes

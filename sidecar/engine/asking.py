@@ -12,15 +12,19 @@ from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.inside import notes as inside
 from sidecar.inside.credentials import blotted
+from sidecar.inside.export import MOST_DATABASES
 from sidecar.inside.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
 from sidecar.inside.lineage import LONGEST as MOST_LINEAGE
+from sidecar.inside.notes import MOST_ROOTS
+from sidecar.inside.roots import numbered
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
-from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip
+from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
 
 ANSWER_ALLOWANCE = 8 << 20
 """More than all lists of an answer together: the longest is of what was dropped."""
 LONGEST_PATH = 8192
+LONGEST_USER = 256
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 HINTS = {
@@ -116,7 +120,8 @@ class Answer:
     status: str
     memory: str
     snapshot: str
-    home: str = ""
+    home: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)] = ""
+    user: Annotated[str, msgspec.Meta(max_length=LONGEST_USER)] = ""
     python: str = ""
     files: Count = 0
     bytes: Count = 0
@@ -130,6 +135,7 @@ class Answer:
     """The snapshot that the sandbox has and keeps."""
     unsaved: Annotated[list[Unsaved], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
     set_aside: FoundAside | None = None
+    withheld: Annotated[list[Withheld], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +150,7 @@ class Notes:
     reader: bool = False
     conversation: str = ""
     current: bool = True
+    withheld: tuple[str, ...] = ()
 
     def checked(self) -> inside.Notes | None:
         """As the program has them; ``None`` unless they are such as it writes."""
@@ -185,6 +192,9 @@ class ExportAnswer(Answer):
     """Without Python: the contents of the notes there are, of this memory and others, as they are."""
     reader: bool = False
     """The memory was restored there only to be read."""
+    not_taken: Annotated[dict[str, Count], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=dict)
+    """By root: what was seen in it and is not part of its layout."""
+    databases_not_taken: Annotated[list[str], msgspec.Meta(max_length=MOST_DATABASES)] = field(default_factory=list)
 
     @property
     def trimmed(self) -> set[str]:
@@ -203,20 +213,38 @@ async def ask(
     timeout: float,
     inline_bytes: int = 0,
     fallback: str = "",
+    shell: str = "",
 ) -> tuple[A, bytes]:
     """Run one request in one command. Return the answer and the bundle that came with it.
+
+    A sandbox without Python gets the ``fallback`` along with it, or the script ``shell`` in a second command: that is too long
+    to be sent to all others as well.
 
     Raise ``ProgramFailed`` or ``LimitExceeded`` when the program says so, ``UntrustedSandbox`` when it makes no sense.
     """
     ground = sandbox.ground(request.get("projects"))
     if ground is not None:
         # Here a Python that can run the program is always found: a shell script would follow any link.
-        request, fallback = {**request, "contained": asdict(ground)}, ""
+        request, fallback, shell = {**request, "contained": asdict(ground)}, "", ""
     call = program.call(request, fallback=fallback, installed=ground is not None)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
-    finished = await sandbox.run(call.command, timeout=timeout, output_limit=limit, environment=call.environment)
+    value, inline = await run_call(sandbox, call, timeout=timeout, output_limit=limit)
+    if shell and value.get("status") == "no-python":
+        value, inline = await run_call(sandbox, program.shell_call(shell), timeout=timeout, output_limit=limit)
+    await _remove_left(sandbox, request, value)
+    parsed = parse(value, kind, request)
+    if ground is not None and parsed.status == "no-python":
+        raise ProgramFailed(f"No python3 on this machine can work in {sandbox.ref}.", code="no-python")
+    return parsed, inline
+
+
+async def run_call(
+    sandbox: CountedSandbox, call: program.Call, *, timeout: float, output_limit: int
+) -> tuple[dict[str, Any], bytes]:
+    """Run one command, and find the answer in what it prints. Raise ``ProgramFailed`` when it failed without any."""
+    finished = await sandbox.run(call.command, timeout=timeout, output_limit=output_limit, environment=call.environment)
     try:
-        value, inline = program.answer(finished.output, call.nonce)
+        return program.answer(finished.output, call.nonce)
     except BadAnswer:
         if finished.exit_code == 0:
             raise
@@ -228,10 +256,18 @@ async def ask(
         )
         failure.retryable = True
         raise failure from None
-    parsed = parse(value, kind, request)
-    if ground is not None and parsed.status == "no-python":
-        raise ProgramFailed(f"No python3 on this machine can work in {sandbox.ref}.", code="no-python")
-    return parsed, inline
+
+
+async def _remove_left(sandbox: CountedSandbox, request: dict[str, Any], value: dict[str, Any]) -> None:
+    """Remove uploads that the program could not, as they are another user's: whoever wrote them can."""
+    left = value.pop("left", None)
+    for path in request.get("uploads", ()):
+        if isinstance(left, list) and path in left:
+            try:
+                await sandbox.remove(path)
+            except SidecarError as problem:
+                if isinstance(warnings := value.setdefault("warnings", []), list):
+                    warnings.append(f"{path} could not be removed from the sandbox: {problem.message}")
 
 
 def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
@@ -246,7 +282,17 @@ def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
         raise problem_from(answer.error)
     if answer.status not in answer.statuses or answer.status == "error":
         raise BadAnswer(f"The sandbox's answer has a status it cannot have: {answer.status[:40]!r}.")
+    if isinstance(answer, ExportAnswer):
+        _check_passed(answer, request)
     return answer
+
+
+def _check_passed(answer: ExportAnswer, request: dict[str, Any]) -> None:
+    """What was seen and not taken is in roots that were asked for: these need not hold anything that was."""
+    asked = {root["name"] for layout in request["layouts"] for root in layout["roots"]}
+    for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
+        if name not in asked and numbered(name)[0] not in asked:
+            raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
 
 
 def problem_from(trouble: Trouble) -> SidecarError:

@@ -36,7 +36,9 @@ async def reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
 
 async def _read(run: Run, snapshot: str, scratch: Spool) -> Base:
     """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
-    manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
+    manifest = run.replaces
+    if manifest is None or manifest.snapshot != snapshot:
+        manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
     check_sizes(manifest, run.survey.sizes)
     entries, indexes, _ = await fetch_entries(run.engine.repository.store, manifest, scratch)
     return manifest, entries, indexes

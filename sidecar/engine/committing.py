@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.coverage import covered_by
 from sidecar.engine.guards import judge
 from sidecar.engine.limiting import hot_files
 from sidecar.engine.parts import Engine, together
-from sidecar.engine.privacy import scrubbed_files
+from sidecar.engine.privacy import scrubbed_files, shown
 from sidecar.engine.receiving import Arrived
 from sidecar.engine.room import Fits, check_room
 from sidecar.engine.storing import Measured, measure_packs, store_packs
@@ -20,6 +21,7 @@ from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, LimitExceeded, S
 from sidecar.ids import Keys, snapshot_time
 from sidecar.inside.index import Entry, Index
 from sidecar.inside.layers import count_files
+from sidecar.layouts import choose
 from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
 from sidecar.retention.rules import Snapshot
@@ -103,6 +105,9 @@ def manifest_of(
         dropped_bytes=answer.dropped_bytes,
         scrubbed=scrubbed_files(grown.base or earlier, entries, answer),
         privacy=answer.policy if answer.policy == policy else "",
+        covered=covered_by(choose(request.layouts, engine.layouts), roots, grown.base),
+        home="" if request.adopt else shown(answer.home),
+        user="" if request.adopt else shown(answer.user),
     )
 
 

@@ -16,6 +16,7 @@ from sidecar.engine.placing import RestoreRequest
 from sidecar.engine.restore import restore
 from sidecar.errors import SidecarError
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
+from sidecar.sizes import plural
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import spool
 
@@ -101,6 +102,6 @@ def _problem(manifest: Manifest, receipt: RestoreReceipt) -> str:
     if receipt.wanted or receipt.snapshot != manifest.snapshot:
         return f"Another snapshot came instead: {receipt.snapshot}."
     if (receipt.files, receipt.bytes) != (manifest.files, manifest.bytes):
-        return f"{receipt.files} files came back of {manifest.files}."
+        return f"{plural(receipt.files, 'file')} came back of {manifest.files:,}."
     bad = [f"{row.path}: {row.check}" for row in receipt.databases if row.check != "ok"]
     return f"SQLite says of {bad[0]}" if bad else ""

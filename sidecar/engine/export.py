@@ -13,6 +13,7 @@ from sidecar.engine.asking import ExportAnswer, ask
 from sidecar.engine.attending import kept_alive, reach, tidied
 from sidecar.engine.basing import base_of, reading_ahead
 from sidecar.engine.committing import Grown, commit, head_of, judged, manifest_of, placed
+from sidecar.engine.coverage import learned
 from sidecar.engine.direct import cleared
 from sidecar.engine.exporting import ExportRequest, Run
 from sidecar.engine.guards import check_reasons, moved
@@ -20,14 +21,21 @@ from sidecar.engine.identity import begun, identified_head
 from sidecar.engine.limiting import for_sandbox, narrowed, near
 from sidecar.engine.notes import as_noted
 from sidecar.engine.parts import CountedSandbox, Engine, together
-from sidecar.engine.privacy import privacy_of, refusal
+from sidecar.engine.privacy import privacy_of, refusal, shown
 from sidecar.engine.receiving import check, receive
 from sidecar.engine.room import Fits, room_left
 from sidecar.engine.tidying import tidy_store
 from sidecar.engine.without_python import read_tarball
-from sidecar.errors import BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, UntrustedSandbox
+from sidecar.errors import (
+    BaseCollected,
+    LimitExceeded,
+    ObjectRefused,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    UntrustedSandbox,
+)
 from sidecar.ids import Keys, memory_key
-from sidecar.layouts import choose
+from sidecar.layouts import choose, elsewhere
 from sidecar.ports import Sandbox
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason
 from sidecar.repository import HeadState
@@ -83,8 +91,8 @@ async def _export(run: Run) -> ExportReceipt:
             if head is not None and head.tree == manifest.tree:
                 await note_recovery(run, answer)
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
-            if head is not None and request.projects is None:
-                run.warnings += moved(manifest, head, engine.layouts)
+            if head is not None:
+                run.warnings += moved(manifest, head, engine.layouts, named=request.projects is not None)
             mixed_up = run.mix_up(answer)
             reasons = [mixed_up] if mixed_up else []
             if not reasons and not request.force:
@@ -110,6 +118,9 @@ async def _export(run: Run) -> ExportReceipt:
     if outcome is ExportOutcome.DIVERGED:
         reason = _diverged(state, answer)
     receipt = run.receipt(outcome, state, answer, manifest, reason, added, accepted)
+    if new := learned(grown.base, grown.base_entries, entries):
+        new = replace(new, paths=[shown(path) for path in new.paths])
+        receipt = replace(receipt, learned=new, warnings=[new.words, *receipt.warnings])
     return replace(receipt, warnings=[*receipt.warnings, *await tidy_store(engine, request.memory, state, room)])
 
 
@@ -153,8 +164,8 @@ async def _begin(
     choose(request.layouts, engine.layouts)  # before anything is written
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, program.prepare, "export")
-    presence, state, survey = await together(
-        reach(counted), identified_head(engine.repository, request.memory), engine.repository.survey(request.memory)
+    presence, (state, head), survey = await together(
+        reach(counted), _head(engine, request.memory), engine.repository.survey(request.memory)
     )
     await prepared
     warnings = [*warnings, *await begun(engine.repository, request.memory, state, survey)]
@@ -168,7 +179,16 @@ async def _begin(
         await engine.reached(snapshot)
     engine.progress.about(snapshot)
     warnings = [*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)]
-    return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings)
+    return Run(engine, counted, request, started, state, survey, known, snapshot, presence, warnings, replaces=head)
+
+
+async def _head(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None]:
+    """The head, and its manifest, where that can be read: it says where the memory's roots were."""
+    state = await identified_head(engine.repository, memory)
+    try:
+        return state, await engine.repository.manifest(memory, state.snapshot) if state.snapshot else None
+    except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
+        return state, None  # whoever needs it comes to that by himself
 
 
 async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
@@ -183,7 +203,7 @@ async def _collect(run: Run, scratch: Spool) -> tuple[ExportAnswer, Grown]:
         with attempt:
             engine.progress.step("reading the memory")
             answer, inline = await ask(
-                run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, fallback=shell
+                run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, shell=shell
             )
             read = time.monotonic()
             if run.request.noted is not None:
@@ -231,7 +251,7 @@ def _give_up_base(run: Run, question: dict[str, Any], answer: ExportAnswer, prob
 
 
 def _question(run: Run) -> dict[str, Any]:
-    request, layouts = run.request, choose(run.request.layouts, run.engine.layouts)
+    request, layouts, head = run.request, choose(run.request.layouts, run.engine.layouts), run.replaces
     room = room_left(run.engine, run.survey.sizes)
     return {
         "do": "export",
@@ -243,6 +263,9 @@ def _question(run: Run) -> dict[str, Any]:
         "unusable": sorted(run.survey.damaged),
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": None if request.projects is None else list(request.projects),
+        "elsewhere": elsewhere(layouts, run.engine.layouts),
+        "roots": [{"name": root.name, "hint": root.hint} for root in head.roots] if head else [],
+        "project_hints": head.projects if head else [],
         "limits": for_sandbox(run.engine.limits, [layout.name for layout in layouts], room),
         "privacy": privacy_of(run).for_sandbox([layout.name for layout in layouts], run.engine.layouts),
         "inline_bytes": run.engine.inline_bytes,

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.identity import MIX_UPS, mixed_up, notes_for
+from sidecar.engine.identity import MIX_UPS, mixed_up, notes_for, other_home
 from sidecar.engine.notes import Noted
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.engine.privacy import shown
 from sidecar.inside.index import Entry, Index
+from sidecar.inside.roots import numbered
+from sidecar.layouts import Layout
 from sidecar.ports import Presence
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
+from sidecar.sizes import plural
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.missing import scrubbed_of
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
-LEFT_OUT = "{files:,} files with {bytes:,} bytes were left out: there is more than the limits allow."
+LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
+
+
+NOT_TAKEN = (
+    "Databases that the layouts do not know were seen and not taken: {paths}. `databases` in the config's [layouts.…] adds"
+    " one."
+)
+
+
+def not_taken_words(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
+    """What to say of databases in agents' folders; those in a project's own folder are the project's."""
+    projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
+    paths = [
+        shown(path)
+        for path in answer.databases_not_taken
+        if (root := path.split("/")[0]) not in projects and numbered(root)[0] not in projects
+    ]
+    return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +86,8 @@ class Run:
     """The head, being read while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
     """Keys of objects that are in the store already, and that no snapshot names."""
+    replaces: Manifest | None = None
+    """The manifest of the head, where it can be read."""
     pinned: bool = False
     """The head was pinned because this export is to replace it though guards objected."""
 
@@ -126,9 +149,14 @@ class Run:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
         warnings = [*self.warnings, *(map(shown, answer.warnings) if answer else [])]
         if answer and answer.dropped_files:
-            warnings.append(LEFT_OUT.format(files=answer.dropped_files, bytes=answer.dropped_bytes))
+            files, size = plural(answer.dropped_files, "file"), plural(answer.dropped_bytes, "byte")
+            warnings.append(LEFT_OUT.format(files=files, bytes=size))
         if answer and answer.found.get("warned"):
             warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
+        if answer and answer.databases_not_taken:
+            warnings += not_taken_words(answer, self.engine.layouts)
+        if answer and outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
+            warnings += other_home(self.sandbox, answer, self.replaces)
         if accepted is not None:
             warnings.insert(0, accepted.words)
         return ExportReceipt(
@@ -138,6 +166,8 @@ class Run:
             parent=(manifest.parent or None) if manifest else None,
             head=state.snapshot or None,
             sandbox=self.sandbox.ref,
+            home=shown(answer.home) if answer else "",
+            user=shown(answer.user) if answer else "",
             kind=answer.kind if answer and added else "",
             files=manifest.files if manifest else 0,
             bytes=manifest.bytes if manifest else 0,
@@ -161,4 +191,6 @@ class Run:
             found=dict(answer.found) if answer else {},
             scrubbed=scrubbed_of(manifest) if manifest else Scrubbed(),
             accepted=accepted,
+            not_taken=dict(answer.not_taken) if answer else {},
+            databases_not_taken=[shown(path) for path in answer.databases_not_taken] if answer else [],
         )

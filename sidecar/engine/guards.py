@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -12,6 +13,7 @@ from sidecar.inside.rules import compiled
 from sidecar.layouts import Layout
 from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
+from sidecar.sizes import plural
 from sidecar.snapshots.manifest import Manifest
 
 Entries = Mapping[str, Entry]
@@ -27,6 +29,12 @@ def check_reasons(reasons: Iterable[str]) -> None:
             near = difflib.get_close_matches(reason, REASONS, 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
             raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=hint)
+
+
+NOTHING = (
+    "The sandbox holds no memory: nothing of any layout was found in it. If it is in a project's folder, name that:"
+    " --project PATH (projects, over HTTP)."
+)
 
 
 def judge(
@@ -59,7 +67,7 @@ def _objections(
     trimmed: Collection[str],
 ) -> Iterator[Reason]:
     if new.files == 0:
-        yield Reason(code=EMPTY, message="The sandbox holds no memory: nothing of any layout was found in it.")
+        yield Reason(code=EMPTY, message=NOTHING)
         return  # all else follows from that
     for database in new.databases:
         if database.check != "ok":
@@ -97,9 +105,8 @@ def _gone(entries: Entries, head: Manifest, head_entries: Entries, trimmed: Coll
         if root.name in trimmed or any(_files(root.name, entries)):
             continue
         if lost := sum(_files(root.name, head_entries)):
-            message = (
-                f"Nothing was found of {root.name} ({root.layout} in {root.hint}); the head has {lost:,} files there."
-            )
+            there = f"the head has {plural(lost, 'file')} there"
+            message = f"Nothing was found of {root.name} ({root.layout} in {root.hint}); {there}."
             yield Reason(code=GONE, message=message)
 
 
@@ -133,14 +140,16 @@ def _files(root: str, entries: Entries) -> Iterator[bool]:
     return (entry.type == FILE and path.startswith(f"{root}/") for path, entry in entries.items())
 
 
-def moved(new: Manifest, head: Manifest, layouts: Layouts) -> list[str]:
-    """What to say of projects that are in another place than the head has them from: perhaps they are others."""
+def moved(new: Manifest, head: Manifest, layouts: Layouts, *, named: bool) -> list[str]:
+    """What to say of projects that are in another place than the head has them from: perhaps they are others. One that was
+    named, and is called the same, has only moved."""
     projects = {name for name, layout in layouts.items() if any(root.project for root in layout.roots)}
     places = {root.name: root.hint for root in head.roots if root.layout in projects}
     return [
         f"{root.name} is {root.hint} now and was {places[root.name]} in the head; if these are two projects, name both."
         for root in new.roots
         if places.get(root.name, root.hint) != root.hint
+        and not (named and posixpath.basename(places[root.name]) == posixpath.basename(root.hint))
     ]
 
 
@@ -165,7 +174,7 @@ def _shrunk(
     if size_then >= guards.shrink_from_bytes and size < size_then * guards.shrink_to:
         yield Reason(code=SHRUNK, message=f"{what} has {size:,} bytes; the head has {size_then:,}{beside}.")
     if files_then >= guards.shrink_from_files and files < files_then * guards.shrink_to:
-        yield Reason(code=SHRUNK, message=f"{what} has {files:,} files; the head has {files_then:,}{beside}.")
+        yield Reason(code=SHRUNK, message=f"{what} has {plural(files, 'file')}; the head has {files_then:,}{beside}.")
 
 
 def _sizes(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sidecar.engine.asking import ExportAnswer, Notes
+from sidecar.engine.asking import Answer, ExportAnswer, Notes
 from sidecar.engine.lookalikes import holds_memories, look_alikes
 from sidecar.engine.parts import CountedSandbox
 from sidecar.engine.privacy import shown
@@ -17,6 +18,7 @@ from sidecar.inside import notes
 from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.receipts import Reason
 from sidecar.repository import HeadState, Repository, Survey
+from sidecar.snapshots.manifest import Manifest
 
 MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
 """These guards are never let go of by repetition: only a person knows which store and which memory is meant."""
@@ -26,6 +28,10 @@ NOTHING = "{store} holds no memory at all. "
 SHOULD_IT = "If there should be memories, the store was moved away, is not mounted, or is not the one that was meant."
 ABSENT = "There is no memory {memory!r} in {store}: a first start, or another store?"
 NEVER_HEAD = "None of the snapshots of {memory!r} in {store} ever became its head: {snapshots}."
+OTHER_HOME = (
+    "The memory {memory!r} came from the home {was}, and commands in this sandbox run in {now}. If that is not meant, say as"
+    " whom with --user NAME."
+)
 MOST_NAMED = 5
 ANOTHER_STORE = (
     "By its notes, this sandbox's memory {memory!r} is in the store with the id {theirs}; {store} has the id {ours}. A store"
@@ -36,6 +42,23 @@ ANOTHER_MEMORY = (
     "By its notes, this sandbox holds the memory {other!r} (in {folders}), and {memory!r} was never restored or exported here."
     " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
 )
+
+
+def other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | None) -> list[str]:
+    """What to say when commands in a sandbox run in another home than the one a snapshot came from, at the same provider.
+
+    A daemon that was started again may take another user, who has none of the memory. Folders of this machine are named by
+    whoever uses them, and imports come from nowhere.
+    """
+    if manifest is None or not manifest.home or not answer.home or sandbox.ground(None) is not None:
+        return []
+    home, user = shown(answer.home), shown(answer.user)
+    # The same user's home may be on another disk: it has the same name then.
+    same = posixpath.basename(home) == posixpath.basename(manifest.home) and user == manifest.user
+    if same or home == manifest.home or manifest.sandbox.partition(":")[0] != sandbox.ref.partition(":")[0]:
+        return []
+    was, now = (f"{at} (user {whose or 'unknown'})" for at, whose in ((manifest.home, manifest.user), (home, user)))
+    return [OTHER_HOME.format(memory=manifest.memory, was=was, now=now)]
 
 
 async def identified_head(repository: Repository, memory: str) -> HeadState:

@@ -11,7 +11,7 @@ from sidecar.engine.attending import reach
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ProgramFailed
 from sidecar.inside.databases import SIZEABLE
-from sidecar.layouts import choose
+from sidecar.layouts import choose, elsewhere
 from sidecar.limits import Limits
 from sidecar.ports import Sandbox
 from sidecar.receipts import Skip
@@ -84,6 +84,8 @@ class LookAnswer(Answer):
 
     projects: list[str] = field(default_factory=list)
     found: list[SeenRoot] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """Bounds that the search for projects has reached."""
 
 
 async def look(
@@ -96,6 +98,7 @@ async def look(
         "snapshot": "",
         "layouts": [layout.for_sandbox() for layout in choose(layouts, engine.layouts)],
         "projects": None if projects is None else list(projects),
+        "elsewhere": elsewhere(choose(layouts, engine.layouts), engine.layouts),
     }
     counted = CountedSandbox(sandbox, engine.progress)
     await reach(counted)

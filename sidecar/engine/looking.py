@@ -25,6 +25,8 @@ class MemoryRow:
     """When the head was made."""
     files: int = 0
     bytes: int = 0
+    stored_bytes: int = 0
+    """What all its snapshots need in the store together."""
     problem: str = ""
 
 
@@ -44,6 +46,8 @@ class SnapshotRow:
     files: int = 0
     bytes: int = 0
     packs: int = 0
+    stored_bytes: int = 0
+    """What its packs need in the store; some may be those of other snapshots too."""
     pinned: bool = False
     """No rule may take it."""
     pinned_because: str = ""
@@ -114,13 +118,15 @@ async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
 
 async def _memory_row(repository: Repository, memory: str) -> MemoryRow:
     state = await repository.head(memory)
+    survey = await repository.survey(memory)
     return MemoryRow(
         memory=memory,
         head=state.snapshot or None,
-        snapshots=len(await repository.snapshot_ids(memory)),
+        snapshots=len(survey.snapshots),
         created=state.head.created if state.head else None,
         files=state.head.files if state.head else 0,
         bytes=state.head.bytes if state.head else 0,
+        stored_bytes=sum(survey.sizes.values()),
         problem=state.problem,
     )
 
@@ -183,6 +189,7 @@ class _Standings:
             files=manifest.files,
             bytes=manifest.bytes,
             packs=len(manifest.packs),
+            stored_bytes=manifest.packed_bytes,
             dropped=manifest.dropped,
             scrubbed=sum(manifest.taken_out),
         )

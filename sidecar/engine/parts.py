@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sidecar.engine.room import StoreUse
+from sidecar.errors import BadConfig
 from sidecar.layouts import Layout, built_in
 from sidecar.limits import Guards, Limits
 from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
@@ -56,6 +57,29 @@ def check_timing(timing: Timing) -> Timing:
     return timing
 
 
+FOUND, NAMED = "found", "named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSettings:
+    """What restores do unless they are told otherwise."""
+
+    projects: str = FOUND
+    """Which projects are restored: "found": all, where they were; "named": those that a restore names, and those whose
+    folders are there, so that nothing is in the way of a ``git clone``."""
+
+    @property
+    def withhold(self) -> bool:
+        return self.projects == NAMED
+
+
+def check_restore(settings: RestoreSettings) -> RestoreSettings:
+    """Raise ``BadConfig`` for a word that is none of them."""
+    if settings.projects not in (FOUND, NAMED):
+        raise BadConfig(f'[restore] projects must be "{FOUND}" or "{NAMED}".', at=("restore", "projects"))
+    return settings
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """Everything the verbs work with, wired once."""
@@ -67,6 +91,7 @@ class Engine:
     privacy: Privacy = Privacy()
     timing: Timing = Timing()
     retention: Retention = Retention()
+    restoring: RestoreSettings = RestoreSettings()
     set_aside_bytes: int = 2 << 30
     """So much of what restores replace is kept in a sandbox, if it came with the sandbox."""
     inline_bytes: int = 1 << 20
@@ -143,6 +168,8 @@ class CountedSandbox:
         self.transferred_bytes += len(command) + sum(map(len, (environment or {}).values()))
         finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit, environment=environment)
         self._trips["command"] += finished.trips - 1
+        if finished.uploads:
+            self._trips["upload"] += finished.uploads
         self.transferred_bytes += len(finished.output)
         return finished
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sidecar.engine.asking import Answer, ask
 from sidecar.engine.choosing import LATEST
+from sidecar.engine.coverage import rules_of
 from sidecar.engine.direct import UNABLE, NotDirect, links_for
 from sidecar.engine.identity import notes_for
 from sidecar.engine.parts import CountedSandbox, Engine, upload_path
@@ -40,6 +41,8 @@ class RestoreRequest:
     """Replace what no snapshot has, and what came with the sandbox, without keeping it."""
     read_only: bool = False
     """What is exported from this sandbox later is to be stored beside the head."""
+    withhold_projects: bool | None = None
+    """Leave out projects that nobody named and whose folders are not there yet; ``None``: as the settings say."""
     in_use: bool = False
     """The sandbox was worked with before: ask what it holds before much is sent to it."""
 
@@ -169,9 +172,9 @@ async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: Parcel) -> di
 
 async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float) -> Answer:
     answer, _ = await ask(sandbox, question, Answer, timeout=timeout)
-    missing = manifest.files - answer.files - len(answer.skipped)
+    missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
-        raise BadAnswer(f"The sandbox says it is done, but {missing} files are missing.")
+        raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
     return answer
 
 
@@ -201,6 +204,8 @@ def _question(
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),
         "project_hints": manifest.projects,
+        "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
+        "covered": {name: asdict(rules) for name, rules in rules_of(manifest).items() if rules.keep},
         "keyed": manifest.keyed,
         "versions": manifest.versions,
         "policy": manifest.privacy,

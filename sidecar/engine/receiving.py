@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
@@ -143,10 +143,16 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
     if len(set(names)) != len(names):
         raise BadAnswer("The sandbox names a root twice.")
     for root in answer.roots:
-        layout = engine.layouts.get(root.layout)
-        if layout is None or spec_of(root.name, layout)[0] is None:
+        spec, _ = spec_of(root.name, engine.layouts.get(root.layout))
+        if spec is None:
             raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
         check_hint(f"The root {root.name!r}", root.hint)
+        # A restore puts a project's root where it was: it must not be led to any other folder (~/.ssh).
+        if spec.project and spec.below and not root.hint.endswith(f"/{spec.below}"):
+            raise UnsafePath(
+                f"The root {root.name!r} is said to be at {root.hint[:200]!r}, which is no {spec.below}.",
+                hint=f"If {spec.below} is a link there, let it lead to a folder of the same name. The head did not move.",
+            )
 
 
 def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
@@ -168,10 +174,14 @@ def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
 
 def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
     """Nothing that its layout does not keep, or never lets out, may come along."""
-    rules = {root.name: Rules(engine.layouts[root.layout].for_sandbox()) for root in answer.roots}
+    rules = {}
+    for root in answer.roots:
+        layout = engine.layouts[root.layout]
+        spec, _ = spec_of(root.name, layout)
+        rules[root.name] = Rules(layout.for_sandbox(), asdict(spec) if spec else None)
     for change in index.changes:
-        root, _, relative = change.entry.path.partition("/")
-        if root in rules and (not rules[root].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
+        name, _, relative = change.entry.path.partition("/")
+        if name in rules and (not rules[name].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
             raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
 
 

@@ -11,7 +11,7 @@ from sidecar.engine.asking import Answer
 from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
 from sidecar.engine.choosing import LATEST, choose, choose_unread
 from sidecar.engine.direct import RELAYED, NotDirect
-from sidecar.engine.identity import absent, missing
+from sidecar.engine.identity import absent, missing, other_home
 from sidecar.engine.parts import CountedSandbox, Engine, together
 from sidecar.engine.placing import Parcel, RestoreRequest, look_first, place, place_directly
 from sidecar.engine.privacy import shown
@@ -84,6 +84,7 @@ class _Run:
         self, outcome: RestoreOutcome, answer: Answer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         kept = answer is not None and answer.status == "kept"
+        withheld = [replace(row, hint=shown(row.hint)) for row in answer.withheld] if answer else []
         scrubbed = scrubbed_of(self.manifest) if self.manifest and not kept else Scrubbed()
         missing = [trimmed_words(self.manifest), scrubbed.words] if self.manifest and not kept else []
         snapshot = self.manifest.snapshot if self.manifest else None
@@ -95,6 +96,8 @@ class _Run:
             snapshot=answer.holds if answer and kept else snapshot,
             parent=(self.manifest.parent or None) if self.manifest and not (answer and answer.holds) else None,
             sandbox=self.sandbox.ref,
+            home=shown(answer.home) if answer else "",
+            user=shown(answer.user) if answer else "",
             mode=self.request.mode,
             wanted=self.wanted,
             files=answer.files if answer else 0,
@@ -107,8 +110,10 @@ class _Run:
             databases=[row.report() for row in answer.databases] if answer else [],
             skipped=[replace(row, path=shown(row.path)) for row in answer.skipped] if answer else [],
             warnings=[
+                *(other_home(self.sandbox, answer, self.manifest) if answer else []),
                 *self.warnings,
                 *(saved.words for saved in self.saved),
+                *(row.words for row in withheld),
                 *(map(shown, answer.warnings) if answer else []),
                 *filter(None, missing),
             ],
@@ -119,6 +124,7 @@ class _Run:
             saved_first_memory=first.memory if first and first.memory != self.request.memory else "",
             set_aside=answer.set_aside.report() if answer and answer.set_aside else None,
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
+            withheld=withheld,
         )
 
 

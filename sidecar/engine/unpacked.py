@@ -6,9 +6,10 @@ import contextlib
 import errno
 import math
 import os
+import posixpath
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from sidecar.engine.limiting import Bounds
@@ -111,11 +112,18 @@ def plain_name(member: tarfile.TarInfo) -> str:
 
 
 def unpack(
-    archive: Path, home: Path, place: Callable[[str], str | None], within: Bounds, deadline: Deadline, what: str = ""
+    archive: Path,
+    home: Path,
+    place: Callable[[str], str | None],
+    within: Bounds,
+    deadline: Deadline,
+    what: str = "",
+    aim: Callable[[str, str], str | None] | None = None,
 ) -> list[str]:
     """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the first names left out.
 
-    Links are made last, so that no member can be written through one. Raise when anything is unsafe or beyond the bounds.
+    Links are made last, so that no member can be written through one, and lead where ``aim`` says, which gets a link's name and
+    target (``None``: there is to be none). Raise when anything is unsafe or beyond the bounds.
     """
     links: dict[str, str] = {}
     folders: list[tuple[str, int]] = []
@@ -126,8 +134,10 @@ def unpack(
         if relative is None:
             left += [name] if name and not member.isdir() and len(left) < MOST_LEFT_OUT else []
         elif member.issym():
-            _check_link(relative, member.linkname)
-            links[relative] = member.linkname
+            target = aim(name, member.linkname) if aim is not None else member.linkname
+            if target is not None:
+                _check_link(relative, target)
+                links[relative] = target
         elif member.isdir():
             with _made(name):
                 (home / relative).mkdir(parents=True, exist_ok=True)
@@ -166,8 +176,20 @@ def _make_links(home: Path, links: Mapping[str, str]) -> None:
             (home / relative).symlink_to(link)
 
 
-def unpack_members(archive: Path, home: Path, places: Mapping[str, str], within: Bounds, deadline: Deadline) -> None:
-    """Unpack a tarball that a sandbox brought, whose first folders are names of roots, each to its own place."""
+def unpack_members(
+    archive: Path,
+    home: Path,
+    places: Mapping[str, str],
+    there: Mapping[str, Collection[str]],
+    within: Bounds,
+    deadline: Deadline,
+) -> list[str]:
+    """Unpack a tarball that a sandbox brought, whose first folders are names of roots, each to its own place. Return the links
+    that lead out of their root, which are not made.
+
+    ``there`` is where each root is in the sandbox: a link by such a path leads into the root.
+    """
+    leaving: list[str] = []
     home.mkdir()
     for folder in places.values():
         (home / folder).mkdir(parents=True, exist_ok=True)
@@ -176,10 +198,23 @@ def unpack_members(archive: Path, home: Path, places: Mapping[str, str], within:
         root, _, rest = name.partition("/")
         return f"{places[root]}/{rest}".lstrip("/") if root in places and rest else None
 
+    def aim(name: str, target: str) -> str | None:
+        root, _, rest = name.partition("/")
+        for folder in there.get(root, ()):
+            if target == folder or target.startswith(f"{folder}/"):
+                target = posixpath.relpath(target, posixpath.dirname(f"{folder}/{rest}"))
+                break
+        inside = posixpath.normpath(posixpath.join(posixpath.dirname(rest), target))
+        if posixpath.isabs(target) or inside == ".." or inside.startswith("../"):
+            leaving.append(name)
+            return None
+        return target
+
     try:
-        unpack(archive, home, place, within, deadline, "What the sandbox brought")
+        unpack(archive, home, place, within, deadline, "What the sandbox brought", aim)
     except NotAnArchive as problem:
         raise BadAnswer(problem.message) from None
+    return leaving
 
 
 @contextlib.contextmanager

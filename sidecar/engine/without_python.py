@@ -9,16 +9,17 @@ import gzip
 import hashlib
 import io
 import posixpath
-import secrets
+import re
 import tarfile
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sidecar import program
-from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse
+from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse, run_call
 from sidecar.engine.attending import tidy
+from sidecar.engine.coverage import rules_of
 from sidecar.engine.homes import spec_of
 from sidecar.engine.identity import noted
 from sidecar.engine.limiting import bounds
@@ -27,12 +28,14 @@ from sidecar.engine.receiving import arrive
 from sidecar.engine.unpacked import entry_member, unpack_members
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.inside.databases import quick_check
-from sidecar.inside.index import FILE
+from sidecar.inside.index import DIR, FILE
 from sidecar.inside.packing import CHUNK
 from sidecar.inside.roots import hint_for, numbered
 from sidecar.inside.rules import compiled
+from sidecar.inside.walk import MOST_SKIPPED
 from sidecar.layouts import Root
 from sidecar.progress import Unwatched
+from sidecar.receipts import Skip
 from sidecar.shell import Target, named_roots, place_of, restore_script
 from sidecar.snapshots.claims import check_hint
 from sidecar.snapshots.fetch import Fetched
@@ -44,6 +47,7 @@ EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
     " only when it had arrived."
 )
+UNSEARCHED = "Without Python no projects are looked for but those that the memory has, the working folder and the home."
 COPIED = "{path} was copied as a file while others may have been writing to it; its check is {check}, but rows may be missing."
 LEFT_OUT = "{path} was left out: without Python it cannot be cleared of secrets in the sandbox."
 LATE = (
@@ -54,6 +58,12 @@ RESTORED = (
     "This sandbox has no usable python3: restored with sh and tar; a memory worker that runs there was not stopped."
 )
 UNNAMED = "Folders named after the paths of projects have the names they had where they were exported."
+LEADS_OUT = "link leads out of the memory"
+MOST_WARNINGS = 20
+UNIT = "\x1f"
+"""Stands for a newline where names are in lists."""
+_PLAIN = re.compile(r"[^\x00-\x1f\x7f\\]*\Z")
+"""Names that every sha256sum reads as they are."""
 UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after they were unpacked."
 
 
@@ -71,15 +81,20 @@ async def read_tarball(
     answer, notes = noted(question["notes"], answer)
     await tidy(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
     home = scratch.new()
-    numbers = _numbers(known, named=question["projects"] is not None)
+    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
     places = {name: _place_here(root, numbers.get(name, 0)) for name, root in known.items()}
-    await run_long(unpack_members, tarball.path, home, places, within, seconds=engine.timing.unpack)
+    there = {
+        root.name: [place for place in (root.hint, answer.folders.get(root.name, "")) if place.startswith("/")]
+        for root in answer.roots
+    }
+    leaving = await run_long(unpack_members, tarball.path, home, places, there, within, seconds=engine.timing.unpack)
     ours = CountedSandbox(engine.open_home(home), Unwatched())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
-    here = {**question, "known": [], "projects": projects, "inline_bytes": 0}
+    here = {**question, "known": [], "roots": [], "projects": projects, "inline_bytes": 0}
     local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
+    skipped = [*answer.skipped, *(Skip(path=path, reason=LEADS_OUT) for path in leaving), *local.skipped]
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
     bundle = await scratch.take(ours.download(local.bundle.path)) if local.bundle is not None else None
@@ -91,13 +106,22 @@ async def read_tarball(
         notes=answer.notes,
         others=answer.others,
         folders=answer.folders,
+        home=answer.home,
+        user=answer.user,
         roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
         projects=[],
-        skipped=[*answer.skipped, *local.skipped],
-        skipped_more=answer.skipped_more + local.skipped_more,
+        skipped=skipped[:MOST_SKIPPED],
+        skipped_more=answer.skipped_more + local.skipped_more + max(0, len(skipped) - MOST_SKIPPED),
         keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
         databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
-        warnings=[EXPORTED, *_late(local), *local.warnings, *_losses(engine, local, methods)],
+        warnings=[
+            EXPORTED,
+            *([UNSEARCHED] if question["projects"] is None else []),
+            *_late(local),
+            *answer.warnings[:MOST_WARNINGS],
+            *local.warnings,
+            *_losses(engine, local, methods),
+        ],
     ), bundle
 
 
@@ -111,7 +135,10 @@ def _known_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any])
     Their names become places on our disk: raise ``BadAnswer`` or ``UnsafePath`` unless each is one that was asked for, once.
     """
     layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
-    asked = {(name, layout.name): root for name, layout, root, _ in named_roots(layouts, question["projects"])}
+    asked = {
+        (name, layout.name): root
+        for name, layout, root, _ in named_roots(layouts, question["projects"], question["roots"])
+    }
     known: dict[str, Root] = {}
     for found in answer.roots:
         root = asked.get((found.name, found.layout))
@@ -133,13 +160,6 @@ def _check_place(what: str, hint: str) -> None:
         raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
 
 
-def _numbers(known: Mapping[str, Root], *, named: bool) -> dict[str, int]:
-    """Which project each root is in, from 1. When none was named, they count as they were found, as in the program."""
-    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
-    order = sorted(set(numbers.values()))
-    return numbers if named else {name: order.index(number) + 1 for name, number in numbers.items()}
-
-
 def _place_here(root: Root, number: int) -> str:
     top = f"projects/{number}" if root.project else root.paths[0].removeprefix("~/")
     return posixpath.join(top, root.below).rstrip("/")
@@ -157,7 +177,7 @@ def _method(shell: str) -> str:
 
 def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> list[str]:
     copied = [
-        COPIED.format(path=row.path, check=row.check) for row in local.databases if methods.get(row.path) == "copied"
+        COPIED.format(path=row.path, check=row.check) for row in local.databases if methods.get(row.path) != "sqlite3"
     ]
     filtered = [
         LEFT_OUT.format(path=f"{root.name}/{name}")
@@ -198,18 +218,21 @@ async def send_tarball(
         engine.progress.step("sending", size)
         await sandbox.upload(path, file_chunks(tarball.file))
     script = restore_script(question, _targets(engine, question, fetched), path, size)
-    nonce = secrets.token_hex(8)
-    finished = await sandbox.run(f"nonce={nonce}\n{script}", timeout=engine.timing.command, output_limit=1 << 20)
-    value, _ = program.answer(finished.output, nonce)
+    value, _ = await run_call(sandbox, program.shell_call(script), timeout=engine.timing.command, output_limit=1 << 20)
     checked = value.pop("checked", True)
     answer = parse(value, Answer, question)
+    files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
+    counts = Counter(path.split("/")[0] for path in files)
+    answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
     if answer.status == "unsaved":
         tarball.uploaded = path
     if answer.status != "complete":
         return answer
+    apart = {row.name for row in answer.withheld}
+    left = {row.path for row in answer.skipped}
     return replace(
         answer,
-        bytes=fetched.manifest.bytes,
+        bytes=sum(entry.size for path, entry in files.items() if path.split("/")[0] not in apart and path not in left),
         databases=tarball.checks,
         warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )
@@ -218,7 +241,7 @@ async def send_tarball(
 def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[Target]:
     """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
     targets = []
-    given = question["projects"] or []
+    rules = rules_of(fetched.manifest)
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
         known, number = spec_of(root.name, layout)
@@ -228,40 +251,65 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
                 hint="Use the config file with which this memory was exported.",
             )
         project: str | None = None
-        if known.project and number <= len(given):
-            project = given[number - 1]
-        elif known.project and root.hint.startswith("~"):
-            project = root.hint.removesuffix(f"/{known.below}")
+        waits_for = ""
+        if known.project and root.hint.startswith("~"):
+            project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
+            waits_for = place_of(replace(known, below="", marked=False), project) if question["withhold"] else ""
+        place = place_of(replace(known, marked=False), project, question["projects"])
+        if not known.project and (known.file or not known.paths):  # a setting says where it is, and a shell reads none
+            place = place_of(Root(name=known.name, project=True), root.hint)
         is_needed = compiled(f"{root.name}/{pattern}" for pattern in layout.required).match
-        needed = [path.partition("/")[2] for path in fetched.entries if is_needed(path)]
-        targets.append(Target(root.name, place_of(known, project, question["projects"]), layout, needed))
+        targets.append(
+            Target(
+                name=root.name,
+                place=place,
+                layout=layout,
+                root=known,
+                needed=[path.partition("/")[2] for path in fetched.entries if is_needed(path)],
+                covered=rules.get(known.name),
+                waits_for=waits_for,
+                hint=root.hint,
+                number=number if known.project else 0,
+            )
+        )
     return targets
 
 
 def _write_tarball(fetched: Fetched, folder: Path, target: Path) -> list[FoundDatabase]:
-    """``new/<root>/…`` with ``sums`` for sha256sum; return what SQLite says of the databases in it."""
+    """``new/<root>/…``, with lists for the script (``restore.sh``); return what SQLite says of the databases in it."""
     staged = materialise(fetched.pack_files(), fetched.entries, folder)
-    sums, checks = io.BytesIO(), []
+    lists: dict[str, list[str]] = {
+        "sums": [],
+        "odd": [],
+        **{f"{root.name}.wanted": [] for root in fetched.manifest.roots},
+    }
+    checks = []
     with (
         gzip.open(target, "wb", compresslevel=1) as plain,
-        tarfile.open(fileobj=plain, mode="w|", bufsize=CHUNK) as tar,
+        # Every tar knows this format; with pax, some take names for others.
+        tarfile.open(fileobj=plain, mode="w|", bufsize=CHUNK, format=tarfile.GNU_FORMAT) as tar,
     ):
         for path in sorted(fetched.entries):
             entry = fetched.entries[path]
-            if any(c in path for c in "\n\\"):
+            if UNIT in path:
                 raise ProgramFailed(
                     f"{path!r} can only be restored where there is a python3.", code="name-needs-python"
                 )
             member = entry_member(entry, f"new/{path}")
+            line = path.replace("\n", UNIT)
+            if entry.type == DIR:
+                root, _, relative = line.partition("/")
+                lists[f"{root}.wanted"].append(f"./{relative} {entry.mode:o}")
+                member.mode = 0o700  # it is moved out of
             if entry.type != FILE:
                 tar.addfile(member)
                 continue
             with open(staged[path].place, "rb") as contents:
-                sums.write(
-                    f"{hashlib.file_digest(contents, 'sha256').hexdigest()}  {path}\n".encode(
-                        "utf-8", "surrogateescape"
-                    )
-                )
+                digest = hashlib.file_digest(contents, "sha256").hexdigest()
+                if _PLAIN.match(path):
+                    lists["sums"].append(f"{digest}  {path}")
+                else:
+                    lists["odd"].append(f"{digest} {line}")
                 contents.seek(0)
                 tar.addfile(member, contents)
             if entry.database:
@@ -271,8 +319,9 @@ def _write_tarball(fetched: Fetched, folder: Path, target: Path) -> list[FoundDa
                     raise ProgramFailed(
                         f"The database {path} is damaged in this snapshot: {check}", code="database-damaged"
                     )
-        listing = tarfile.TarInfo("sums")
-        listing.size = sums.tell()
-        sums.seek(0)
-        tar.addfile(listing, sums)
+        for name, lines in lists.items():
+            text = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+            listing = tarfile.TarInfo(name)
+            listing.size = len(text)
+            tar.addfile(listing, io.BytesIO(text))
     return checks

@@ -22,7 +22,7 @@ from .swap import SET_ASIDE, is_folder
 
 MOST = 5
 """So many are kept, if there is room."""
-NAMED = re.compile(r"[0-9]{8}T[0-9]{6}Z-[\w.-]+\Z")
+NAMED = re.compile(r"[0-9]{8}T[0-9]{6}(\.[0-9]{6})?Z-[\w.-]+\Z")
 
 
 class Aside:
@@ -30,7 +30,7 @@ class Aside:
 
     def __init__(self, scratch: Scratch, snapshot: str, most_bytes: int) -> None:
         self.top = os.path.join(scratch.base, SET_ASIDE)
-        self.folder = os.path.join(self.top, time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + snapshot)
+        self.folder = os.path.join(self.top, "%s-%s" % (_moment(), snapshot))
         self.files = 0
         self.bytes = 0
         self._most_bytes = most_bytes
@@ -91,11 +91,15 @@ class Aside:
         return {"path": self.folder, "files": self.files, "bytes": self.bytes}
 
     def make_room(self) -> None:
-        """Remove the oldest, when there are too many or they are too large together."""
-        room = self._most_bytes
-        for number, (size, folder) in enumerate(_kept(self.top)):
+        """Remove the oldest, when there are too many or they are too large together.
+
+        What this restore set aside stays, also where the clock was put back and others bear a later time.
+        """
+        room = self._most_bytes - self.bytes
+        others = [(size, folder) for size, folder in _kept(self.top) if folder != self.folder]
+        for number, (size, folder) in enumerate(others, 2):
             room -= size
-            if number >= MOST or (room < 0 and folder != self.folder):
+            if number > MOST or room < 0:
                 places.remove_tree(folder)
 
 
@@ -112,6 +116,12 @@ def copy(source: str, target: str, status: os.stat_result) -> None:
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(descriptor)
+
+
+def _moment() -> str:
+    """The time to the microsecond, so that names sort as they were made."""
+    now = time.time_ns()
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9)) + ".%06dZ" % (now // 1000 % 10**6)
 
 
 def _kept(top: str) -> List[Tuple[int, str]]:

@@ -31,6 +31,14 @@ class Containment(NamedTuple):
                 "root-outside", "%s is %s here, outside of this sandbox: beyond %s." % (name, place, self.beneath[0])
             )
 
+    def holds(self, place: str) -> bool:
+        """Whether a root may be at this real path."""
+        try:
+            self.check("", place)
+            return True
+        except Refusal:
+            return False
+
     def leads_to(self, place: str) -> bool:
         """Whether a project lies in this folder, or will once it is made. The home, which comes first, is always there."""
         return self.beneath is None or any(is_in(folder, place) for folder in self.beneath[1:])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import cache, index, keys, notes
 from . import lineage as history
 from .fitting import Fit
-from .roots import Root, absent, find_roots, keyed_here, numbered, projects_here
+from .roots import Finding, Root, absent, find_roots, keyed_here, known_roots, numbered, projects_here
 from .rules import is_secret
 from .scratch import Scratch
 from .steady import Steady
@@ -20,6 +20,12 @@ from .walk import Found, Skipped, walk
 
 if TYPE_CHECKING:
     from .trimming import Dropped
+
+
+WAITS = "waits for its restore"
+GAVE_WAY = "another one was here when the memory was restored"
+MOST_DATABASES = 50
+"""Of those that are not part of a layout so many are named."""
 
 
 class Anew(Exception):
@@ -37,10 +43,15 @@ class Export:
         self.scratch = scratch
         self.fit = fit
         self.home = home
+        self.noted = notes.read(scratch.memory)
+        """What this sandbox had noted of the memory before this export."""
+        found = self._find_roots()
+        self.projects = found.projects
         self.roots: list[Root] = [
-            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout))
-            for root in find_roots(request["layouts"], request["projects"], home, scratch.contained)
+            root._replace(keys=keys.recalled(scratch.memory, root.name, root.layout, root.keys)) for root in found.roots
         ]
+        self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
+        """Roots that were not restored here because their projects were not there: what the base has of them stays."""
         self.lineage = cache.lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load(scratch.memory, self.lineage) if usable else None
@@ -51,11 +62,37 @@ class Export:
             self.base = self.base._replace(taken=0)  # nothing counts as unchanged: all is read again
         self.started = time.time_ns()
         self.dropped: dict[str, Dropped] = {}
+        self.kept: set[str] = set()
+        """What stays as the base has it although something else is in its place here."""
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
         self.taking = Taking(request, scratch, fit, self.base, self.looked_at)
-        self.noted = notes.read(scratch.memory)
-        """What this sandbox had noted of the memory before this export."""
+        self.taking.skipped = Skipped(self.roots)
+        self.taking.warnings += found.warnings
+
+    def _find_roots(self) -> Finding:
+        request, home = self.request, self.home
+        told = request.get("notes") or {}
+        # A copy of a sandbox, made from a template say, has the notes of the one that it was copied from.
+        mine = self.noted is not None and self.noted.current and self.noted.sandbox == told.get("sandbox", "")
+        noted = self.noted.roots if mine and self.noted is not None else {}
+        hints = request.get("project_hints", [])
+        known = known_roots(request["layouts"], noted, request.get("roots", []), hints, home)
+        elsewhere = request.get("elsewhere", [])
+        found = find_roots(request["layouts"], request["projects"], home, self.scratch.contained, known, elsewhere)
+        return self._without_others(found, {place for _, place in known})
+
+    def _without_others(self, finding: Finding, own: set[str]) -> Finding:
+        """Without projects that nobody named and that are another memory's, as this sandbox has noted."""
+        told = self.request.get("notes")
+        if told is None or not any(root.found for root in finding.roots):
+            return finding
+        others = notes.read_others(self.scratch.base, self.scratch.memory).values()
+        owners = {place: other.memory for other in notes.here_of(told, others) for place in other.roots.values()}
+        theirs = [root for root in finding.roots if root.found and root.place in owners and root.place not in own]
+        warnings = ["%s holds the memory %s, and was left out." % (root.hint, owners[root.place]) for root in theirs]
+        roots = [root for root in finding.roots if root not in theirs]
+        return finding._replace(roots=roots, warnings=finding.warnings + warnings)
 
     def run(self) -> dict[str, Any]:
         answer = self._run()
@@ -71,7 +108,7 @@ class Export:
 
                 self.taking.warnings += drained(root, self.request["worker_wait"], "they are not in this snapshot")
         for one in self._found():
-            if one.path not in self.dropped:
+            if one.path not in self.dropped and not self._stays(one):
                 self.taking.take(one)
         gone = sorted(self._gone())
         if self.stays[1] or self.fit.layouts:
@@ -101,7 +138,7 @@ class Export:
                 self.taking.entries = steady.rows
                 self.taking.total = sum(tally.bytes for tally in steady.tallies.values())
                 return found
-            self.taking.skipped = Skipped()
+            self.taking.skipped = Skipped(self.roots)
         self.taking.refreshed = self.base is not None and self.base.rules != self.rules
         found = self._walk(None)
         if not self.fit.holds(found, {}):
@@ -111,15 +148,32 @@ class Export:
     def _walk(self, steady: Steady | None) -> list[Found]:
         return [one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady)]
 
+    def _stays(self, found: Found) -> bool:
+        """Whether what the base has is to stay, for what is here never was it: a project that was cloned before its memory was
+        restored, or a file that gave way to the one of this sandbox."""
+        known = self.base.known(found.path) if self.base is not None else None
+        if known is None or known.signature or known.entry.type != index.FILE:
+            return False
+        withheld = found.root.name in self.withheld
+        if not withheld and not found.root.rules.yields(found.relative):
+            return False
+        self.kept.add(found.path)
+        self.taking.skipped.add(found.path, WAITS if withheld else GAVE_WAY)
+        if withheld:
+            told = "%s waits for its restore: what is there now does not replace what the memory has." % found.root.hint
+            self.taking.warnings += [told] if told not in self.taking.warnings else []
+        return True
+
     def _gone(self) -> list[str]:
-        """What the base has and the sandbox has not. Roots of layouts that were not asked for stay as the base has them."""
+        """What the base has and the sandbox has not. Roots of layouts that were not asked for, and those that were withheld
+        from this sandbox, stay as the base has them."""
         asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
         gone = []
         for path, row in self.base.entries.items() if self.base is not None else ():
             if path in self.taking.entries:
                 continue
             root = path.split("/")[0]
-            if root in asked or numbered(root)[0] in asked:
+            if path not in self.kept and root not in self.withheld and (root in asked or numbered(root)[0] in asked):
                 gone.append(path)
             else:
                 self.taking.entries[path] = row
@@ -144,7 +198,7 @@ class Export:
         return dict(
             self._answer("changed"),
             projects=projects_here(self.request["projects"], self.home),
-            keyed=keyed_here(self.roots, self.request["projects"], self.home, self.taking.entries),
+            keyed=keyed_here(self.roots, self.projects, self.home, self.taking.entries),
             versions={root.name: version_here(root.layout, self.home) for root in self.roots},
             **told,
         )
@@ -156,7 +210,7 @@ class Export:
         told = self.request.get("notes")
         if told is None:
             return {}, []
-        folders = {root.name: root.folder for root in self._held()}
+        folders = {root.name: root.place for root in self._held()}
         others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
         objection = notes.objection(told, self.noted, others, folders, self.lineage)
         now = notes.after_export(told, self.noted, folders)
@@ -188,6 +242,8 @@ class Export:
             "databases": taking.databases,
             "skipped": taking.skipped.rows,
             "skipped_more": taking.skipped.more,
+            "not_taken": taking.skipped.passed,
+            "databases_not_taken": taking.skipped.databases[:MOST_DATABASES],
             "warnings": (taking.warnings + (screened.report.warnings if screened is not None else []))[:100],
             "policy": self._policy(),
             **(screened.report.answer() if screened is not None else {}),

@@ -55,7 +55,7 @@ class Holding(NamedTuple):
     def name_of(self, root: Root) -> str:
         """What it calls the root that is in this folder; "" when it does not hold that."""
         if self.roots is not None:
-            return next((name for name, folder in self.roots.items() if folder == root.folder), "")
+            return next((name for name, folder in self.roots.items() if folder == root.place), "")
         return root.name if self.base is None or root.name in _roots_in(self.base) else ""
 
 
@@ -84,7 +84,7 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
     roots. The one that is asked for comes first."""
     own = os.path.basename(scratch.memory)
     names = [own] + sorted(name for name in os.listdir(scratch.base) if name != own)
-    folders = {root.folder for root in roots}
+    folders = {root.place for root in roots}
     found = []
     for name in names[: MOST_MEMORIES + 1]:
         folder = os.path.join(scratch.base, name)
@@ -136,7 +136,9 @@ class Holdings:
         folders: List[str] = []
         if not is_folder(root.folder):
             return old, folders
-        holders = [(one, name, keys.recalled(one.folder, name, root.layout)) for one, name in self.holders_of(root)]
+        holders = [
+            (one, name, keys.recalled(one.folder, name, root.layout, root.keys)) for one, name in self.holders_of(root)
+        ]
         for found in walk(root, Skipped()):
             if stat.S_ISDIR(found.status.st_mode):
                 folders.append(found.place)
@@ -228,7 +230,7 @@ class Holdings:
         named: Optional[List[str]] = self._request["projects"]
         if named is not None and holding is self.own:
             return named
-        folders = holding.roots if holding.roots is not None else {root.name: root.folder for root in roots}
+        folders = holding.roots if holding.roots is not None else {root.name: root.place for root in roots}
         specs = {spec["name"]: spec for layout in self._request["layouts"] for spec in layout["roots"]}
         projects: Dict[int, str] = {}
         for name, folder in folders.items():

@@ -64,6 +64,23 @@ class Keys:
         return str(self._prefix + rename(folder) + slash + rest)
 
 
+class FileName(Keys):
+    """Both names of the one file that a root is: a variable names it as it likes, the store always the same."""
+
+    def __init__(self, local: str, stored: str) -> None:
+        super().__init__()
+        self.here, self._stored_name = local, stored
+
+    def name_folders_in(self, folder: str) -> bool:
+        return not folder
+
+    def stored(self, relative: str) -> str:
+        return self._stored_name if relative == self.here else relative
+
+    def local(self, relative: str) -> str:
+        return self.here if relative == self._stored_name else relative
+
+
 def slug(path: str, longest: int) -> str:
     """The folder name of a project's path: what is no ASCII letter or digit is "-", once for each UTF-16 unit; a longer
     one is cut, and told apart by a hash of the whole path."""
@@ -86,11 +103,11 @@ def slug(path: str, longest: int) -> str:
     return name[:longest] + "-" + digits
 
 
-def recalled(memory: str, root: str, layout: dict[str, Any]) -> Keys:
-    """The names a restore gave to a root's folders, as it wrote them down."""
+def recalled(memory: str, root: str, layout: dict[str, Any], own: Keys) -> Keys:
+    """The names a restore gave to a root's folders, as it wrote them down; its ``own`` where the layout has no such."""
     keyed = layout.get("keyed")
     if not keyed:
-        return Keys()
+        return own
     try:
         notes = json.loads(places.read_file(os.path.join(memory, NOTES), MOST_NOTES))
     except (OSError, ValueError, RecursionError):

@@ -10,38 +10,40 @@ from .containment import containment
 from .databases import JOURNAL_TAIL, WAL_TAIL, measured
 from .holders import find_holders
 from .refusal import Refusal
-from .roots import Root, absent, find_roots, keyed_here, projects_here
+from .roots import Finding, Root, absent, find_roots, keyed_here, projects_here
 from .scratch import own_folder
 from .tiers import TIERS, Tiers
 from .versions import version_here
-from .walk import Skipped, walk
+from .walk import Skipped, has_header, walk
 
 MOST_SHOWN = 50
 
 
 def look(request: dict[str, Any], home: str) -> dict[str, Any]:
-    roots = find_roots(request["layouts"], request["projects"], home, containment(request, own_folder(home)))
+    contained, elsewhere = containment(request, own_folder(home)), request.get("elsewhere", [])
+    found = find_roots(request["layouts"], request["projects"], home, contained, elsewhere=elsewhere)
     return {
         "status": "looked",
         "warnings": absent(request["projects"], home),
+        "notices": found.warnings,
         "projects": projects_here(request["projects"], home),
-        "found": [_root(root, home) for root in roots],
+        "found": [_root(root, found, home) for root in found.roots],
     }
 
 
-def _root(root: Root, home: str) -> dict[str, Any]:
-    tiers, skipped = Tiers(root.layout, root.folder), Skipped()
+def _root(root: Root, found: Finding, home: str) -> dict[str, Any]:
+    tiers, skipped = Tiers(root.layout, root.folder, root.owned), Skipped(found.roots)
     sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
     paths, databases, problem = [], [], ""
     try:
-        for found in walk(root, skipped):
-            paths.append(found.relative)
-            if stat.S_ISREG(found.status.st_mode):
-                row = sizes[tiers.of(found.relative)]
+        for one in walk(root, skipped):
+            paths.append(one.relative)
+            if stat.S_ISREG(one.status.st_mode):
+                row = sizes[tiers.of(one.relative)]
                 row["files"] += 1
-                row["bytes"] += found.status.st_size
-                if root.rules.database(found.relative):
-                    databases.append(_database(found.path, found.place))
+                row["bytes"] += one.status.st_size
+                if root.rules.database(one.relative) or has_header(one.place):
+                    databases.append(_database(one.path, one.place))
     except Refusal as refusal:
         problem = refusal.message
     return {
@@ -53,7 +55,7 @@ def _root(root: Root, home: str) -> dict[str, Any]:
         "sets": [{"tier": each.tier, "paths": len(each.paths)} for each in tiers.sets(paths)][:MOST_SHOWN],
         "databases": databases,
         "workers": [repr(holder) for holder in find_holders([row["place"] for row in databases])],
-        "keyed": keyed_here([root], None, home, [root.path(path) for path in paths]),
+        "keyed": keyed_here([root], found.projects, home, [root.path(path) for path in paths]),
         "skipped": skipped.rows[:MOST_SHOWN],
         "skipped_more": max(0, len(skipped.rows) - MOST_SHOWN) + skipped.more,
         "reasons": skipped.reasons,

@@ -19,7 +19,7 @@ import sys
 import zlib
 from typing import Any
 
-from . import places
+from . import leftovers, places
 from .refusal import Refusal
 from .scratch import Scratch
 
@@ -33,19 +33,35 @@ def main(argument: str) -> int:
     links = os.environ.pop(LINKS, "")  # before anything else is started, which would have it too
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
     inline = b""
+    left: list[str] = []
     try:
         _add_links(request, links)
-        answer, inline = _run(request, home)
+        answer, inline = _run(request, home, left)
     except Refusal as refusal:
         answer = _error(refusal.code, refusal.message, refusal.retryable)
     except OSError as problem:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         answer = _error("disk-full" if full else "os-error", "The sandbox says: %s." % problem, False)
     answer.update(
-        memory=request["memory"], snapshot=request["snapshot"], home=home, python="%d.%d" % sys.version_info[:2]
+        memory=request["memory"],
+        snapshot=request["snapshot"],
+        home=home,
+        user=_user(),
+        python="%d.%d" % sys.version_info[:2],
+        left=left,
     )
     _print(request["nonce"], answer, inline)
     return 0
+
+
+def _user() -> str:
+    """The name of the user this runs as; the number, where that has no name."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return str(os.geteuid())
 
 
 def _unpacked(text: str) -> Any:
@@ -65,7 +81,7 @@ def _add_links(request: dict[str, Any], text: str) -> None:
         part["link"] = link
 
 
-def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
+def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str, Any], bytes]:
     if request["do"] == "send":
         from .direct import send
 
@@ -75,8 +91,9 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
 
         return look(request, home), b""
     places.forget()
-    scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
     kept, uploads = False, request.get("uploads", ())
+    in_use = [one for one in map(leftovers.hold, uploads) if one is not None]  # until this ends, whatever it waits for
+    scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
     try:
         undone = _undone(scratch)
         if request["do"] == "tidy":
@@ -88,10 +105,12 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
 
             answer = Restore(request, scratch, home).run()
             if answer["status"] == "unsaved":
-                uploads = ()  # they are needed once more, after that was saved
+                leftovers.spare(uploads)  # they are needed once more, after that was saved
+                uploads = ()
             else:
                 with contextlib.suppress(OSError):  # a full disk: it is only needed if nobody hears this one
                     places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
+        answer["warnings"] += scratch.warnings
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
         bundle = answer.get("bundle")
@@ -109,9 +128,10 @@ def _run(request: dict[str, Any], home: str) -> tuple[dict[str, Any], bytes]:
             from .reaper import reap
 
             reap(scratch.work, os.path.join(scratch.work, "bundle"))
-        for path in uploads:
-            if os.path.exists(path):
-                os.unlink(path)
+        # What is done is done, whether or not this works: in /tmp only its owner can remove a file.
+        left += [path for path in uploads if not leftovers.remove(path)]
+        for one in in_use:
+            os.close(one)
 
 
 def _undone(scratch: Scratch) -> bool:

@@ -14,16 +14,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from . import places
 from .refusal import Refusal
 
 NAME = "notes"
-LONGEST = 1 << 16
+LONGEST = 1 << 18
 LONGEST_TEXT = 1000
 LONGEST_PATH = 4096
-MOST_ROOTS = 200
+MOST_ROOTS = 1000
 MOST_MEMORIES = 200
 """So many folders of other memories are looked at."""
 MOST_TOLD = 5
@@ -49,6 +49,8 @@ class Notes(NamedTuple):
     conversation: str = ""
     current: bool = True
     """Whether what is in these folders is this memory: not when another was restored over it since."""
+    withheld: Sequence[str] = ()
+    """Roots of it that are not here, for their projects were not when it was restored."""
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
@@ -77,7 +79,14 @@ def checked(value: Any) -> Optional[Notes]:
         return None
     if not isinstance(roots, dict) or len(roots) > MOST_ROOTS or not all(map(_is_root, roots.items())):
         return None
-    return Notes(**dict(value, roots=roots))
+    withheld = value.get("withheld", [])
+    if not isinstance(withheld, (list, tuple)) or len(withheld) > MOST_ROOTS or not all(map(_is_name, withheld)):
+        return None
+    return Notes(**dict(value, roots=roots, withheld=tuple(withheld)))
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST_TEXT
 
 
 def _is_root(root: Any) -> bool:
@@ -131,11 +140,16 @@ def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
     return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
 
 
-def holders_of(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
-    """The other memories whose folders these are. Notes from another sandbox came with a copy, and say nothing of this."""
+def here_of(told: Dict[str, Any], others: Iterable[Notes]) -> List[Notes]:
+    """Those of other memories in this sandbox. Notes from another one came with a copy, and say nothing of this."""
     place = told["sandbox"], told.get("machine", "")
     here = [notes for notes in others if notes.current and (notes.sandbox, notes.machine) == place]
-    return [notes for notes in here if notes.memory != told["memory"] and overlaps(notes.roots, roots)]
+    return [notes for notes in here if notes.memory != told["memory"]]
+
+
+def holders_of(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
+    """The other memories whose folders these are."""
+    return [notes for notes in here_of(told, others) if overlaps(notes.roots, roots)]
 
 
 def objection(
@@ -161,7 +175,7 @@ def objection(
 def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
     """What to write down after an export that was not refused as a mix-up."""
     before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
-    still = {name: folder for name, folder in before.items() if os.path.isdir(folder)}
+    still = {name: folder for name, folder in before.items() if os.path.exists(folder)}
     return Notes(
         memory=told["memory"],
         store=told["store"] or (own.store if own is not None else ""),
@@ -170,10 +184,11 @@ def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, st
         roots=dict(still, **roots),
         reader=own.reader if own is not None else False,
         conversation=told.get("conversation", ""),
+        withheld=own.withheld if own is not None else (),
     )
 
 
-def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
+def after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
     """What to write down after a complete restore."""
     return Notes(
         memory=told["memory"],
@@ -183,4 +198,5 @@ def after_restore(told: Dict[str, Any], roots: Dict[str, str]) -> Notes:
         roots=roots,
         reader=told["reader"],
         conversation=told.get("conversation", ""),
+        withheld=tuple(withheld),
     )

@@ -22,7 +22,7 @@ def planned(fit: Fit, found: list[Found]) -> dict[str, Dropped]:
     by_path = {one.path: one for one in found}
     try:
         dropped = plan(
-            _rows(fit, found),
+            _rows(fit, found, roots),
             _limits(fit, {one.root.layout["name"] for one in found}),
             lambda path: roots[by_path[path].root.name].of(by_path[path].relative),
             _sets(found, roots),
@@ -33,11 +33,12 @@ def planned(fit: Fit, found: list[Found]) -> dict[str, Dropped]:
     return {row.path.rstrip("/"): row for row in dropped}
 
 
-def _rows(fit: Fit, found: Iterable[Found]) -> Iterable[Row]:
+def _rows(fit: Fit, found: Iterable[Found], roots: Dict[str, _Needs]) -> Iterable[Row]:
     for one in found:
         mode, layout = one.status.st_mode, one.root.layout["name"]
         if stat.S_ISREG(mode):
-            yield Row(one.path, layout, _size(fit, one), one.status.st_mtime_ns)
+            time = roots[one.root.name].time_of(one.relative, one.status.st_mtime_ns)
+            yield Row(one.path, layout, _size(fit, one), time)
         elif stat.S_ISDIR(mode):
             yield Row(one.path, layout, 0, one.status.st_mtime_ns, True)
         elif link_target(one.place, one.root, one.relative) is not None:
@@ -107,9 +108,10 @@ class _Needs:
     """The tiers of a root; what its layout cannot do without is hot, whatever they say."""
 
     def __init__(self, root: Root) -> None:
-        self._tiers = Tiers(root.layout, root.folder)
+        self._tiers = Tiers(root.layout, root.folder, root.owned)
         self._required = compiled(root.layout.get("required", [])).match
         self.sets = self._tiers.sets
+        self.time_of = self._tiers.time_of
 
     def of(self, relative: str) -> str:
         return HOT if self._required(relative) else self._tiers.of(relative)

@@ -12,6 +12,7 @@ import time
 from typing import Any, BinaryIO, Callable
 
 from . import aside, cache, databases, direct, filters, index, keys, notes, places, worker
+from .coverage import Coverage
 from .drain import drained
 from .holders import Holder, find_holders
 from .holdings import Holdings, Old, shown
@@ -23,7 +24,7 @@ from .scratch import Scratch
 from .swap import Noted, Swap, is_folder
 from .unpacking import Section, Staged, Unpacker
 from .versions import older_schema, rank, version_here
-from .walk import SQLITE_TAILS
+from .walk import SQLITE_TAILS, Found
 
 WORKER_SECONDS = 15.0
 LONGEST_SETTINGS = 16 << 20
@@ -36,14 +37,23 @@ class Restore:
         self.request = request
         self.scratch = scratch
         self.home = home
-        self.roots = place_roots(request["roots"], request["layouts"], request["projects"], home, scratch.contained)
+        self.roots, self.withheld = place_roots(request, home, scratch.contained)
+        self.left_alone: dict[str, index.Entry] = {}
+        """What of the snapshot is in roots that are not touched: withheld, or here already."""
+        self.before: cache.Base | None = None
+        """What is here already, when only what was withheld is brought."""
+        self.coming: frozenset[str] = frozenset()
+        """The paths that are to be placed, once they are known."""
         self.by_name = {root.name: root for root in self.roots}
         self.seed = request["mode"] == "seed"
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[str] = []
         self.stages = {root.name: _beside(root.folder) for root in self.roots}
         self.holdings = Holdings(scratch, request, self.roots, home)
+        self.here: list[Old] = []
         self.old: list[Old] = []
+        """Of what is here, what the snapshot's own rules covered: that goes."""
+        self.covers = Coverage(request.get("covered"))
         self.old_folders: list[str] = []
         self.aside = aside.Aside(scratch, request["snapshot"], request["set_aside_bytes"])
         self.movable: dict[str, bool] = {}
@@ -65,6 +75,7 @@ class Restore:
         try:
             swap.begin()
             entries, staged = self._unpack()
+            self.coming = frozenset(entries)
             self._name_folders(entries)
             checks = self._check_databases(staged, entries)
             self._prepare(staged, entries)
@@ -91,15 +102,17 @@ class Restore:
         if self.aside.files:
             self.aside.give()
             self.aside.make_room()
-        files = [path for path in placed if entries[path].type == index.FILE]
+        files = [entries[path] for path in placed if entries[path].type == index.FILE]
+        files += [entry for path, entry in self.left_alone.items() if entry.type == index.FILE and self._is_here(path)]
         return {
             "status": "complete",
             "files": len(files),
-            "bytes": sum(entries[path].size for path in files),
+            "bytes": sum(entry.size for entry in files),
             "databases": checks,
             "skipped": self.skipped,
             "warnings": self.warnings + self._discarded(),
             "roots": self._roots_told(),
+            "withheld": self._withheld_told(),
             "set_aside": self.aside.told() if self.aside.files else None,
         }
 
@@ -113,15 +126,43 @@ class Restore:
 
     def _look(self) -> None:
         """Find what is there and is to go. A seed replaces nothing."""
-        self.old, self.old_folders = [], []
+        self.here, self.old_folders = [], []
         for root in [] if self.seed else self.roots:
-            old, folders = self.holdings.look(root)
-            self.old += old
+            here, folders = self.holdings.look(root)
+            self.here += here
             self.old_folders += folders
+        self.old = [one for one in self.here if self._goes(one.found)]
+
+    def _goes(self, found: Found) -> bool:
+        """Whether a file that is here makes room: not where the rules of the snapshot did not know it, nor where it yields
+        to what is there."""
+        if found.root.rules.yields(found.relative):
+            return False
+        return found.path in self.coming or self.covers.has(found.root.name, found.relative)
 
     def _is_kept(self) -> bool:
-        asked = self.seed or self.request["discard"] or self.request["saved"]  # saved so that it can be replaced
-        return not asked and self.holdings.is_ahead(self.roots, self.old)
+        """Whether all that is here stays as it is. Roots that were withheld, and whose projects are there by now, are brought
+        to what stays."""
+        if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
+            return False
+        noted = notes.read(self.scratch.memory)
+        late = set(noted.withheld) & set(self.by_name) if noted is not None else set()
+        rest = [root for root in self.roots if root.name not in late]
+        ahead = self.holdings.is_ahead(rest, [one for one in self.here if one.found.root.name not in late])
+        own = self.holdings.own
+        if not (ahead and late):
+            return ahead
+        if own is None or own.stored[0] != self.request["snapshot"] or own.base is None:
+            # What is here was exported since: the rest would not fit to it.
+            self.withheld = self.withheld + [root for root in self.roots if root.name in late]
+            self.roots = rest
+            return True
+        self.before = own.base
+        self.roots = [root for root in self.roots if root.name in late]
+        self.by_name = {root.name: root for root in self.roots}
+        self.stages = {name: stage for name, stage in self.stages.items() if name in late}
+        self._look()
+        return False
 
     def _keep(self) -> dict[str, Any]:
         """Leave all as it is, but for whether the memory is here to be read only."""
@@ -130,7 +171,7 @@ class Restore:
         cache.hold(self.scratch.memory, self.request["read_only"])
         self._note()
         origin, newest = self.holdings.origin, own.stored[0]
-        changed = sorted(one.own for one in self.old if one.savable and not one.steady)
+        changed = sorted(one.own for one in self.here if one.savable and not one.steady)
         if newest != origin:
             self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
         if changed:
@@ -138,17 +179,18 @@ class Restore:
         return {
             "status": "kept",
             "holds": origin,
-            "files": len(self.old),
-            "bytes": sum(one.found.status.st_size for one in self.old),
+            "files": len(self.here),
+            "bytes": sum(one.found.status.st_size for one in self.here),
             "warnings": self.warnings,
             "roots": self._roots_told(),
+            "withheld": self._withheld_told(),
         }
 
     def _unsaved(self) -> dict[str, Any] | None:
         """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
         be saved is by now: what is not then is set aside."""
-        if self.seed or self.request["discard"] or self.request["saved"]:
-            return None
+        if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
+            return None  # what came with a project that was withheld until now is set aside
         told = self.holdings.unsaved(self.old)
         return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
 
@@ -158,6 +200,13 @@ class Restore:
 
     def _roots_told(self) -> list[dict[str, str]]:
         return [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots]
+
+    def _withheld_told(self) -> list[dict[str, Any]]:
+        files = [path.split("/")[0] for path, entry in self.left_alone.items() if entry.type == index.FILE]
+        return [{"name": root.name, "hint": root.hint, "files": files.count(root.name)} for root in self.withheld]
+
+    def _is_here(self, path: str) -> bool:
+        return path.split("/")[0] not in {root.name for root in self.withheld}
 
     def _check_versions(self) -> None:
         """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
@@ -223,7 +272,10 @@ class Restore:
         kept = {}
         for path, entry in entries.items():
             name, _, relative = path.partition("/")
-            if name in self.by_name and self.by_name[name].rules.allows(relative, entry.type == index.DIR):
+            root = self.by_name.get(name)
+            if root is None and (self.before is not None or not self._is_here(path)):
+                self.left_alone[path] = entry
+            elif root is not None and root.rules.allows(root.keys.local(relative), entry.type == index.DIR):
                 kept[path] = entry
             else:
                 self.skipped.append({"path": path, "reason": "never restored"})
@@ -272,13 +324,20 @@ class Restore:
             if not (self.seed and is_folder(self._place(folder.path))):
                 swap.folder(self._place(folder.path), folder.mode)
         placed: list[str] = []
+        taken: set[str] = set()
         for path, entry in entries.items():
             place = self._place(path)
             if entry.type == index.DIR:
                 continue
-            if self.seed and places.exists(place):
+            name, _, relative = path.partition("/")
+            if (self.seed or self.by_name[name].rules.yields(relative)) and places.exists(place):
                 self.skipped.append({"path": path, "reason": "already there"})
                 continue
+            if place in taken:
+                self.skipped.append({"path": path, "reason": "another root of the snapshot has it too"})
+                self.warnings.append("%s is in the snapshot twice, as %s too: the first was placed." % (place, path))
+                continue
+            taken.add(place)
             swap.folder(os.path.dirname(place))
             swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
             placed.append(path)
@@ -385,22 +444,25 @@ class Restore:
                 elif path in ours:
                     signature = cache.signature(places.status(self._place(path)))
             known[path] = cache.Known(entry, signature, first_page)
-        keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
-        cache.begin(
-            self.scratch.memory,
-            cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"]),
-            self.request["read_only"],
-        )
+        base = cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"])
+        if self.before is not None:
+            base = self.before._replace(entries=dict(self.before.entries, **known), full="", changed=None)
+        else:
+            known.update((path, cache.Known(entry, [])) for path, entry in self.left_alone.items())
+            keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
+        cache.begin(self.scratch.memory, base, self.request["read_only"])
         self._note()
 
     def _note(self) -> None:
         self.warnings += notes.keep(self.scratch.memory, self._notes())
 
     def _notes(self) -> notes.Notes:
-        return notes.after_restore(dict(self.request["notes"], reader=self.request["read_only"]), self._folders())
+        told = dict(self.request["notes"], reader=self.request["read_only"])
+        return notes.after_restore(told, self._folders(), [root.name for root in self.withheld])
 
     def _folders(self) -> dict[str, str]:
-        return {root.name: root.folder for root in self.roots}
+        noted = notes.read(self.scratch.memory) if self.before is not None else None
+        return dict(noted.roots if noted is not None else {}, **{root.name: root.place for root in self.roots})
 
 
 def _beside(folder: str) -> str:

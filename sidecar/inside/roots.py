@@ -6,16 +6,29 @@ travel, never absolute paths; ``hint`` says where it was (``~/app``, or an absol
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any, FrozenSet, Iterable, NamedTuple
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from .containment import Containment
-from .keys import Keys, paths_of
+from . import places
+from .containment import Containment, is_in
+from .keys import FileName, Keys, paths_of
+from .projects import find_projects, is_marked, markers_of
 from .refusal import Refusal
-from .rules import Rules, compiled
+from .rules import Rules, compiled, is_secret
 
 MOST_PROJECTS = 5000
-"""As many folders as are looked into for projects."""
+"""The highest number that a project's root can have."""
+LONGEST_SETTINGS = 1 << 20
+FILE_ENDS = (".json", ".jsonl")
+"""How the name of a file ends that a variable or a setting may name as memory."""
+LEADS_OUT = "%s is a link that leads out of its project, and was left out."
+NOT_THERE = "%s is said to be %s, and was left out: it must not be there."
+MOVED_AWAY = (
+    "%s is said to be %s now; what this memory has of it is in %s, and that was exported: move it, or restore again."
+)
+SEVERAL = "%s is said to be %s as well, and was taken from %s alone."
+UNREADABLE = "%s may not be read by this user, and was left out."
 
 
 class Root(NamedTuple):
@@ -26,14 +39,48 @@ class Root(NamedTuple):
     hint: str
     layout: dict[str, Any]
     rules: Rules
-    whole: bool  # the folder belongs to the memory system alone, so that what is left out is worth a word
+    whole: bool  # it is an agent's folder, and no project, so that what is left out is worth a word
     keys: Keys = Keys()
     apart: FrozenSet[str] = frozenset()
     """What lies in it and is not for memories: the sidecar's own files."""
+    owned: bool = False
+    """The folder belongs to the memory system alone."""
+    before: Tuple[Any, ...] = ()
+    """The rules of other roots in the same folder, or in one that holds it: a path belongs to the first that takes it."""
+    beside: Tuple[Rules, ...] = ()
+    """Of those that come after it."""
+    found: bool = False
+    """It is of a project that nobody named: trouble with it is no trouble of the rest."""
+
+    @property
+    def place(self) -> str:
+        """Its folder, or, where it is one file, that file."""
+        return os.path.join(self.folder, self.keys.here) if isinstance(self.keys, FileName) else self.folder
 
     def path(self, relative: str) -> str:
         """The travelling name of what is here at ``relative``."""
         return self.name + "/" + self.keys.stored(relative)
+
+
+class Above:
+    """The rules of a root, as they are for what lies in a folder of it."""
+
+    def __init__(self, rules: Rules, below: str) -> None:
+        self._rules, self._below = rules, below + "/"
+
+    def takes(self, relative: str) -> bool:
+        return self._rules.takes(self._below + relative)
+
+    def left_out(self, relative: str) -> Any:
+        """Whether it is left out there: not where nobody looks."""
+        path = self._below + relative
+        return self._rules.may_hold(path.rpartition("/")[0]) and self._rules.left_out(path)
+
+    def all_below(self, relative: str) -> Any:
+        return self._rules.all_below(self._below + relative)
+
+    def may_hold(self, relative: str) -> bool:
+        return self._rules.may_hold(self._below + relative)
 
 
 def numbered(name: str) -> tuple[str, int]:
@@ -58,44 +105,135 @@ def at_hint(hint: str, home: str) -> str:
     return home + hint[1:] if hint == "~" or hint.startswith("~/") else hint
 
 
-def own_places(spec: dict[str, Any], home: str, projects: list[str] | None = None) -> tuple[list[str], list[str]]:
-    """The places that variables name, and the usual ones."""
+class Finding(NamedTuple):
+    """The roots that are here, the folders of all projects, and what to say of those that were not looked for."""
+
+    roots: List[Root]
+    projects: List[str]
+    warnings: List[str]
+
+
+class Placing(NamedTuple):
+    """Where the roots of a snapshot belong, and those that wait until their project is there."""
+
+    roots: List[Root]
+    withheld: List[Root]
+
+
+def own_places(
+    spec: dict[str, Any],
+    home: str,
+    folders: Sequence[str] = (),
+    roots: Dict[str, str] | None = None,
+    found: Iterable[str] = (),
+) -> tuple[list[str], list[str]]:
+    """The places that variables and settings name, and the usual ones; ``folders`` are those of the projects, of which nobody
+    named those ``found``, and ``roots`` those of other roots."""
     moved, usual = [], []
     for entry in spec.get("env", []):
         name, _, below = entry.partition("/")
         if os.environ.get(name):
             moved.append(os.path.join(home, os.path.expanduser(os.environ[name]), below))
+    for entry in spec.get("settings", []):
+        moved += _set_by(entry, home, folders, roots or {}, found)
     for path in spec["paths"]:
         if path.startswith("./"):
-            usual += [os.path.join(project, path[2:]) for project in folders_named(projects, home) or [home]]
+            # A link in a repository may lead anywhere.
+            ways = [(project, os.path.join(project, path[2:])) for project in folders or [home]]
+            usual += [place for project, place in ways if is_in(os.path.realpath(place), project)]
         else:
             usual.append(os.path.join(home, at_hint(path, home)))
     return moved, usual
 
 
-def _own_folder(spec: dict[str, Any], home: str, projects: list[str] | None, hint: str = "") -> str:
-    """The folder of a root that is not a project: of the places its variable and its layout name, the first that holds it.
+def _set_by(entry: str, home: str, projects: Sequence[str], roots: Dict[str, str], inside: Iterable[str]) -> List[str]:
+    """The places that a setting names: ``~/FILE:KEY``, ``./FILE:KEY`` in each project, or ``ROOT/FILE:KEY``."""
+    path, _, key = entry.rpartition(":")
+    top, _, file = path.partition("/")
+    tops: Sequence[str] = {"~": [home], ".": projects}.get(top, [roots[top]] if top in roots else [])
+    found = []
+    for folder in tops:
+        try:
+            value = json.loads(places.read_file(os.path.realpath(os.path.join(folder, file)), LONGEST_SETTINGS))
+        except (OSError, Refusal, ValueError, RecursionError):
+            continue  # there is none, or it says nothing
+        for text in _values(value, key.split(".")):
+            place = os.path.join(folder if top == "." else home, at_hint(text, home))
+            # Whoever wrote a repository that was merely found does not say what of the home is memory.
+            if top != "." or folder not in inside or is_in(os.path.realpath(place), folder):
+                found.append(place)
+    return found
+
+
+def _values(value: Any, keys: List[str]) -> List[str]:
+    if not keys:
+        return [value] if isinstance(value, str) and _is_path(value) else []
+    if not isinstance(value, dict):
+        return []
+    inner = value.values() if keys[0] == "*" else [value[keys[0]]] if keys[0] in value else []
+    return [text for each in inner for text in _values(each, keys[1:])]
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _own_folder(
+    spec: dict[str, Any],
+    home: str,
+    folders: Sequence[str],
+    roots: Dict[str, str],
+    hint: str = "",
+    was: str = "",
+    found: Iterable[str] = (),
+) -> tuple[str, str]:
+    """The folder of a root that is not a project: of the places its variable and its layout name, the first that holds it;
+    and, where it is one file, what that is called. "" when there is none.
 
     Where none does, or one is wanted to restore to (``hint`` says where it was): what the variable says, the usual place
-    it was in, or the first.
+    it was in, or the first. ``was`` is where this sandbox has it from before.
     """
-    moved, usual = own_places(spec, home, projects)
-    below, marker = spec.get("below", ""), spec.get("holds", "")
+    moved, usual = own_places(spec, home, folders, roots, found)
+    below, marker, file = spec.get("below", ""), spec.get("holds", ""), spec.get("file", "")
+    if file:
+        place = os.path.realpath(moved[0] if moved else os.path.join(at_hint(hint, home) or usual[0], file))
+        return os.path.dirname(place), os.path.basename(place)
     if moved and (hint or not marker):
-        return os.path.realpath(os.path.join(moved[0], below))
+        return os.path.realpath(os.path.join(moved[0], below)), ""
     found = [place for place in moved + usual if os.path.isdir(os.path.join(place, marker))]
+    if not found and was and os.path.isdir(was):
+        return was, ""
     if not found and hint:
-        was = [place for place in usual if os.path.join(place, below) == at_hint(hint, home)]
-        ways = [path[1:] + "/" + below for path in spec["paths"] if path.startswith("./")]
-        found = was or [
-            place for way in ways if hint.endswith(way) for place in usual if (place + "/" + below).endswith(way)
+        held = [place for place in usual if os.path.join(place, below).rstrip("/") == at_hint(hint, home)]
+        ways = [(path[1:] + "/" + below).rstrip("/") for path in spec["paths"] if path.startswith("./")]
+        found = held or [
+            place
+            for way in ways
+            if hint.endswith(way)
+            for place in usual
+            if (place + "/" + below).rstrip("/").endswith(way)
         ]
-    return os.path.realpath(os.path.join((found or usual)[0], below))
+    if not found and (not usual or (marker and not hint)):
+        return os.path.realpath(at_hint(hint, home)) if hint else "", ""
+    return os.path.realpath(os.path.join((found or usual)[0], below)), ""
+
+
+def working_folder(home: str) -> str:
+    """Where this was started; the home, where that folder was removed since."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return home
 
 
 def folders_named(named: list[str] | None, home: str) -> list[str]:
     """The project folders: those named, else the working folder and the home."""
-    folders = [os.getcwd(), home] if named is None else [os.path.join(home, at_hint(path, home)) for path in named]
+    folders = (
+        [working_folder(home), home] if named is None else [os.path.join(home, at_hint(path, home)) for path in named]
+    )
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
@@ -107,33 +245,240 @@ def absent(named: list[str] | None, home: str) -> list[str]:
     ]
 
 
+Known = Sequence[Tuple[str, str]]
+"""Roots that this memory has had, each with its folder here; of two that contradict each other the first is right."""
+
+
 def find_roots(
-    layouts: list[dict[str, Any]], projects: list[str] | None, home: str, contained: Containment
-) -> list[Root]:
+    layouts: list[dict[str, Any]],
+    projects: list[str] | None,
+    home: str,
+    contained: Containment,
+    known: Known = (),
+    elsewhere: Sequence[dict[str, Any]] = (),
+) -> Finding:
     """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
 
-    The n-th project named has the n-th project root; without names, roots are numbered as they are found. Raise Refusal
-    for one that is where it may not be.
+    A project keeps the number that its folder has among the ``known`` roots. Of others, the n-th one named has the n-th
+    number if that is free, and one that was found the next. ``elsewhere`` are the roots of layouts that were not asked for:
+    no project is looked for in there. Raise Refusal for a root that is where it may not be.
     """
-    roots: list[Root] = []
+    folders, found = folders_named(projects, home), set()
+    roots, warnings = _own_roots(layouts, folders, home, known, contained)
+    specs = [spec for layout in layouts for spec in layout["roots"] if spec.get("project")]
+    if projects is None:
+        others = {os.path.realpath(place) for spec in elsewhere for place in _closed(spec, home)}
+        closed = frozenset(others | {root.folder for root in roots if not isinstance(root.keys, FileName)}) - {*folders}
+        keeps = [
+            pattern
+            for layout in layouts
+            for spec in layout["roots"]
+            if spec.get("project") and not spec.get("below")
+            for pattern in spec.get("keep") or layout["keep"]
+        ]
+        search = find_projects(folders, specs, keeps, closed, contained)
+        warnings += search.warnings
+        nearest = _known_projects(known, specs, folders, contained) + search.folders
+        found = set(nearest) - set(folders)
+        folders += [folder for folder in dict.fromkeys(nearest) if folder in found]
+        late = [dict(layout, roots=_unplaced(layout, roots)) for layout in layouts]
+        more, told = _own_roots(late, folders, home, known, contained, roots, found)
+        roots += [root._replace(layout=_layout_of(root, layouts)) for root in more]
+        warnings += [line for line in told if line not in warnings]
+    still = {place for _, place in known if os.path.isdir(place) and contained.holds(place)}
+    markers = markers_of(specs)
+    any_marker = {folder for folder in folders if folder in found or is_marked(folder, markers)}
+    numbers: Dict[str, int] = {}
     for layout in layouts:
-        rules = Rules(layout)
         for spec in layout["roots"]:
-            whole = bool(spec.get("below") or not spec.get("project"))
             if not spec.get("project"):
-                folder = _own_folder(spec, home, projects)
-                if os.path.isdir(folder):
-                    roots.append(Root(spec["name"], folder, hint_for(folder, home), layout, rules, whole))
                 continue
-            number = 0
-            for project in folders_named(projects, home):
-                folder = os.path.realpath(os.path.join(project, spec.get("below", "")))
-                there = os.path.isdir(folder) and _holds_any(folder, layout)
-                number += there or projects is not None
-                if there:
-                    name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
-                    roots.append(Root(name, folder, hint_for(folder, home), layout, rules, whole))
-    return _contained(roots, contained)
+            # Of a root that has no markers itself those of its layout count, else any.
+            own = [] if spec.get("markers") else markers_of(layout["roots"])
+            marked = {folder for folder in any_marker if not own or is_marked(folder, own)}
+            here: Dict[str, str] = {}
+            for project in folders:
+                place = os.path.join(project, spec.get("below", "")).rstrip("/")
+                folder = os.path.realpath(place)
+                if folder != place and _leads_out(project, folder, home, project in found):
+                    warnings += [LEADS_OUT % place] if os.path.isdir(folder) else []
+                    continue
+                try:
+                    is_root = _is_root(project, folder, layout, spec, project in marked)
+                except OSError:
+                    if project not in found:
+                        raise
+                    is_root = False
+                    warnings.append(UNREADABLE % folder)
+                if is_root and folder not in here.values():
+                    here[project] = folder
+            for project, number in _numbers(
+                spec["name"], here, known, folders if projects is not None else None, numbers, still
+            ):
+                numbers.setdefault(project, number)
+                name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
+                rules = Rules(layout, spec, project in marked)
+                root = _root(name, here[project], home, layout, spec, rules)
+                hint = hint_for(os.path.join(project, spec.get("below", "")).rstrip("/"), home)
+                roots.append(root._replace(hint=hint, found=project in found))
+    return Finding(_together(_contained(roots, contained)), folders, warnings)
+
+
+def _leads_out(project: str, folder: str, home: str, found: bool) -> bool:
+    """Whether a link leads what should be a folder of a project where no memory of it is: it may be in any repository that
+    was cloned. A project that was named may have its memory on a volume."""
+    if is_in(project, folder) or found:
+        return True
+    return is_in(folder, home) and not is_in(folder, project)
+
+
+def _known_projects(known: Known, specs: List[Dict[str, Any]], folders: List[str], contained: Containment) -> List[str]:
+    """The folders of projects that this memory has had: they are not searched for, so no bound of a search leaves them out."""
+    by_name = {spec["name"]: spec for spec in specs}
+    found = []
+    for name, folder in known:
+        spec = by_name.get(name) or by_name.get(numbered(name)[0])
+        project = _without(folder, spec.get("below", "")) if spec is not None else ""
+        if project and project != "/" and os.path.isdir(project) and contained.holds(project):
+            found.append(os.path.realpath(project))
+    return [folder for folder in dict.fromkeys(found) if folder not in folders]
+
+
+def _unplaced(layout: Dict[str, Any], roots: List[Root]) -> List[Dict[str, Any]]:
+    """The roots that settings of a project may place, and none has yet."""
+    names = {root.name for root in roots}
+    return [spec for spec in layout["roots"] if spec.get("settings") and spec["name"] not in names]
+
+
+def _layout_of(root: Root, layouts: List[Dict[str, Any]]) -> Dict[str, Any]:
+    return next(layout for layout in layouts if layout["name"] == root.layout["name"])
+
+
+def _closed(spec: dict[str, Any], home: str) -> List[str]:
+    """The places of a root that was not asked for, in which no project is looked for."""
+    moved, usual = own_places(spec, home)
+    return [] if spec.get("project") or spec.get("file") else moved + usual
+
+
+def _own_roots(
+    layouts: list[dict[str, Any]],
+    projects: Sequence[str],
+    home: str,
+    known: Known,
+    contained: Containment,
+    there: Sequence[Root] = (),
+    found: Iterable[str] = (),
+) -> tuple[list[Root], list[str]]:
+    """The roots that are in no project, and what to say of those that are nowhere they may be. ``there`` are others; what
+    settings of the projects ``found`` name counts only inside of them."""
+    roots: List[Root] = []
+    warnings: List[str] = []
+    before = dict(reversed(known))
+    folders: Dict[str, str] = {}
+    specs = [(layout, spec) for layout in layouts for spec in layout["roots"] if not spec.get("project")]
+    # Settings may name any place, and what lies in another root is that one's: so these come last.
+    for layout, spec in sorted(specs, key=lambda pair: bool(pair[1].get("settings"))):
+        name, was = spec["name"], before.get(spec["name"], "")
+        folder, file = _own_folder(spec, home, projects, folders, was=was, found=found)
+        folders[name] = folder
+        if spec.get("settings") and folder:
+            others = [root for root in [*there, *roots] if is_in(folder, root.folder)]
+            others = [root for root in others if not isinstance(root.keys, FileName)]
+            if _is_taken(others, os.path.join(folder, file or "x.md")):
+                continue
+            if others or not _may_be_at(folder, file, home, contained):
+                if os.path.lexists(os.path.join(folder, file)):
+                    warnings.append(NOT_THERE % (name, os.path.join(folder, file).rstrip("/")))
+                continue
+            place = os.path.join(folder, file).rstrip("/")
+            if was not in ("", place) and _is_filled(was) and os.path.isdir(was) != bool(file) and contained.holds(was):
+                warnings.append(MOVED_AWAY % (name, place, was))
+                folder, file = (os.path.dirname(was), os.path.basename(was)) if file else (was, "")
+            place = os.path.join(folder, file).rstrip("/")
+            moved = {os.path.realpath(other) for other in own_places(spec, home, projects, folders, found)[0]}
+            for other in sorted(moved - {place, was}):
+                warnings += [SEVERAL % (name, other, place)] if _is_filled(other) else []
+        if folder and os.path.isdir(folder):
+            roots.append(_root(name, folder, home, layout, spec, Rules(layout, _for_file(spec, file)), file))
+    return roots, warnings
+
+
+def _is_taken(others: List[Root], place: str) -> bool:
+    """Whether a root that holds a place takes what is there."""
+    return any(root.rules.takes(place[len(root.folder) :].strip("/")) for root in others)
+
+
+def _is_filled(place: str) -> bool:
+    """Whether there is a file with something in it, or a folder that has anything."""
+    try:
+        return bool(os.listdir(place)) if os.path.isdir(place) else os.path.getsize(place) > 0
+    except OSError:
+        return False
+
+
+def _may_be_at(folder: str, file: str, home: str, contained: Containment) -> bool:
+    """Whether what a setting names can be a place for memory: not the home as a whole or what holds it, nor a file that does
+    not look like one."""
+    if not contained.holds(folder):
+        return False
+    if file:
+        return file.endswith(FILE_ENDS) and not is_secret(file) and not set("*?{}") & set(file)
+    return not is_in(home, folder)
+
+
+def _for_file(spec: dict[str, Any], file: str) -> dict[str, Any]:
+    return dict(spec, keep=[file]) if file else spec
+
+
+def _root(
+    name: str, folder: str, home: str, layout: dict[str, Any], spec: dict[str, Any], rules: Rules, file: str = ""
+) -> Root:
+    whole = bool(spec.get("below") or not spec.get("project")) and not file
+    keys = FileName(file, spec["file"]) if file else Keys()
+    return Root(name, folder, hint_for(folder, home), layout, rules, whole, keys, owned=bool(spec.get("owned")))
+
+
+def _is_root(project: str, folder: str, layout: dict[str, Any], spec: dict[str, Any], marked: bool) -> bool:
+    if not os.path.isdir(folder) or (spec.get("marked") and not is_marked(project, markers_of([spec]))):
+        return False
+    if spec.get("owned"):
+        return bool(os.listdir(folder))
+    return _holds_any(folder, Rules(layout, spec, marked).patterns)
+
+
+def _numbers(
+    stem: str,
+    here: Dict[str, str],
+    known: Known,
+    named: Optional[List[str]],
+    others: Dict[str, int],
+    still: Iterable[str],
+) -> List[Tuple[str, int]]:
+    """The number that each project's root of this name has, in the order of the projects. ``others`` are the numbers that
+    other roots of the same projects have, ``still`` the places of known ones that are there."""
+    before: Dict[int, str] = {}
+    for name, folder in known:
+        base, number = numbered(name)
+        if name == stem or (number and base == stem):
+            before.setdefault(number or 1, folder)
+    numbers: Dict[str, int] = {}
+    for project, folder in here.items():
+        same = [number for number in sorted(before) if before[number] == folder]
+        if same:
+            numbers[project] = same[0]
+    for project in here:
+        if project not in numbers:
+            taken = set(numbers.values())
+            if named is None:
+                taken |= set(before)
+                wish = others.get(project, 1)
+            else:
+                # Another project that the memory has, and that is still here, keeps its number: it is only not named.
+                taken |= {number for number, place in before.items() if place not in here.values() and place in still}
+                wish = named.index(project) + 1
+            free = [wish, *range(1, MOST_PROJECTS)]
+            numbers[project] = next(number for number in free if number not in taken)
+    return [(project, numbers[project]) for project in here]
 
 
 def _contained(roots: list[Root], contained: Containment) -> list[Root]:
@@ -143,8 +488,34 @@ def _contained(roots: list[Root], contained: Containment) -> list[Root]:
     return [root._replace(apart=contained.inner(root.folder)) for root in roots]
 
 
-def _holds_any(folder: str, layout: dict[str, Any]) -> bool:
-    firsts = {pattern.split("/")[0] for pattern in layout["keep"] + layout["databases"]}
+def _together(roots: list[Root]) -> list[Root]:
+    """The roots, those that share a folder, or lie in one another's, knowing of each other. A path belongs to the outer one;
+    in one folder, which comes first is a matter of names alone, so that it is the same whichever layouts are asked for."""
+
+    def rank(root: Root) -> Tuple[str, int, str]:
+        stem = numbered(root.name)[0]
+        names = [spec["name"] for spec in root.layout["roots"]]
+        return root.layout["name"], names.index(root.name if root.name in names else stem), root.name
+
+    by_folder: Dict[str, List[Root]] = {}
+    for root in sorted(roots, key=rank):
+        by_folder.setdefault(root.folder, []).append(root)
+    shared = []
+    for root in roots:
+        same = by_folder[root.folder]
+        at = same.index(root)
+        rules = [each.rules for each in same]
+        above = [
+            Above(each.rules, root.folder[len(each.folder) :].strip("/"))
+            for each in roots
+            if each.folder != root.folder and is_in(root.folder, each.folder)
+        ]
+        shared.append(root._replace(before=(*above, *rules[:at]), beside=tuple(rules[at + 1 :])))
+    return shared
+
+
+def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
+    firsts = {pattern.split("/")[0] for pattern in patterns}
     plain = {first for first in firsts if not set("*?{") & set(first)}
     if any(os.path.lexists(os.path.join(folder, name)) for name in plain):
         return True
@@ -152,71 +523,140 @@ def _holds_any(folder: str, layout: dict[str, Any]) -> bool:
     return wanted is not None and any(wanted(name) for name in os.listdir(folder))
 
 
-def place_roots(
-    wanted: list[dict[str, str]],
-    layouts: list[dict[str, Any]],
-    projects: list[str] | None,
-    home: str,
-    contained: Containment,
-) -> list[Root]:
-    """Where a snapshot's roots belong here: by their layout's own rule, the n-th project for the n-th project root.
+def place_roots(request: dict[str, Any], home: str, contained: Containment) -> Placing:
+    """Where a snapshot's roots belong here: by their layout's own rule, or in their project.
 
-    Without projects, a project root goes where it was relative to the home, or, when it was elsewhere, to the working folder.
-    Raise Refusal when a layout is not known, or a root would be where it may not be.
+    Projects that are named are those of the snapshot that were at the same path, then the n-th one for the n-th. Others go
+    where they were relative to the home, or, when they were elsewhere, to the working folder; or nowhere, until their folder
+    is there, when that is asked for. Raise Refusal when a layout is not known, or a root would be where it may not be.
     """
+    layouts, projects = request["layouts"], request["projects"]
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
-    given = folders_named(projects, home) if projects is not None else []
-    roots: list[Root] = []
-    for root in wanted:
+    given, found = folders_named(projects, home) if projects is not None else [], []
+    for root in request["roots"]:
         if ".." in root["hint"].split("/"):
             raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
         base, number = numbered(root["name"])
         key = base if number and base in specs else root["name"]
         if key not in specs:
             raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
-        layout, spec = specs[key]
+        found.append((root, *specs[key], number if key != root["name"] else 1))
+    hints: Dict[int, List[str]] = {}
+    for root, _, spec, number in found:
+        if spec.get("project"):
+            hints.setdefault(number, []).append(_without(root["hint"], spec.get("below", "")))
+    named = assigned(hints, given, home)
+    roots: List[Root] = []
+    withheld: List[Root] = []
+    folders: Dict[str, str] = {}
+    for root, layout, spec, number in sorted(found, key=lambda row: bool(row[2].get("settings"))):
+        file, waits = "", False
         if not spec.get("project"):
-            folder = _own_folder(spec, home, projects, root["hint"])
+            folder, file = _own_folder(spec, home, folders_named(projects, home), folders, root["hint"])
+            if spec.get("settings") and not _may_be_at(folder, file, home, contained):
+                # A setting of this sandbox that names no place for a memory: it goes where it was.
+                folder, file = _own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
+                if not _may_be_at(folder, file, home, contained):
+                    raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root["name"], folder))
+            folders[spec["name"]] = folder
+        elif number in named:
+            folder = os.path.realpath(os.path.join(named[number], spec.get("below", "")))
         else:
-            order = number - 1 if key != root["name"] else 0
             below = spec.get("below", "")
-            if order < len(given):
-                folder = os.path.realpath(os.path.join(given[order], below))
-            elif root["hint"].startswith("~"):
-                folder = os.path.realpath(at_hint(root["hint"], home))
-            else:
-                folder = os.path.realpath(os.path.join(os.getcwd(), below))
-        whole = bool(spec.get("below") or not spec.get("project"))
-        roots.append(Root(root["name"], folder, root["hint"], layout, Rules(layout), whole))
-    folders = [root.folder for root in roots]
-    if len(set(folders)) != len(folders):
-        raise Refusal("roots-collide", "Two roots of the snapshot would land in one folder; name each with --project.")
-    return _contained(roots, contained)
+            folder = project_here(root["hint"], below, request.get("project_hints") or [], home)
+            waits = bool(request.get("withhold")) and not os.path.isdir(_without(folder, below))
+        rules = Rules(layout, _for_file(spec, file))
+        placed = _root(root["name"], folder, home, layout, spec, rules, file)._replace(hint=root["hint"])
+        (withheld if waits else roots).append(placed)
+    _check_apart(roots)
+    return Placing(_together(_contained(roots, contained)), withheld)
+
+
+def _without(path: str, below: str) -> str:
+    return (path[: -len(below) - 1] or "/") if below and path.endswith("/" + below) else path
+
+
+def _check_apart(roots: List[Root]) -> None:
+    seen: Dict[Tuple[str, str], str] = {}
+    for root in roots:
+        stem = numbered(root.name)[0]
+        if seen.setdefault((stem, root.folder), root.name) != root.name:
+            raise Refusal(
+                "roots-collide", "Two roots of the snapshot would land in one folder; name each with --project."
+            )
+
+
+def assigned(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[int, str]:
+    """Which of the folders ``given`` is the n-th project, when those of the snapshot were at these ``hints``: the one at the
+    same path, else the n-th, else the next that is left."""
+    left, found = list(given), {}
+    for number in sorted(hints):
+        same = [
+            folder for folder in left if folder in [os.path.realpath(at_hint(hint, home)) for hint in hints[number]]
+        ]
+        if same:
+            found[number] = same[0]
+            left.remove(same[0])
+    for number in sorted(hints):
+        if number not in found and number <= len(given) and left:
+            wish = given[number - 1]
+            found[number] = wish if wish in left else left[0]
+            left.remove(found[number])
+    return found
+
+
+def project_here(hint: str, below: str, projects: List[str], home: str) -> str:
+    """Where a root of a project that nobody names belongs: where it was in the home; else in the working folder, or, when it
+    lay in that of the export, which is the first of ``projects``, at the same place in this one."""
+    if hint.startswith("~"):
+        return os.path.realpath(at_hint(hint, home))
+    was, top = _without(hint, below), (projects or [""])[0].rstrip("/")
+    inner = was[len(top) + 1 :] if top.startswith("/") and was.startswith(top + "/") else ""
+    return os.path.realpath(os.path.join(working_folder(home), inner, below))
+
+
+def known_roots(
+    layouts: list[dict[str, Any]], noted: Dict[str, str], head: list[dict[str, str]], projects: List[str], home: str
+) -> Known:
+    """The roots that a memory has had, and where they are here: as this sandbox has noted, then where those of the head
+    were."""
+    specs = {spec["name"]: spec for layout in layouts for spec in layout["roots"]}
+    known = list(noted.items())
+    for root in head:
+        name, hint = root["name"], root["hint"]
+        spec = specs.get(name) or specs.get(numbered(name)[0]) or {}
+        place = os.path.realpath(at_hint(hint, home))
+        if spec.get("project") and not hint.startswith("~") and not os.path.isdir(place):
+            place = project_here(hint, spec.get("below", ""), projects, home)
+        known.append((name, place))
+    return known
 
 
 def projects_here(named: list[str] | None, home: str) -> list[str]:
     """What to call the projects of an export: those named, else the working folder, unless that is only the home."""
-    folders = folders_named(named, home) if named is not None else [os.path.realpath(os.getcwd())]
+    folders = folders_named(named, home) if named is not None else [working_folder(home)]
     return [hint_for(folder, home) for folder in folders if named is not None or folder != home]
 
 
 def path_here(hint: str, projects: list[str], named: list[str] | None, home: str) -> str:
-    """Where a project is here that was at ``hint``, when those of the export were ``projects``: with the n-th one named, else
+    """Where a project is here that was at ``hint``, when those of the export were ``projects``: with the one named for it, else
     where it was in the home, or, outside of it, in the working folder; else it has not moved."""
     given = folders_named(named, home) if named is not None else []
-    for number, project in sorted(enumerate(projects), key=lambda pair: -len(pair[1])):
+    here = assigned({number: [project] for number, project in enumerate(projects, 1)}, given, home)
+    for number, project in sorted(enumerate(projects, 1), key=lambda pair: -len(pair[1])):
         if hint == project or (project != "~" and hint.startswith(project.rstrip("/") + "/")):
             rest = hint[len(project) :]
-            if number < len(given):
-                return given[number] + rest
+            if number in here:
+                return here[number] + rest
             if named is None and not project.startswith("~"):
-                return os.path.realpath(os.getcwd()) + rest
+                return working_folder(home) + rest
     return os.path.realpath(at_hint(hint, home))
 
 
-def keyed_here(roots: list[Root], named: list[str] | None, home: str, paths: Iterable[str]) -> dict[str, str]:
-    """Which project each folder among ``paths`` is that is named after one, by its travelling name."""
-    known = [*folders_named(named, home), os.path.realpath(os.getcwd()), home]
+def keyed_here(roots: list[Root], folders: list[str], home: str, paths: Iterable[str]) -> dict[str, str]:
+    """Which project each folder among ``paths`` is that is named after one, by its travelling name. ``folders`` are those of
+    the projects that are known."""
+    known = list(dict.fromkeys([*folders, working_folder(home), home]))
     rows = {}
     for root in roots:
         keyed = root.layout.get("keyed", {})

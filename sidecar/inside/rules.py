@@ -11,19 +11,27 @@ import re
 from functools import cached_property
 from typing import Any, Callable, Iterable, Pattern
 
-# Known by their names alone, wherever they are and whatever a layout says.
+# Known by their names alone, wherever they are and whatever a layout says. A note is none (credentials.md).
 SECRET_NAMES = frozenset(
     (".envrc .netrc _netrc .pgpass .my.cnf .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
-     " .vault-token .s3cfg .boto"
+     " .vault-token .s3cfg .boto auth.json mcp-auth.json oauth.json oauth_creds.json oauth-token token.json secrets.json"
+     " secrets.toml secrets.yaml secrets.yml credentials credentials.json credentials.toml cookies cookies.sqlite cookies.txt"
+     " logins.json key4.db"
      " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
 )  # fmt: skip
-SECRET_ENDS = (".env", ".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk")
+SECRET_ENDS = (".env", ".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk", ".pem", ".key")
+SECRET_PATHS = ("/.git/config", "/.kube/config", "/.docker/config.json")
+COPY_ENDS = ("~", ".bak", ".old")
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file is known to hold secrets by its name."""
-    name = path.rpartition("/")[2].lower()
-    return name in SECRET_NAMES or name.startswith(".env.") or name.endswith(SECRET_ENDS)
+    """Whether a file is known to hold secrets by its name, or is a copy of one."""
+    path = "/" + path.lower()
+    for end in COPY_ENDS:
+        if path.endswith(end):
+            path = path[: -len(end)]
+    name = path.rpartition("/")[2]
+    return name in SECRET_NAMES or name.startswith(".env.") or path.endswith(SECRET_ENDS + SECRET_PATHS)
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -61,12 +69,21 @@ def compiled(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
 Match = Callable[[str], Any]
 
 
-class Rules:
-    """The patterns of one layout, each compiled when it is first asked: most layouts are not there, and compiling is slow."""
+EVERYTHING = "**"
 
-    def __init__(self, layout: dict[str, Any]) -> None:
+
+class Rules:
+    """The patterns of one layout, as they are for one of its roots, each compiled when it is first asked: most layouts are
+    not there, and compiling is slow. What yields is not memory in a project that has no marker."""
+
+    def __init__(self, layout: dict[str, Any], root: dict[str, Any] | None = None, marked: bool = True) -> None:
         self._layout = layout
-        self._keep = [full for pattern in layout["keep"] + layout["databases"] for full in alternatives(pattern)]
+        self.patterns: list[str] = list((root or {}).get("keep") or layout["keep"] + layout["databases"])
+        if root is not None and root.get("owned"):
+            self.patterns.append(EVERYTHING)
+        if not marked:
+            self.patterns = [pattern for pattern in self.patterns if pattern not in layout.get("yields", [])]
+        self._keep = [full for pattern in self.patterns for full in alternatives(pattern)]
         self.filters: dict[str, list[str]] = layout.get("filters", {})
 
     @cached_property
@@ -76,6 +93,8 @@ class Rules:
     @cached_property
     def all_below(self) -> Match:
         """Whether one pattern keeps whatever lies below a folder."""
+        if EVERYTHING in self._keep:
+            return re.compile(".").match
         return compiled(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
 
     @cached_property
@@ -100,6 +119,11 @@ class Rules:
         return compiled(self._layout.get("careful", []), anywhere=True).match
 
     @cached_property
+    def yields(self) -> Match:
+        """Whether it never replaces what is there."""
+        return compiled(self._layout.get("yields", [])).match
+
+    @cached_property
     def _folders(self) -> list[list[Pattern[str] | None]]:
         return [
             [re.compile(_part(part) + r"\Z", re.DOTALL) if part != "**" else None for part in pattern.split("/")]
@@ -113,6 +137,10 @@ class Rules:
         if any(self.never(way) or self.secret(way) for way in ways):
             return False
         return bool(self.keep(relative + "/x" if folder else relative))
+
+    def takes(self, relative: str) -> bool:
+        """Whether a file, in folders that are not left out, is memory."""
+        return bool(self.keep(relative)) and not self.left_out(relative)
 
     def emptied(self, relative: str) -> list[str]:
         """The tables of a database that hold secrets."""

@@ -16,7 +16,6 @@ our own folders are not followed, and what the files say is checked by whoever r
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -25,7 +24,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from . import lineage, places
+from . import leftovers, lineage, places
 from .containment import containment
 from .refusal import Refusal
 
@@ -50,6 +49,7 @@ class Scratch:
         self, home: str, memory_key: str, wait: float, snapshot: str, request: Optional[Dict[str, Any]] = None
     ) -> None:
         self.snapshot = snapshot
+        self.warnings: List[str] = []
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
         self._request = request or {}
         self.base = os.path.realpath(self._base(home))
@@ -59,6 +59,7 @@ class Scratch:
         self._deadline = time.monotonic() + wait
         self._turns = self._take_turns()
         self._tidy()
+        leftovers.tidy(home)
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
         places.make_folder(self.work, 0o700)
         self._lock = self._lock_file(os.path.join(self.work, "lock"))
@@ -70,12 +71,16 @@ class Scratch:
         try:
             self._folder(os.path.dirname(own), 0o755)
             return self._folder(own)
-        except OSError:
+        except OSError as problem:
             import tempfile
 
             base = self._own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
             if os.lstat(base).st_uid != os.geteuid():
                 raise
+            self.warnings.append(
+                "What was exported is noted in %s, not in the home (%s): when that is gone, all of the memory is sent again."
+                % (base, problem.strerror or "it cannot be written")
+            )
             return base
 
     def _own(self, path: str) -> str:
@@ -165,12 +170,6 @@ class Scratch:
             folder = os.path.join(self.base, name)
             if WORK.match(name) and not self._is_memory(folder) and not self._in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        for name in os.listdir("/tmp"):
-            if name.startswith("memory-sidecar-") and name.endswith((".bundle", ".run")):
-                left = os.path.join("/tmp", name)
-                with contextlib.suppress(OSError):
-                    if time.time() - os.lstat(left).st_mtime > STALE_SECONDS:
-                        shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
 
     def _is_memory(self, folder: str) -> bool:
         """A memory may even be called as a run calls its folder."""

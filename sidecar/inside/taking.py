@@ -72,6 +72,10 @@ class Taking:
             except FileNotFoundError:
                 self.warnings.append("%s vanished while it was read." % found.path)
             except PermissionError:
+                if found.root.found and (self._base is None or self._base.known(found.path) is None):
+                    self.skipped.add(found.path, "may not be read")
+                    self.warnings.append("%s may not be read by this user, and was left out." % found.path)
+                    return
                 raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
 
     def _take_file(self, found: Found) -> None:

@@ -1,7 +1,8 @@
 """How much an agent needs a file: the order in which things are restored, and, from the end, dropped when there is too much.
 
-A path that no tier of its layout names is ``warm``. Beside patterns there are daily files, which cool down with time, the
-session written to last, and files that point at a folder; and there are paths that stay or go together.
+A path that no tier of its layout names is ``warm``, or ``cold`` in a folder that is the memory system's own. Beside
+patterns there are daily files, which cool down with time, the session written to last, and files that point at a folder;
+and there are paths that stay or go together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .rules import Rules, alternatives, compiled
 HOT, WARM, COLD, REBUILDABLE = "hot", "warm", "cold", "rebuildable"
 TIERS = (HOT, WARM, COLD, REBUILDABLE)
 WARM_DAYS = 1
+EPOCH = datetime.date(1970, 1, 1).toordinal()
+DAY_NS = 86_400 * 10**9
 LONGEST_POINTER = 1 << 20
 _WORD = re.compile(r"\{(\w+)\}")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
@@ -37,8 +40,9 @@ class Tiers:
     Without a folder nothing is known of what files point at, nor of which session is the active one.
     """
 
-    def __init__(self, layout: dict[str, Any], folder: str = "") -> None:
+    def __init__(self, layout: dict[str, Any], folder: str = "", owned: bool = False) -> None:
         tiers = layout.get("tiers", {})
+        self._others = COLD if owned else WARM
         self._matches = [(tier, compiled(tiers.get(tier, [])).match) for tier in TIERS]
         self._dated = [_bound(pattern) for pattern in tiers.get("dated", [])]
         self._coupled = [[_bound(p) for p in coupled["paths"]] for coupled in layout.get("coupled", [])]
@@ -53,11 +57,19 @@ class Tiers:
             return HOT
         if self._matches[0][1](relative):
             return HOT
-        for pattern in self._dated:
-            found = pattern.match(relative)
-            if found:
-                return _of_day(found.groupdict().get("date", ""))
-        return next((tier for tier, names in self._matches if names(relative)), WARM)
+        day = self._day(relative)
+        if day is not None:
+            return _of_day(day)
+        return next((tier for tier, names in self._matches if names(relative)), self._others)
+
+    def time_of(self, relative: str, mtime: int) -> int:
+        """How new a file is: a daily one as its name says, whenever it was touched; others as their ``mtime``."""
+        day = _date(self._day(relative) or "")
+        return mtime if day is None else (day.toordinal() - EPOCH) * DAY_NS
+
+    def _day(self, relative: str) -> str | None:
+        found = next(filter(None, (pattern.match(relative) for pattern in self._dated)), None)
+        return found.groupdict().get("date", "") if found else None
 
     def sets(self, paths: Iterable[str]) -> list[Together]:
         """Of all of a root's paths, those that stay or go together, each in at most one set."""
@@ -104,11 +116,17 @@ def _is_in(path: str, folder: str) -> bool:
 
 def _of_day(text: str) -> str:
     """Today's and yesterday's, by this sandbox's clock, are warm; so is what is from the future."""
-    try:
-        day = datetime.date(*map(int, text.split("-")))
-    except ValueError:
+    day = _date(text)
+    if day is None:
         return WARM
     return WARM if (datetime.date.today() - day).days <= WARM_DAYS else COLD
+
+
+def _date(text: str) -> datetime.date | None:
+    try:
+        return datetime.date(*map(int, text.split("-")))
+    except (TypeError, ValueError):
+        return None
 
 
 def _files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
 
 from . import places
 from .containment import is_apart
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
+TAIL_MAGICS = tuple(map(bytes.fromhex, ("d9d505f920a163d7", "377f0682", "377f0683", "18e22d00", "002de218")))
+"""How a rollback journal, a log (of either byte order) and the index of a log (likewise) begin: sqlite.org/fileformat.html
+and walformat.html."""
 MOST_SKIPPED = 200
+MOST_LOOKED_AT = 500
+"""So many files that are not part of a layout are looked into."""
 SECRET = "secret"
+NOT_PART = "not part of the layout"
 OWN = "the sidecar's own"
 STAGE = re.compile(r"\.memory-sidecar-[0-9a-f]{12}\Z")
 """The names of folders that a restore stages in, which may lie in the root that it restores."""
@@ -46,10 +52,16 @@ class Found(NamedTuple):
 class Skipped:
     """What was left out and why; long lists are counted, not kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Iterable[Root] = ()) -> None:
         self.rows: list[dict[str, str]] = []
         self.more = 0
         self.reasons: dict[str, int] = {}
+        self.passed: dict[str, int] = {}
+        """What was seen in each root and is not part of its layout. A folder counts once, and so does all that is in it."""
+        self.databases: list[str] = []
+        """Those among it."""
+        self._looked_at = 0
+        self._roots = {above for root in roots for above in _above(root.folder)}
 
     def add(self, path: str, reason: str) -> None:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
@@ -57,6 +69,33 @@ class Skipped:
             self.rows.append({"path": path, "reason": reason})
         else:
             self.more += 1
+
+    def pass_by(self, root: Root, relative: str, place: str, entry: os.DirEntry[str]) -> None:
+        """Count what is not part of a root's layout, unless another root has it. A database among it is named."""
+        folder = entry.is_dir(follow_symlinks=False)
+        others = root.before + root.beside
+        if place in self._roots or any(
+            rules.may_hold(relative) if folder else rules.takes(relative) for rules in others
+        ):
+            return
+        self.passed[root.name] = self.passed.get(root.name, 0) + 1
+        if root.whole:
+            self.add(root.path(relative) + "/" * folder, NOT_PART)
+        if not folder and self._looked_at < MOST_LOOKED_AT and entry.is_file(follow_symlinks=False):
+            self._looked_at += 1
+            if has_header(place):
+                self.databases.append(root.path(relative))
+
+
+def _above(folder: str) -> Iterator[str]:
+    while len(folder) > 1:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def has_header(place: str) -> bool:
+    """Whether a file begins as SQLite's databases do."""
+    return _beginning(place) == MAGIC
 
 
 def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
@@ -68,13 +107,21 @@ def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
         return False
     if root.rules.database(stem):
         return True
+    begins = _beginning(os.path.join(root.folder, stem))
+    if begins:
+        return begins == MAGIC
+    # SQLite begins a database as an empty file, and writes the tail first.
+    tail = _beginning(os.path.join(root.folder, relative)) if begins is not None else None
+    return tail is not None and (not tail or tail.startswith(TAIL_MAGICS))
+
+
+def _beginning(place: str) -> bytes | None:
+    """The first bytes of a regular file; ``None`` when it is none, or cannot be read."""
     try:
-        with open(places.open_file(os.path.join(root.folder, stem)), "rb") as file:
-            return file.read(len(MAGIC)) in (MAGIC, b"")
-    except IsADirectoryError:
-        return False
-    except OSError:
-        return True  # it cannot be told
+        with open(places.open_file(place), "rb") as file:
+            return file.read(len(MAGIC)) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except (OSError, Refusal):
+        return None
 
 
 def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | None = None) -> Iterator[Found]:
@@ -142,7 +189,7 @@ def _folder(
         if rules.left_out(relative):
             _leave_out(root, relative, entry, skipped)
         elif entry.is_dir(follow_symlinks=False):
-            if STAGE.match(entry.name):
+            if STAGE.match(entry.name) or any(others.all_below(relative) for others in root.before):
                 continue
             if rules.may_hold(relative):
                 held.append(relative)
@@ -150,15 +197,17 @@ def _folder(
                     path = root.path(relative) if called is None else called + entry.name
                     found.append(Found(path, place, relative, entry.stat(follow_symlinks=False), root))
             else:
-                _say(root, skipped, relative, entry, "not part of the layout")
+                skipped.pass_by(root, relative, place, entry)
         elif is_database_tail(root, relative, siblings):
             continue
+        elif root.before and any(rules.takes(relative) for rules in root.before):
+            continue  # another root has it
         elif keep(relative):
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.S_ISREG(status.st_mode) and is_secret(entry.name):
+            if stat.S_ISREG(status.st_mode) and is_secret(relative):
                 skipped.add(root.path(relative), SECRET)
             elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 path = root.path(relative) if called is None else called + entry.name
@@ -168,7 +217,7 @@ def _folder(
         elif entry.is_symlink() and rules.may_hold(relative):
             skipped.add(root.path(relative), "a link, not a folder")
         else:
-            _say(root, skipped, relative, entry, "not part of the layout")
+            skipped.pass_by(root, relative, place, entry)
     return found
 
 
@@ -186,6 +235,8 @@ def _always(relative: str) -> bool:
 
 
 def _leave_out(root: Root, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> None:
+    if any(rules.left_out(relative) for rules in root.before):
+        return  # said there
     if root.rules.never(relative):
         _say(root, skipped, relative, entry, "never exported")
     else:

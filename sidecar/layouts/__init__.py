@@ -17,9 +17,13 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import UnknownLayout
+from sidecar.inside.rules import Rules
 
 AUTO = "auto"
 """In place of names: whatever is there."""
+
+ALWAYS_TOLD = frozenset({"name", "roots", "paths", "keep", "databases", "never", "secrets"})
+"""What a sandbox is told of a layout also where it is empty."""
 
 Patterns = tuple[str, ...]
 """Explained in ``sidecar/inside/rules.py``."""
@@ -38,7 +42,20 @@ class Root:
     paths: tuple[str, ...] = ()
     """Where it usually is: ``~/…`` in the home, ``./…`` in a project folder."""
     holds: str = ""
-    """Of several places, the first that holds this."""
+    """Of several places, the first that holds this; of a project, without it there is no such root."""
+    keep: Patterns = ()
+    """What is memory in this root, where that is not what the layout's ``keep`` and ``databases`` say."""
+    owned: bool = False
+    """The folder belongs to the memory system alone: whatever is in it is memory, but for ``never`` and ``secrets``."""
+    markers: tuple[str, ...] = ()
+    """Of a project root: a folder that holds any of these is a project, also when nobody named it. A path; with a slash at
+    its end it is a folder."""
+    marked: bool = False
+    """Of a project root: it is there only where one of its own markers is, whoever named the project."""
+    settings: tuple[str, ...] = ()
+    """JSON files and the key in them that says where it is, as ``~/FILE:key.key``; ``*`` stands for any key."""
+    file: str = ""
+    """Variables and settings name a file, which alone is memory, and is called this in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +134,15 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """The rules by which a snapshot was made, for one root: what was memory, and what was left out of it. No patterns: it was
+    known then, and there was none."""
+
+    keep: Patterns = ()
+    left: Patterns = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """What counts as memory for one kind of agent."""
 
@@ -128,6 +154,8 @@ class Layout:
     never: Patterns = ()
     secrets: Patterns = ()
     careful: Patterns = ()
+    yields: Patterns = ()
+    """Of what is kept: it travels only out of projects that have a marker, and never replaces what is there."""
     rotating: Patterns = ()
     """What its owner removes by itself after a while: when it is gone, no guard takes that for a loss. ``{date}`` is a day."""
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -162,7 +190,17 @@ class Layout:
         data = asdict(self)
         for unused in ("options", "chosen", "rotating"):
             del data[unused]
-        return _lists({key: value for key, value in data.items() if value is not None})  # type: ignore[no-any-return]
+        told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
+        told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}
+        told["roots"] = [
+            {key: value for key, value in root.items() if value or key in ALWAYS_TOLD} for root in data["roots"]
+        ]
+        return _lists(told)  # type: ignore[no-any-return]
+
+    def covered(self, root: Root) -> Covered:
+        """What the rules for one of its roots are, as a snapshot keeps them."""
+        rules = Rules(self.for_sandbox(), _lists(asdict(root)))
+        return Covered(keep=tuple(rules.patterns), left=(*self.never, *self.secrets))
 
 
 def _lists(value: Any) -> Any:
@@ -177,6 +215,14 @@ def built_in() -> dict[str, Layout]:
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
     layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
+
+
+def elsewhere(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
+    """The roots of the layouts that were not asked for, as the in-sandbox program needs them: to stay out of these."""
+    names = {layout.name for layout in asked}
+    others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
+    told = ("env", "paths", "project", "file")
+    return [{key: root[key] for key in told if key in root} for roots in others for root in roots]
 
 
 def choose(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:

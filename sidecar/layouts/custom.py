@@ -1,4 +1,4 @@
-"""The layouts of a config file: new ones, and options of those that come with the sidecar."""
+"""The layouts of a config file: new ones, and what is added to those that come with the sidecar."""
 
 from __future__ import annotations
 
@@ -30,23 +30,32 @@ def custom(tables: Any) -> dict[str, Layout]:
             raise BadConfig("[layouts.auto]: auto stands for whatever is there.", at=("layouts", name))
         if not isinstance(table, Mapping):
             raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].", at=("layouts", name))
-        layouts[name] = _extended(name, table["options"]) if set(table) == {"options"} else _new(name, table)
+        extends = "roots" not in table and (name in built_in() or set(table) == {"options"})
+        layouts[name] = _extended(name, table) if extends else _new(name, table)
     _check_roots({**built_in(), **layouts})
     return layouts
 
 
 def check_required(layout: Layout, required: Iterable[str], at: At) -> None:
     """Raise ``BadConfig`` for a path that a layout cannot do without and that none of its snapshots can ever hold."""
-    rules = Rules(layout.for_sandbox())
+    told = layout.for_sandbox()
+    all_rules = [Rules(told, root) for root in told["roots"]] or [Rules(told)]
+
+    def is_kept(way: str) -> bool:
+        return any(rules.allows(way.rstrip("/"), way.endswith("/")) for rules in all_rules)
+
     for pattern in required:
         ways = [way for way in alternatives(pattern) if _relative(way)]
-        if not any("*" in way or "?" in way or rules.allows(way.rstrip("/"), way.endswith("/")) for way in ways):
+        if not any("*" in way or "?" in way or is_kept(way) for way in ways):
             hint = "Write it as the layout's patterns are, from the root on: see `memory-sidecar layouts " + layout.name
             raise BadConfig(f"{shown(at)}: {pattern!r} is no path that this layout keeps.", hint=hint + "`.", at=at)
 
 
-def _extended(name: str, options: Any) -> Layout:
-    layout, at = built_in().get(name), ("layouts", name, "options")
+def _extended(name: str, table: Mapping[str, Any]) -> Layout:
+    """A layout that comes along, with some options switched on and whatever else the table adds to it: to lists more
+    entries, to tables more keys."""
+    options, layout = table.get("options", []), built_in().get(name)
+    at: At = ("layouts", name, "options")
     if layout is None:
         raise _unknown(f"[layouts.{name}] switches on options, but no layout", name, built_in(), ("layouts", name))
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
@@ -54,13 +63,31 @@ def _extended(name: str, options: Any) -> Layout:
     for option in options:
         if option not in layout.options:
             raise _unknown(f"[layouts.{name}] has no option", option, layout.options, at)
+    written = {key: value for key, value in table.items() if key != "options"}
+    if written:
+        _read(name, {"roots": [], "keep": [], **written}, written)  # what is wrong is wrong in what was written
+        layout = _sound(msgspec.convert(_added(msgspec.to_builtins(layout), written), Layout, strict=True))
     return layout.with_options(dict.fromkeys(options))
 
 
+def _added(value: Any, more: Any) -> Any:
+    """A list with more entries, a table with more keys; anything else is replaced."""
+    if isinstance(value, list | tuple) and isinstance(more, list):
+        return [*value, *(entry for entry in more if entry not in value)]
+    if isinstance(value, Mapping) and isinstance(more, Mapping):
+        return {**value, **{key: _added(value.get(key), entry) for key, entry in more.items()}}
+    return more
+
+
 def _new(name: str, table: Mapping[str, Any]) -> Layout:
+    return _sound(_read(name, table, table))
+
+
+def _read(name: str, table: Mapping[str, Any], written: Mapping[str, Any]) -> Layout:
+    """A table as a layout. Raise ``BadConfig`` for what was ``written`` and cannot be."""
     at = ("layouts", name)
     known = {entry.name for entry in fields(Layout)} - {"name", "chosen"}
-    for key in table:
+    for key in written:
         if key not in known:
             raise _unknown(f"[layouts.{name}] has an unknown key", key, known, (*at, key))
     try:
@@ -70,8 +97,8 @@ def _new(name: str, table: Mapping[str, Any]) -> Layout:
         parts = re.findall(r"[^.\[\]]+", inner[1]) if inner else []
         where = [int(part) if part.isdigit() else part for part in parts]
         raise BadConfig(f"[layouts.{name}] is not a layout: {problem}.", at=(*at, *where)) from None
-    _check_keys(f"layouts.{name}", table, asdict(layout), at)
-    return _sound(layout)
+    _check_keys(f"layouts.{name}", written, asdict(layout), at)
+    return layout
 
 
 def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
@@ -106,14 +133,23 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
             yield (*place, "name"), f"root {root.name!r} must be lower-case letters, digits and '-'."
         if root.name.rpartition("-")[2].isdigit():
             yield (*place, "name"), f"root {root.name!r} must not end in a number."
-        if root.project == bool(root.paths):
+        if root.project == bool(root.paths or root.settings):
             yield place, f"root {root.name!r} needs either project = true or paths."
+        if (root.markers or root.marked) and not root.project:
+            yield (*place, "markers"), f"root {root.name!r}: only a project has markers."
+        for setting in root.settings:
+            if not re.match(r"[^/:]+/[^:]+:[^:]+\Z", setting):
+                yield (*place, "settings"), f"{setting!r} is not written as ~/FILE:key."
+        for key, names in (("keep", root.keep), ("markers", root.markers)):
+            for pattern in names:
+                if not _relative(pattern):
+                    yield (*place, key), f"{pattern!r} is not a pattern relative to the root."
         if ".." in root.below.split("/") or root.below.startswith("/"):
             yield (*place, "below"), f"root {root.name!r}: below must stay below."
     if not layout.roots or not layout.keep + layout.databases:
         yield (), "needs at least one root and something to keep."
     tied = ("never", "secrets", "careful")  # a slash before these ties them to the root
-    for key in ("keep", "databases", "rotating", *tied):
+    for key in ("keep", "databases", "rotating", "yields", *tied):
         for pattern in getattr(layout, key):
             if not _relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."

@@ -44,7 +44,7 @@ class Keyring:
             for identity, name in _identities(text):
                 opening.append(identity)
                 public.append(name)
-        self.recipients = tuple(sorted({_normal(text) for text in recipients} or set(public)))
+        self.recipients = tuple(sorted({normal_recipient(text) for text in recipients} or set(public)))
         self._identities = opening
         self._recipients = [_recipient(text) for text in self.recipients]
         if not self.opens(self.recipients):
@@ -113,7 +113,7 @@ def _named(problem: Exception) -> Exception:
     return Unopened() if _NO_MATCH in str(problem) else Altered(str(problem).partition("\n")[0])
 
 
-def _normal(text: str) -> str:
+def normal_recipient(text: str) -> str:
     """A recipient without the comment that an SSH key may carry. Raise ``BadConfig``."""
     words = text.split()
     normal = " ".join(words[:2]) if words and words[0].startswith("ssh-") else text.strip()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.errors import HeadMoved, KeyNeeded, StoreError
 from sidecar.ports import Store
-from sidecar.sealing.keyring import Keyring
+from sidecar.sealing.keyring import Keyring, normal_recipient
 from sidecar.sealing.names import ROOTS, Names, is_opaque
 from sidecar.sealing.passphrase import COPY as IDENTITY_COPY
 from sidecar.sealing.passphrase import IDENTITY, identities_in, made_identity
@@ -87,6 +87,11 @@ class Opening:
                     self.state = await self._recorded(self._keys)
                     break
             return self.state
+
+    def check_recipients(self) -> None:
+        """Raise ``BadConfig`` for one that is none; without asking the store, which may hold the rest of the keys."""
+        for text in self._keys.recipients if self._keys else ():
+            normal_recipient(text)
 
     async def check_nothing_hidden(self, missing: str = "") -> None:
         """Before it is said that a key, or all below a prefix, is missing: is it perhaps only hidden from us?

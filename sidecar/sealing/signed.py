@@ -15,6 +15,7 @@ from pathlib import Path
 from sidecar.errors import KeyNeeded, NotSigned, ObjectMissing, ObjectRefused
 from sidecar.ports import Link, ObjectInfo, Store, Stored
 from sidecar.sealing.signatures import LONGEST_LINE, BadSignature, Signatures, bare, is_signed
+from sidecar.sealing.store import SealedStore
 
 CHUNK = 1 << 20
 AT_ONCE = 8
@@ -65,6 +66,17 @@ class SignedStore:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
         elif not await self._is_marked():
             await self.mark()
+
+    async def probe(self) -> None:
+        """Whether ``prepare`` would do, without leaving anything in the store. Raise as it does."""
+        if isinstance(self._inner, SealedStore):
+            await self._inner.probe()
+        else:
+            await self._inner.prepare()
+        if self._signatures is None:
+            await self._check_unsigned()
+        elif not self._signatures.can_sign:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
 
     async def _check_unsigned(self) -> None:
         """Raise ``KeyNeeded`` when others have begun to sign what is here."""
@@ -179,6 +191,9 @@ class SignedStore:
 
     async def warnings(self) -> Sequence[str]:
         return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
 
     async def close(self) -> None:
         await self._inner.close()

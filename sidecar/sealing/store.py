@@ -15,6 +15,7 @@ from pathlib import Path
 from sidecar.errors import KeyNeeded, ObjectMissing, ObjectRefused
 from sidecar.ports import Link, ObjectInfo, Store, Stored
 from sidecar.sealing.keyring import MAGIC, Altered, Unopened, is_sealed
+from sidecar.sealing.names import ROOTS
 from sidecar.sealing.opening import ENCRYPTED, Keys, Opened, Opening
 from sidecar.sealing.streams import opened
 
@@ -51,6 +52,13 @@ class SealedStore:
     async def prepare(self) -> None:
         await self._inner.prepare()
         await self.opening.to_write(fresh=True)
+
+    async def probe(self) -> None:
+        """Whether ``prepare`` would do, without a record of our keys being made. Raise as it does."""
+        await self._inner.prepare()
+        self.opening.check_recipients()
+        if await self.opening.to_read(fresh=True) is None:
+            await self.opening.check_nothing_hidden(f"{ROOTS[0]}/")
 
     async def get(self, key: str) -> Stored | None:
         state = await self.opening.to_read()
@@ -176,6 +184,9 @@ class SealedStore:
 
     async def warnings(self) -> Sequence[str]:
         return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -43,6 +43,7 @@ class AttachmentBody(Body):
     conversation: Text = Field(default="", description="Kept with its snapshots.")
     restore: bool = Field(default=False, description="Restore the memory into it first.")
     wake: bool = Field(default=False, description="Start it if it is paused or stopped.")
+    user: Text = Field(default="", description="Work in it as this user, also at checkpoints.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
     it, and when the service stops."""
     sidecar, restored = sidecar_of(request), None
     await sidecar.engine.repository.admit(memory)
-    async with sidecar.sandboxes.use(body.sandbox, wake=body.wake) as sandbox:
+    async with sidecar.sandboxes.use(body.sandbox, wake=body.wake, user=body.user) as sandbox:
         await sandbox.connect()
         ref = sandbox.ref
     if body.restore:
@@ -80,6 +81,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
             RestoreRequest(memory=memory, projects=projects),
             body.sandbox,
             wake=body.wake,
+            user=body.user,
             conversation=body.conversation,
         )
         receipt = await operation.result()
@@ -92,6 +94,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
         conversation=body.conversation,
+        user=body.user,
         lasting=True,
     )
     attachment = await keeper_of(request).look_after((memory, ref), care, restored)
@@ -153,6 +156,6 @@ async def _export_last(request: Request, attachment: Attachment) -> ExportReceip
         conversation=attachment.conversation,
         label=DETACHED,
     )
-    receipt = await (await sidecar_of(request).export(wanted, attachment.sandbox)).result()
+    receipt = await (await sidecar_of(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
     assert isinstance(receipt, ExportReceipt)
     return receipt

@@ -11,13 +11,15 @@ import msgspec
 import structlog
 
 from sidecar.errors import HeadMoved, ObjectRefused, SnapshotError
-from sidecar.ids import ATTACHMENTS, CONVERSATIONS, attachment_key, conversation_key
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, attachment_key, conversation_key, is_plain_id
 from sidecar.ports import ObjectInfo, Store
 from sidecar.snapshots.sealed import seal, unseal
 
 OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
 ATTACHED = "attached"
 """What versions before there were conversations call one that is open."""
+AS_USER = "as-user "
+"""Before the state of one that is exported as a user that was named."""
 FORGOTTEN_AFTER = {IDLE: 3600.0, ENDED: 3600.0, LOST: 7 * 86400.0}
 """Seconds for which one that is not looked after any more is still listed."""
 SETTLED_SECONDS = 3.0
@@ -76,6 +78,8 @@ class Attachment:
     """Why the head does not have what the sandbox has, if the last export said so or failed: a code and a sentence."""
     hint: str = ""
     """What to do about it."""
+    user: str = ""
+    """As whom it is exported; "": as whoever its provider takes."""
 
     @property
     def place(self) -> Place:
@@ -120,6 +124,7 @@ class Care:
     projects: list[str] | None = None
     checkpoint_every: float | None = None
     conversation: str = ""
+    user: str = ""
     lasting: bool = False
 
 
@@ -237,7 +242,9 @@ class Attachments:
 
     async def add(self, attachment: Attachment) -> Held:
         """Write a new one, also where something is that was altered. Raise ``HeadMoved`` when its place is taken."""
-        if attachment.lasting:
+        if attachment.lasting and is_plain_id(
+            attachment.memory
+        ):  # others' shared key has a ~, which not every server takes
             try:
                 return await self._put(attachment, attachment_key(attachment.memory))
             except HeadMoved:
@@ -302,13 +309,17 @@ class Attachments:
 
 
 def _encoded(attachment: Attachment) -> bytes:
-    # Earlier versions always have a time here: that of the attachment, as long as nothing was saved.
-    return seal(asdict(replace(attachment, saved=attachment.saved or attachment.attached)))
+    # Earlier versions always have a time here: that of the attachment, as long as nothing was saved. They know of no user,
+    # and would export from another home: so they do not know its state either, and say so.
+    state = f"{AS_USER}{attachment.state}" if attachment.user else attachment.state
+    return seal(asdict(replace(attachment, saved=attachment.saved or attachment.attached, state=state)))
 
 
 def _decoded(data: bytes) -> Attachment:
     """Raise ``ValueError`` or ``msgspec.ValidationError``."""
     attachment = msgspec.convert(unseal(data), Attachment)
+    if attachment.user:
+        attachment = replace(attachment, state=attachment.state.removeprefix(AS_USER))
     if attachment.state == ATTACHED:
         attachment = replace(attachment, state=OPEN)
     if attachment.state not in (OPEN, *FORGOTTEN_AFTER):

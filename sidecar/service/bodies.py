@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -38,6 +38,9 @@ class ExportBody(Body):
         examples=[["shrunk"]],
     )
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
+    user: Text = Field(
+        default="", description="Work in the sandbox as this user. Default: as whoever its provider takes."
+    )
 
 
 class RestoreBody(Body):
@@ -48,6 +51,9 @@ class RestoreBody(Body):
     mode: Literal["replace", "seed"] = "replace"
     projects: list[Name] | None = Field(default=None, max_length=100)
     conversation: Text = Field(default="", description="The conversation that it opens: kept with its snapshots.")
+    withhold_projects: bool | None = Field(
+        default=None, description="Leave out projects whose folders are not there yet. Default: as [restore] says."
+    )
     must_exist: bool = Field(default=False, description="A memory that is not there is an error, not a first start.")
     force: bool = Field(default=False, description="Restore even a database that SQLite finds damaged.")
     read_only: bool = Field(
@@ -57,6 +63,9 @@ class RestoreBody(Body):
         default=False, description="Replace what no snapshot has without saving it first or setting it aside."
     )
     wake: bool = Field(default=False, description="Start the sandbox if it is paused or stopped.")
+    user: Text = Field(
+        default="", description="Work in the sandbox as this user. Default: as whoever its provider takes."
+    )
     attach: bool = Field(
         default=True, description="Open a conversation: the sandbox is looked after until its next export."
     )
@@ -181,6 +190,8 @@ class SearchAnswer:
     """There are more: ask again with a larger ``offset``."""
     behind: list[str]
     """Memories among the hits whose head is newer than what was searched."""
+    unindexed: list[str] = field(default_factory=list)
+    """Where nothing was found: memories that are not indexed yet, so that they were not searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

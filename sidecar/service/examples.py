@@ -83,7 +83,7 @@ RESTORED = RestoreReceipt(
     duration_ms=1_180,
     databases=[DatabaseReport(path=DATABASE, method="staged", check="ok")],
     set_aside=SetAside(
-        path="/home/user/.cache/memory-sidecar/set-aside/20261116T101530Z-20261116T101502117Z-5d0c1a77",
+        path="/home/user/.cache/memory-sidecar/set-aside/20261116T101530.204118Z-20261116T101502117Z-5d0c1a77",
         files=2,
         bytes=41_216,
     ),

@@ -14,10 +14,15 @@ from sidecar.service.repeats import Repeats
 SECRET_WORDS = ("token", "secret", "password", "api_key", "authorization", "url")
 
 
-def set_up(form: str) -> None:
-    """``json``, ``console``, or ``auto``: words when a person watches. What libraries log comes out the same way."""
-    words = form == "console" or (form == "auto" and sys.stderr.isatty())
-    last: list[Any] = [_printably, structlog.dev.ConsoleRenderer()] if words else [structlog.processors.JSONRenderer()]
+def set_up(form: str, *, beside: bool = False) -> None:
+    """``json``, ``console``, or ``auto``: words when a person watches. What libraries log comes out the same way.
+
+    ``beside`` another program, whose screen this is: with ``auto``, words, and only what somebody must know.
+    """
+    words = form == "console" or (form == "auto" and (beside or sys.stderr.isatty()))
+    least = logging.WARNING if beside and form == "auto" else logging.INFO
+    renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    last: list[Any] = [_printably, renderer] if words else [structlog.processors.JSONRenderer()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -27,7 +32,7 @@ def set_up(form: str) -> None:
     ]
     structlog.configure(
         processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         # One write for each line: a process that is killed leaves no half ones for the next to go on with.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,

@@ -242,6 +242,8 @@ class Operations:
         operation.about(said.snapshot or "")
         about: dict[str, Any] = {**({"reason": asdict(said.reason)} if said.reason else {}), **_spared(said)}
         log = self._log.warning if said.outcome is RestoreOutcome.INCOMPLETE else self._log.info
+        if isinstance(said, RestoreReceipt) and said.wanted:
+            about["wanted"], log = said.wanted, self._log.warning  # another snapshot came in its place
         if isinstance(said, ExportReceipt):
             trouble = trouble_after(said)
             about["saved"] = said.is_saved

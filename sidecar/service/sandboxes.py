@@ -15,25 +15,25 @@ MOST_OPEN = 500
 class Sandboxes:
     def __init__(self, opener: Callable[..., Sandbox]) -> None:
         self._open_one = opener
-        self._idle: OrderedDict[tuple[str, bool], Sandbox] = OrderedDict()
+        self._idle: OrderedDict[tuple[str, bool, str], Sandbox] = OrderedDict()
 
     @asynccontextmanager
-    async def use(self, ref: str, *, wake: bool = False) -> AsyncIterator[Sandbox]:
-        """The sandbox behind a reference, for one user at a time. One whose use failed is not used again."""
-        sandbox = self._idle.pop((ref, wake), None) or self._open_one(ref, wake=wake)
+    async def use(self, ref: str, *, wake: bool = False, user: str = "") -> AsyncIterator[Sandbox]:
+        """The sandbox behind a reference, for one caller at a time. One whose use failed is not used again."""
+        sandbox = self._idle.pop((ref, wake, user), None) or self._open_one(ref, wake=wake, user=user)
         try:
             yield sandbox
         except BaseException:
             await sandbox.close()
             raise
-        self._idle[ref, wake] = sandbox
+        self._idle[ref, wake, user] = sandbox
         while len(self._idle) > MOST_OPEN:
             _, oldest = self._idle.popitem(last=False)
             await oldest.close()
 
     def knows(self, ref: str) -> bool:
         """Whether it was used before and is open still."""
-        return any((ref, wake) in self._idle for wake in (False, True))
+        return any(known == ref for known, _, _ in self._idle)
 
     @asynccontextmanager
     async def fresh(self, ref: str) -> AsyncIterator[Sandbox]:

@@ -83,7 +83,7 @@ class Saving:
             await self._check_ours(attachment)
 
         await fence()
-        async with self.sidecar.sandboxes.use(attachment.sandbox) as sandbox:
+        async with self.sidecar.sandboxes.use(attachment.sandbox, user=attachment.user) as sandbox:
             ours = replace(engine, progress=operation, timing=timing, fence=fence)
             return await self.sidecar.export_from(sandbox, request, ours)
 

@@ -40,4 +40,7 @@ async def search(
         raise NoIndex("This service has no database to search in.")
     wanted = sink.Query(words=q, memories=memory or (), kinds=kind or (), limit=limit, offset=offset)
     answer = await index.search(wanted)
-    return SearchAnswer(query=q, hits=answer.found.hits, more=answer.found.more, behind=answer.behind)
+    found = answer.found
+    return SearchAnswer(
+        query=q, hits=found.hits, more=found.more, behind=answer.behind, unindexed=answer.unindexed[:MOST_NAMES]
+    )

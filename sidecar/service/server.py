@@ -17,9 +17,7 @@ import structlog
 import uvicorn
 
 from sidecar.engine import Engine
-from sidecar.errors import BadConfig
-from sidecar.local_token import make_token, token_path
-from sidecar.loopback import is_loopback
+from sidecar.local_token import token_path
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
 from sidecar.service.connections import Allowance, Connection, Listener, allowed_connections
@@ -32,10 +30,9 @@ from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
 from sidecar.service.logs import set_up
 from sidecar.service.operations import Operation
-from sidecar.service.settings import AUTO, Service, Webhook, address
+from sidecar.service.readiness import Readiness
+from sidecar.service.settings import Service, Webhook
 from sidecar.service.sidecar import Sidecar
-from sidecar.service.tls import load_tls
-from sidecar.service.tokens import Tokens, check_bind, load_tokens
 from sidecar.service.webhooks import Deliveries
 
 DELIVERY_SECONDS = 3.0
@@ -53,23 +50,21 @@ async def serve(
     ready: Callable[[str], None] = lambda url: None,
     told: tuple[asyncio.Event, asyncio.Event] | None = None,
     index_every: float = 300.0,
-    with_callers: bool = False,
+    beside: bool = False,
 ) -> int:
     """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
 
-    ``with_callers``: whoever opens conversations here has ended when it is told to stop.
+    ``beside``: it runs beside a command, which has the screen, and whose conversations have ended when it is told to stop.
 
     Return the exit code: 0, or 1 when something could not be finished in time, or is not saved.
     """
-    set_up(settings.log)
+    set_up(settings.log, beside=beside)
     log = structlog.get_logger("sidecar")
-    host, port = address(settings.bind)
-    tokens = load_tokens(settings.token_file)
-    if kept := not tokens and settings.token == AUTO and is_loopback(host):
-        tokens = Tokens([make_token()])
-    check_bind(host, tokens)
-    tls = load_tls(settings)
-    await engine.repository.store.prepare()
+    found = Readiness(engine, settings)
+    for step in found.steps:
+        await step()
+    host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
+    assert listener is not None
     sidecar = Sidecar(engine, settings)
     deliveries = _deliveries(sidecar, webhooks)
     jobs = Jobs()
@@ -80,7 +75,6 @@ async def serve(
     jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads, first=0)
     jobs.start()
     indexing = _indexing(sidecar, index_every)
-    listener = _listen(host, port)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
@@ -92,13 +86,13 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
-    if kept:
+    if found.kept:
         log.info("callers on this machine need the token that is kept for this user", file=str(token_path()))
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
     await _first(serving, stopping.wait())
-    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log, with_callers=with_callers)
+    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log, with_callers=beside)
     closing: list[Deliveries | Indexing] = [*deliveries, *indexing]
     await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in closing))
     server.should_exit = True
@@ -217,12 +211,3 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told)
     return stopping, hurried
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)
-    except OSError as problem:
-        raise BadConfig(f"{host}:{port} cannot be listened on: {problem.strerror}.") from None

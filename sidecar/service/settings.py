@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
 from sidecar.local_policy import LocalPolicy
 from sidecar.loopback import is_loopback
+from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.sections import check_least
 from sidecar.service.authorities import ANY, Authority
 
@@ -61,7 +65,7 @@ class Service:
     grace: float = 25.0
     """Seconds to finish what runs and to save what is looked after, when told to stop."""
     log: str = "auto"
-    """"json", "console", or "auto": words when a person watches."""
+    """"json", "console", or "auto": words when a person watches; beside a command (``run``), warnings and errors only."""
     lease: float = 30.0
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
@@ -108,6 +112,30 @@ def address(bind: str) -> tuple[str, int]:
         hint = "Write host:port, such as 127.0.0.1:8077."
         raise BadConfig(f"{bind!r} is no address to listen on.", hint=hint, at=("service", "bind"))
     return host.strip("[]"), int(port)
+
+
+EVENTS = (
+    *(f"export.{outcome}" for outcome in (*ExportOutcome, "failed")),
+    *(f"restore.{outcome}" for outcome in (*RestoreOutcome, "failed")),
+    *("attachment.attached", "attachment.detached", "attachment.taken-over", "attachment.unsaved"),
+    *("drill.failed", "drill.passed", "guard.accepted"),
+    *("index.down", "index.incomplete", "index.recovered", "index.updated"),
+    *("retention.forgot", "sandbox.ended", "sandbox.lost", "service.unfinished"),
+)
+"""All that a service tells of."""
+
+
+def check_events(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:
+    """Raise ``BadConfig`` for a pattern that no event will ever match."""
+    for pattern in patterns:
+        if not fnmatch.filter(EVENTS, pattern):
+            near = difflib.get_close_matches(pattern, EVENTS, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(EVENTS)}."
+            raise BadConfig(f"A webhook's events has {pattern!r}, which no event matches.", hint=hint, at=at)
+    if not patterns:
+        raise BadConfig(
+            "A webhook's events is empty, so it would never be called.", hint='Write events = ["*"].', at=at
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

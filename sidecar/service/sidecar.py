@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CLOCKS_DIFFER = 60.0
 """Seconds that the clocks of two services may differ by."""
-LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use"})
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects"})
 
 
 class _Begun(Exception):
@@ -59,7 +59,9 @@ class Sidecar:
         self._by_key: dict[tuple[str, str], tuple[Asked, Operation]] = {}
         """Calls under a key that wait or run."""
 
-    async def export(self, request: ExportRequest, sandbox: str, *, wake: bool = False, key: str = "") -> Operation:
+    async def export(
+        self, request: ExportRequest, sandbox: str, *, wake: bool = False, user: str = "", key: str = ""
+    ) -> Operation:
         """Accept an export. Under a ``key`` that was used before, it is that one."""
         await self.engine.repository.admit(request.memory)
         check_reasons(request.allow)
@@ -72,14 +74,14 @@ class Sidecar:
                 ours = replace(request, snapshot=call.snapshot)
             engine = replace(self.engine, progress=operation, reached=reached)
             try:
-                async with self.sandboxes.use(sandbox, wake=wake) as box:
+                async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
                     return await self._export(engine, box, ours)
             except (SandboxGone, SandboxNotFound) as problem:
                 if self.keeper is not None:
                     await self.keeper.report_gone(request.memory, sandbox, problem)
                 raise
 
-        body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_plain(request)}
         return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
 
     async def _export(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -125,6 +127,7 @@ class Sidecar:
         sandbox: str,
         *,
         wake: bool = False,
+        user: str = "",
         key: str = "",
         conversation: str = "",
         care: Care | None = None,
@@ -134,13 +137,13 @@ class Sidecar:
 
         async def work(operation: Operation, call: Call | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.knows(sandbox))
-            async with self.sandboxes.use(sandbox, wake=wake) as box:
+            async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
                 receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _end_of(box, receipt))
 
-        body = {"sandbox": sandbox, "wake": wake, **_plain(request)}
+        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_plain(request)}
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     def adopt(self, archive: Path, request: ExportRequest) -> Operation:

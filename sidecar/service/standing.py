@@ -26,6 +26,7 @@ def after_opening(
         projects=care.projects if care.projects is not None or settings is None else settings.projects,
         checkpoint_every=care.checkpoint_every or (settings.checkpoint_every if settings else every),
         conversation=care.conversation or (base.conversation if base and base.state == OPEN else ""),
+        user=care.user or (settings.user if settings else ""),
         lasting=care.lasting or (base is not None and base.lasting),
         attached=_later_than(restored),
         changed=now(),

@@ -50,7 +50,7 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, key=key)
+    operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
     return await operation.result() if wait else accepted(operation)
 
 
@@ -67,6 +67,7 @@ async def restore_memory(
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
         conversation=body.conversation,
+        user=body.user,
     )
     wanted = RestoreRequest(
         memory=memory,
@@ -74,6 +75,7 @@ async def restore_memory(
         mode=body.mode,
         projects=None if body.projects is None else tuple(body.projects),
         force=body.force,
+        withhold_projects=body.withhold_projects,
         must_exist=body.must_exist,
         conversation=body.conversation,
         discard=body.discard,
@@ -83,6 +85,7 @@ async def restore_memory(
         wanted,
         body.sandbox,
         wake=body.wake,
+        user=body.user,
         key=key,
         conversation=body.conversation,
         care=care if body.attach else None,

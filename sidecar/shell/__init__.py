@@ -9,52 +9,98 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
-from sidecar.inside.rules import SECRET_ENDS, SECRET_NAMES, alternatives
-from sidecar.layouts import Layout, Root
+from sidecar.inside.roots import numbered
+from sidecar.inside.rules import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, alternatives
+from sidecar.inside.walk import SQLITE_TAILS
+from sidecar.layouts import Covered, Layout, Root
+
+MOST_KNOWN = 40
+"""So many projects of the head are looked for: a command has only so much room."""
 
 
-def named_roots(layouts: Iterable[Layout], projects: list[str] | None) -> list[tuple[str, Layout, Root, str]]:
-    """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is."""
+def named_roots(
+    layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[Mapping[str, str]] = ()
+) -> list[tuple[str, Layout, Root, str]]:
+    """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is.
+
+    Projects are those named; else those of the head (``known``), the working folder and the home: a shell looks for no
+    others. Of two names for one folder the first counts.
+    """
     named = []
-    numbers: dict[str, int] = {}
     for layout in layouts:
         for root in layout.roots:
-            for place in _places(root, projects):
-                number = numbers[root.name] = numbers.get(root.name, 0) + 1
+            if not root.project:
+                if root.paths:
+                    named.append((root.name, layout, root, place_of(root, None, projects, exporting=True)))
+                continue
+            places = _known_places(root, known) if projects is None else {}
+            for place in (_place_in(root, _project(project)) for project in _projects(projects)):
+                number = next(number for number in range(1, len(places) + 2) if number not in places)
+                places[number] = place
+            for number, place in places.items():
                 named.append((root.name if number == 1 else f"{root.name}-{number}", layout, root, place))
     return named
 
 
+def _projects(projects: list[str] | None) -> list[str | None]:
+    return [None, "~"] if projects is None else [*projects]
+
+
+def _known_places(root: Root, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
+    """Where the roots of the head are that are of this kind, by their number; one that was outside of the home and is not
+    there any more is in the working folder."""
+    places: dict[int, str] = {}
+    for row in known[:MOST_KNOWN]:
+        base, number = numbered(row["name"])
+        if row["name"] == root.name or (number and base == root.name):
+            project = row["hint"].removesuffix(f"/{root.below}") if root.below else row["hint"]
+            word = _project(project)
+            if not project.startswith("~"):
+                word = f'"$(if [ -d {word} ]; then printf %s {word}; else printf %s "$PWD"; fi)"'
+            places[number or 1] = _place_in(root, word)
+    return places
+
+
 def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
     """The shell half of an export request."""
-    roots = named_roots(layouts, request["projects"])
+    roots = named_roots(layouts, request["projects"], request.get("roots", []))
     lines = [*_common(request)]
     firsts: dict[str, int] = {}
-    for number, (name, layout, _, place) in enumerate(roots, 1):
-        first = firsts.setdefault(layout.name, number)
+    for number, (name, layout, root, place) in enumerate(roots, 1):
+        first = firsts.setdefault(root.name, number)
         lines += [f"name_{number}={shlex.quote(name)}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
-        lines += [
-            f"databases_{number}={shlex.quote(' '.join(_databases(layout)))}",
-            _select(number, layout, exporting=True) if first == number else _as(number, first),
-        ]
+        if databases := _databases(layout):
+            lines.append(f"databases_{number}={shlex.quote(' '.join(databases))}")
+        # The words of another root of the same kind: a command has only so much room.
+        lines.append(_select(number, layout, root, exporting=True) if first == number else f"as_{number}={first}")
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([tidy_script(request["snapshot"], ()), *lines, _script("export.sh")])
 
 
-class Target(NamedTuple):
-    """A root of a snapshot, and where it goes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A root that a restore by shell brings."""
 
     name: str
     place: str
-    """As a shell word."""
+    """A shell word for where it goes."""
     layout: Layout
-    needed: list[str]
+    root: Root
+    needed: Sequence[str]
     """The files in it that its layout cannot do without."""
+    covered: Covered | None
+    """What the rules of the snapshot were."""
+    waits_for: str = ""
+    """A shell word for the folder without which it is withheld."""
+    hint: str = ""
+    number: int = 0
+    """Of a project: the one that is named for this number comes before all that."""
 
 
 def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
@@ -75,15 +121,45 @@ def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, si
         ("discard", "yes" if request["discard"] else ""),
         ("reader", "yes" if request["read_only"] else ""),
         ("aside_bytes", str(request["set_aside_bytes"])),
-        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request['snapshot']}"),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{request['snapshot']}"),
     ):
         lines.append(f"{name}={shlex.quote(value)}")
-    for number, root in enumerate(roots, 1):
-        lines += [f"name_{number}={shlex.quote(root.name)}", f"folder_{number}={root.place}"]
-        lines.append(f"needed_{number}={shlex.quote(chr(10).join(root.needed))}")
-        lines.append(_select(number, root.layout, exporting=False))
+    lines += _assign(request["projects"] or [], roots)
+    for number, target in enumerate(roots, 1):
+        lines += [f"name_{number}={shlex.quote(target.name)}", f"folder_{number}={target.place}"]
+        lines.append(f"needed_{number}={shlex.quote(chr(10).join(target.needed))}")
+        if target.waits_for:
+            told = json.dumps({"name": target.name, "hint": target.hint})
+            lines += [f"waits_{number}={target.waits_for}", f"waiting_{number}={shlex.quote(told)}"]
+        if target.number:
+            place = _place_in(replace(target.root, marked=False), f'"$project_{target.number}"')
+            lines.append(f'[ -z "$project_{target.number}" ] || {{ folder_{number}={place}; waits_{number}=""; }}')
+        yields = [f"./{name}" for name in target.layout.yields]
+        lines.append(f"yields_{number}={shlex.quote(' '.join(yields))}")
+        lines.append(_select(number, target.layout, target.root, target.covered, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([*lines, _script("restore.sh")])
+
+
+def _assign(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
+    """Lines that put the folder named for the n-th project into ``project_n``, if there is one."""
+    numbers = sorted({target.number for target in roots if target.number})
+    lines = [f'project_{number}=""' for number in numbers]
+    if not given or not numbers:
+        return lines
+    lines += [ASSIGN, *(f"give {_project(path)}" for path in given)]
+    for number in numbers:
+        hints = {
+            _without(target.hint, target.root.below): None
+            for target in roots
+            if target.number == number and target.hint.startswith(("~", "/"))
+        }
+        lines += [f"same {number} {_project(hint)}" for hint in hints]
+    return [*lines, *(f"next_one {number}" for number in numbers)]
+
+
+def _without(hint: str, below: str) -> str:
+    return hint.removesuffix(f"/{below}") if below else hint
 
 
 def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
@@ -104,10 +180,9 @@ def place_of(root: Root, project: str | None, projects: Sequence[str] | None = N
     """A shell word for where a root is: by its variable or in a usual place, or below a project (``None``: the working
     folder)."""
     if root.project:
-        base = _project(project)
-        return f"{base}/{shlex.quote(root.below)}" if root.below else base
+        return _place_in(root, _project(project))
     words = []
-    for entry in root.env:
+    for entry in () if root.file else root.env:
         name, _, below = entry.partition("/")
         # A variable decides, unless an export looks for the place that holds the memory.
         mark = "" if root.holds and exporting else "!"
@@ -122,6 +197,13 @@ def place_of(root: Root, project: str | None, projects: Sequence[str] | None = N
     return f'"$(first {shlex.quote(root.holds)} {shlex.quote(root.below)} {" ".join(words)})"'
 
 
+def _place_in(root: Root, project: str) -> str:
+    if root.marked:
+        marks = " ".join(shlex.quote(marker) for marker in root.markers)
+        return f'"$(marked {project} {marks})"'
+    return f"{project}/{shlex.quote(root.below)}" if root.below else project
+
+
 def _project(path: str | None) -> str:
     if path is None:
         return '"$PWD"'
@@ -130,25 +212,44 @@ def _project(path: str | None) -> str:
     return '"$HOME"' + shlex.quote(path[1:] if path.startswith("~") else f"/{path}")
 
 
-NOTHING = "-name ''"
+def _word(text: str) -> str:
+    """A text as one word that means itself, without quotes: these would have to be quoted in a variable, and once more on the
+    way."""
+    return "".join(c if c.isalnum() or c in "._-/%+:@" else f"\\{c}" for c in text)
+
+
+NOTHING = '-name ""'
 KNOWN_SECRET = " -o ".join(
-    f"-iname {shlex.quote(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
+    [
+        *(f"-iname {_word(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))),
+        *(f"-ipath {_word(f'*{path}')}" for path in SECRET_PATHS),
+    ]
 )
-"""What no layout brings out (``is_secret``)."""
-SECRET_HERE = "@known-secret@"
-FIND = f"""look() {{
-left=$#
-while [ "$left" -gt 0 ]; do
-word=$1 left=$((left - 1))
-shift
-case "$word" in
-{SECRET_HERE}) set -- "$@" {KNOWN_SECRET} ;;
-*) set -- "$@" "$word" ;;
+"""What no layout brings out (``is_secret``); copies of it are taken out on arrival, for a command has only so much room."""
+LOOK = f"""look() {{
+what=$1
+eval "as=\\${{as_$2:-$2}}"
+eval "starts=\\$starts_$as keep=\\$keep_$as hold=\\$hold_$as lead=\\$lead_$as"
+eval "never=\\$never_$as secret=\\$secret_$as unsent=\\$unsent_$as"
+shift 2
+secret="$secret -o -type f \\( $known_secret \\)"
+left="\\( $never -o $secret -o $unsent \\) -prune"
+case "$what" in
+select) test="$left -o \\( $keep \\) \\( -type f -o -type l \\)" ;;
+others) test="$left -o \\( $keep \\) ! -type f ! -type l ! -type d" ;;
+folders) test="$left -o -type d \\( $hold \\)" ;;
+leads) test="$left -o -type l \\( $lead \\) ! \\( $keep \\)" ;;
+never) test="\\( $never \\) -prune" ;;
+secret) test="\\( $never \\) -prune -o \\( $secret \\) -prune" ;;
 esac
-done
-find "$@"
-}}"""
-"""``find`` with a word for all that is known to be secret: every layout has it twice, and a command has only so much room."""
+eval "for start in $starts; do "'[ -e "$start" ] || [ -L "$start" ] || continue
+find "$start" '"$test"' "$@" || return 1
+done'
+}}
+known_secret={shlex.quote(KNOWN_SECRET)}"""
+"""``look WHAT ROOT ACTION…``: ``find`` in the working folder what of a root is memory (``select``: its files and links;
+``folders``), and what of it does not leave: what is secret (``secret``) or of no use elsewhere (``never``), sockets and the
+like (``others``), links in the place of folders (``leads``). The tests of a root are words for ``eval``."""
 
 FIRST = """first() {
 marker=$1 below=$2 chosen=""
@@ -164,17 +265,69 @@ printf '%s' "$chosen${below:+/$below}"
 """Of the places given, the one that decides (``!``), else the first that holds the marker, else the first."""
 
 
-def _places(root: Root, projects: list[str] | None) -> list[str]:
-    if not root.project:
-        return [place_of(root, None, projects, exporting=True)]
-    return [place_of(root, project) for project in ([None, "~"] if projects is None else projects)]
+MARKED = """marked() {
+base=$1
+shift
+for marker; do
+if [ -e "$base/$marker" ]; then printf '%s' "$base"; return; fi
+done
+}"""
+"""The folder, if it holds any of the markers."""
+
+
+ASSIGN = """given=0
+resolved() {
+path=$1 rest=""
+while [ ! -d "${path:-/}" ]; do rest=/${path##*/}$rest path=${path%/*}; done
+path=$(CDPATH='' cd "${path:-/}" && pwd -P)
+path=${path%/}$rest
+printf '%s' "${path:-/}"
+}
+give() {
+one=$(resolved "${1%/}") number=1
+while [ "$number" -le "$given" ]; do
+eval "other=\\$given_$number"
+[ "$other" != "$one" ] || return 0
+number=$((number + 1))
+done
+given=$number
+eval "given_$number=\\$one"
+}
+same() {
+eval "[ -z \\"\\$project_$1\\" ]" || return 0
+one=$(resolved "${2%/}") number=1
+while [ "$number" -le "$given" ]; do
+eval "other=\\$given_$number"
+if [ -n "$other" ] && [ "$other" = "$one" ]; then eval "project_$1=\\$one given_$number=''"; return; fi
+number=$((number + 1))
+done
+}
+next_one() {
+eval "[ -z \\"\\$project_$1\\" ]" && [ "$1" -le "$given" ] || return 0
+eval "other=\\$given_$1" number=$1 later=0
+while [ -z "$other" ] && [ "$later" -lt "$given" ]; do
+number=$((later + 1)) later=$((later + 1))
+eval "other=\\$given_$number"
+done
+eval "project_$1=\\$other given_$number=''"
+}"""
+"""Which of the folders given is the n-th project, as ``inside.roots.assigned`` has it: the one at the path that it had
+(``same``), else the n-th, else the next that is left (``next_one``)."""
 
 
 def _common(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
     wait = math.ceil(request.get("turn_wait", 0))
-    return [f"echo_back={shlex.quote(echo)}", f"key={key}", f"snapshot={snapshot}", f"turn_wait={wait}", FIRST, FIND]
+    return [
+        f"echo_back={shlex.quote(echo)}",
+        f"key={key}",
+        f"snapshot={snapshot}",
+        f"turn_wait={wait}",
+        FIRST,
+        MARKED,
+        LOOK,
+    ]
 
 
 def _databases(layout: Layout) -> list[str]:
@@ -183,39 +336,61 @@ def _databases(layout: Layout) -> list[str]:
     return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
 
 
-def _select(number: int, layout: Layout, *, exporting: bool) -> str:
-    """Functions that find the files of one root that are memory (``select_N``), and what of them does not leave: what is
-    secret (``secret_N``) or of no use elsewhere (``never_N``). They are given what ``find`` is to do with it."""
+def _select(number: int, layout: Layout, root: Root, covered: Covered | None = None, *, exporting: bool) -> str:
+    """The words by which ``look`` finds what of a root is memory, and what of it does not leave."""
     apart = _databases(layout) if exporting else []
-    wanted = [pattern for name in [*layout.keep, *layout.databases] for pattern in alternatives(name)]
-    wanted = [pattern for pattern in wanted if pattern not in apart]
-    cleared = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
-    never, secret, unsent = (_any(patterns) for patterns in (layout.never, layout.secrets, cleared))
-    secret = f"{secret} -o -type f \\( {SECRET_HERE} \\)"
-    starts = " ".join(dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted))
-    keep = " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern))
-    left = f"\\( {never} -o {secret} -o {unsent} \\) -prune -o"
-    finds = {
-        "select": f'{left} \\( {keep} \\) \\( -type f -o -type l \\) "$@"',
-        "never": f'\\( {never} \\) -prune "$@"',
-        "secret": f'\\( {never} \\) -prune -o \\( {secret} \\) -prune "$@"',
+    patterns = covered.keep if covered is not None else layout.covered(root).keep
+    wanted = [pattern for name in patterns for pattern in alternatives(name) if pattern not in apart]
+    unsent = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
+    if exporting:  # rows that must not leave are in the logs, too
+        unsent += [f"/{name}{tail}" for name in layout.emptied for tail in SQLITE_TAILS]
+    if EVERYTHING in wanted:  # else these would be taken as files
+        unsent += [f"/{name}" for name in apart]
+    if not exporting:
+        unsent += [*(f"/{name}" for name in layout.yields), *(covered.left if covered is not None else ())]
+    starts = dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted)
+    if EVERYTHING in wanted:
+        wanted, starts = [EVERYTHING], {".": None}
+    words = {
+        "starts": " ".join(starts),
+        "keep": " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern)),
+        "hold": _folders_kept(wanted),
+        "lead": _any(dict.fromkeys(f"/{folder}" for pattern in wanted for folder in _above(pattern))),
+        "never": _any(layout.never),
+        "secret": _any(layout.secrets),
+        "unsent": _any(unsent),
     }
-    there = '[ -e "$start" ] || [ -L "$start" ] || continue'
-    return "\n".join(
-        f'{name}_{number}() {{ for start in {starts}; do {there}; look "$start" {find} || return 1; done; }}'
-        for name, find in finds.items()
-    )
+    return "\n".join(f"{name}_{number}={shlex.quote(value)}" for name, value in words.items())
 
 
-def _as(number: int, other: int) -> str:
-    """The same functions for another root of the same layout: a command has only so much room."""
-    return "\n".join(f'{name}_{number}() {{ {name}_{other} "$@"; }}' for name in ("select", "never", "secret"))
+def _folders_kept(wanted: Sequence[str]) -> str:
+    """A test for folders that are memory, also when they are empty: those of which everything in them is."""
+    tops = [pattern for pattern in wanted if pattern.endswith("**")]
+    within = [f"-path {way}" for pattern in tops for way in _ways(pattern)]
+    return " -o ".join([*within, *(_left_out(f"/{pattern[:-3]}") for pattern in tops if pattern[:-3])]) or NOTHING
+
+
+def _above(pattern: str) -> list[str]:
+    """The folders that what a pattern names is in, as patterns."""
+    parts = pattern.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def _any(patterns: Iterable[str]) -> str:
-    """A test for whatever any of the patterns leaves out."""
+    """A test for whatever any of the patterns leaves out: those of the root, by how deep they are, then the others."""
     left = [pattern for name in patterns for pattern in alternatives(name)]
-    return " -o ".join(map(_left_out, left)) or NOTHING
+    rooted: dict[int, list[str]] = {}
+    others = []
+    for pattern in left:
+        parts = pattern.strip("/").split("/")
+        if "**" in parts or (len(parts) == 1 and not pattern.startswith("/")):
+            others.append(_left_out(pattern))
+        else:  # a ``*`` of ``-path`` spans folders too, and never means more than that
+            rooted.setdefault(len(parts), []).append(f"-path {_ways(pattern)[0]}")
+    groups = [
+        f"\\( {' -o '.join(tests)} \\) ! -path {_word('./' + '*/' * depth + '*')}" for depth, tests in rooted.items()
+    ]
+    return " -o ".join([*groups, *others]) or NOTHING
 
 
 def _glob(part: str) -> str:
@@ -227,18 +402,16 @@ def _ways(pattern: str) -> list[str]:
     """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
     plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
     ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
-    return [shlex.quote(way.replace("**", "*")) for way in dict.fromkeys(ways)]
+    return [_word(way.replace("**", "*")) for way in dict.fromkeys(ways)]
 
 
 def _left_out(pattern: str) -> str:
-    """A test for what one pattern leaves out, a file or a folder with all it holds; never for more than that."""
-    parts = pattern.strip("/").split("/")
-    name = f"-name {shlex.quote(parts[-1])}"
-    if len(parts) == 1 and not pattern.startswith("/"):
+    """A test for what a pattern of any depth leaves out, a file or a folder with all it holds; never for more than that."""
+    last = pattern.strip("/").rpartition("/")[2]
+    name = f"-name {_word(last)}"
+    if "/" not in pattern.rstrip("/"):
         return name
-    if "**" not in parts:
-        return f"-path {_ways(pattern)[0]} ! -path './{'*/' * len(parts)}*'"
-    return " -o ".join(f"-path {way}" + (f" {name}" if parts[-1] != "**" else "") for way in _ways(pattern))
+    return " -o ".join(f"-path {way}" + (f" {name}" if last != "**" else "") for way in _ways(pattern))
 
 
 def _script(name: str) -> str:
@@ -251,4 +424,4 @@ def _text(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text("utf-8")
 
 
-__all__ = ["export_script", "named_roots", "place_of", "restore_script"]
+__all__ = ["Target", "export_script", "named_roots", "place_of", "restore_script"]

@@ -61,6 +61,8 @@ class Answer:
 
     found: Found
     behind: list[str]
+    unindexed: list[str] = field(default_factory=list)
+    """Where nothing was found: those of the memories asked for (or of all) that were never indexed, so not looked at."""
 
 
 class MemoryIndex:
@@ -112,10 +114,15 @@ class MemoryIndex:
         return wrong + sorted(held.keys() - set(there))
 
     async def search(self, query: Query) -> Answer:
-        """Nothing is found in a store that was never indexed. Raise a ``SinkError`` or a ``StoreError``."""
+        """Raise a ``SinkError`` or a ``StoreError``."""
         found = await self._sink.search(replace(query, store=await self._known_id()))
         behind = await self._differing({hit.memory: hit.snapshot for hit in found.hits})
-        return Answer(found=found, behind=behind)
+        return Answer(found=found, behind=behind, unindexed=[] if found.hits else await self._unindexed(query.memories))
+
+    async def _unindexed(self, wanted: Sequence[str]) -> list[str]:
+        held = await self._sink.standing(await self._known_id())
+        there = await self._repository.memories()
+        return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
     async def _differing(self, held: Mapping[str, str | None]) -> list[str]:
         """Of memories and the snapshots their rows are of, those whose head is another one or cannot be read."""

@@ -40,12 +40,12 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
 
 
 def check_hint(what: str, hint: str) -> None:
-    """Raise ``UnsafePath`` unless this can be where a folder was: in the home (``~``) or in the file system."""
+    """Raise ``UnsafePath`` unless this can be where a folder was: in the home (``~`` or ``~/…``) or in the file system."""
     try:
         long = len(hint.encode("utf-8", "surrogateescape")) > LONGEST_PATH
     except UnicodeEncodeError:
         long = True
-    if long or not hint.startswith(("~", "/")) or ".." in hint.split("/") or "\0" in hint:
+    if long or not (hint == "~" or hint.startswith(("~/", "/"))) or ".." in hint.split("/") or "\0" in hint:
         raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
 
 

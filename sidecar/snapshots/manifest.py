@@ -13,6 +13,7 @@ import msgspec
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import snapshot_time
 from sidecar.inside.index import Entry
+from sidecar.layouts import Covered
 from sidecar.snapshots.sealed import seal, unseal
 
 FORMAT = 1
@@ -102,11 +103,22 @@ class Manifest:
     """How many private passages and credentials were taken out of a file before it left; under "": of others."""
     privacy: str = ""
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    covered: dict[str, Covered] = field(default_factory=dict)
+    """The rules by which it was made, by root; empty in snapshots of versions that kept none."""
     generation: int = 0
     """Of the head that it was made to become; 0 when it was not to, or there was none before."""
+    home: str = ""
+    """The home that it was exported from; "" when that was none of an agent's, or nobody knows."""
+    user: str = ""
+    """The user as whom."""
 
     def encode(self) -> Encoded:
-        return seal({"format": FORMAT, **asdict(self), "packs": [pack.as_dict() for pack in self.packs]})
+        covered = {
+            name: {key: patterns for key, patterns in asdict(rules).items() if patterns}
+            for name, rules in self.covered.items()
+        }
+        packs = [pack.as_dict() for pack in self.packs]
+        return seal({"format": FORMAT, **asdict(self), "packs": packs, "covered": covered})
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidecar.receipts import Scrubbed
+from sidecar.sizes import plural
 from sidecar.snapshots.manifest import Manifest
 
 
@@ -10,7 +11,8 @@ def trimmed_words(manifest: Manifest) -> str:
     """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
     if not manifest.dropped:
         return ""
-    return f"This snapshot was trimmed: {manifest.dropped:,} files with {manifest.dropped_bytes:,} bytes were left out."
+    files, size = plural(manifest.dropped, "file"), plural(manifest.dropped_bytes, "byte")
+    return f"This snapshot was trimmed: {files} with {size} {'was' if manifest.dropped == 1 else 'were'} left out."
 
 
 def scrubbed_of(manifest: Manifest) -> Scrubbed:

@@ -11,7 +11,7 @@ from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
 from sidecar.ids import Keys
 from sidecar.inside import index
 from sidecar.inside.layers import count_files, layered
-from sidecar.progress import Progress
+from sidecar.progress import Progress, Unwatched
 from sidecar.repository import HeadState, Repository
 from sidecar.snapshots.history import rebuilt_head
 from sidecar.snapshots.manifest import Manifest, tree_digest
@@ -83,6 +83,11 @@ class _Objects:
     @property
     def count(self) -> int:
         return len(self._found)
+
+
+async def check_snapshot(repository: Repository, manifest: Manifest) -> None:
+    """Read every byte of one snapshot. Raise ``SnapshotDamaged``."""
+    await _check(manifest, _Objects(repository, Unwatched()))
 
 
 async def verify(repository: Repository, memory: str, progress: Progress) -> MemoryReport:

@@ -14,17 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import adapters
-from adapters.stores import s3_client
+from adapters.stores import s3_alone, s3_client
 from adapters.stores.s3 import S3Store
+from adapters.stores.s3_conditions import RACES, WRITERS
 from adapters.stores.s3_errors import Unsupported, WriteConflict, refusal
 from adapters.stores.urls import open_store
 from sidecar.errors import (
+    EncryptionRefused,
     HeadMoved,
+    KeyRefused,
     ObjectMissing,
+    SecondWriter,
     StoreDenied,
     StoreError,
     StoreFull,
@@ -33,7 +38,10 @@ from sidecar.errors import (
     StoreUnsafe,
 )
 from sidecar.ports import Store
-from tests.parts.s3_servers import S3Server, free_port
+from sidecar.wiring import open_repository
+from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe, run_cli
+from tests.parts.keys import ENCRYPTED
+from tests.parts.s3_servers import S3Server, comparing_first, free_port
 from tests.parts.wire import Wire, wire_to
 
 PROJECT = Path(adapters.__file__).parents[1]
@@ -43,7 +51,8 @@ Become = Callable[[S3Server], None]
 
 def _url(server: S3Server, bucket: str, endpoint: str = "", **options: str) -> str:
     more = "".join(f"&{name.replace('_', '-')}={value}" for name, value in options.items())
-    return f"s3://{bucket}/p?endpoint={endpoint or server.endpoint}{more}"
+    region = "" if "region" in options else "&region=us-east-1"
+    return f"s3://{bucket}/p?endpoint={endpoint or server.endpoint}{region}{more}"
 
 
 @pytest.fixture
@@ -62,6 +71,12 @@ def on_moto(moto_server: S3Server, credentials_of: Become) -> str:
 def on_rclone(rclone_server: S3Server, credentials_of: Become) -> str:
     credentials_of(rclone_server)
     return rclone_server.make_bucket(f"b-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def on_supabase(supabase_server: S3Server, credentials_of: Become) -> str:
+    credentials_of(supabase_server)
+    return supabase_server.make_bucket(f"b-{uuid.uuid4().hex}")
 
 
 @pytest.fixture
@@ -119,18 +134,60 @@ async def test_a_single_writer_may_use_it(rclone_server: S3Server, on_rclone: st
     await store.put("m/big", big)
     assert await _read(store, "m/big") == big.read_bytes()
     assert await store.purge("m/") == 2
-    assert await _keys(store) == []
+    assert await _keys(store) == ["writer.json"]
+    await store.close()
+    assert await _keys(store) == [], "it has let go"
 
 
 async def test_the_proof_is_remembered_and_not_asked_for_again(weed: S3Server, on_weed: str) -> None:
     await open_store(_url(weed, on_weed)).prepare()
-    body = weed.client.get_object(Bucket=on_weed, Key="p/store.json")["Body"].read()
-    assert json.loads(body) == {"format": 1, "conditional_writes": True, "server": weed.endpoint}
+    marker = json.loads(weed.client.get_object(Bucket=on_weed, Key="p/store.json")["Body"].read())
+    raced = marker.pop("raced")
+    assert marker == {"format": 1, "conditional_writes": True, "server": weed.endpoint}
+    assert (raced["writers"], raced["races"]) == (WRITERS, RACES)
     with wire_to(weed.endpoint) as wire:
         wire.cut_request = lambda sent: sent.startswith((b"PUT", b"POST", b"DELETE"))
-        marker = json.dumps({"format": 1, "conditional_writes": True, "server": wire.endpoint})
-        weed.client.put_object(Bucket=on_weed, Key="p/store.json", Body=marker.encode())
-        await open_store(_url(weed, on_weed, wire.endpoint)).prepare()
+        told = {**marker, "server": wire.endpoint, "raced": raced}
+        weed.client.put_object(Bucket=on_weed, Key="p/store.json", Body=json.dumps(told).encode())
+        store = open_store(_url(weed, on_weed, wire.endpoint))
+        await store.prepare()
+        assert f"{RACES} races of {WRITERS} writers, each with one winner" in await store.safety()
+
+
+@pytest.mark.parametrize("raced", [None, {"races": 3, "writers": 2, "at": "2026-01-01"}, "yes"])
+async def test_a_store_of_a_version_that_did_not_race_is_asked_again(
+    weed: S3Server, on_weed: str, raced: object
+) -> None:
+    marker = {"format": 1, "conditional_writes": True, "server": weed.endpoint} | ({"raced": raced} if raced else {})
+    weed.client.put_object(Bucket=on_weed, Key="p/store.json", Body=json.dumps(marker).encode())
+    await open_store(_url(weed, on_weed)).prepare()
+    told = json.loads(weed.client.get_object(Bucket=on_weed, Key="p/store.json")["Body"].read())
+    assert told["raced"]["races"] == RACES
+
+
+async def test_a_server_that_compares_and_then_writes_is_found_out(
+    moto_server: S3Server, credentials_of: Become
+) -> None:
+    credentials_of(moto_server)
+    with comparing_first() as server:
+        store = open_store(_url(server, "bucket"))
+        with pytest.raises(StoreUnsafe, match="compares before it writes, but not in one step") as refused:
+            await store.prepare()
+        assert "single-writer=true" in refused.value.hint
+        assert await _keys(store) == [], "nothing claims that this store is safe"
+
+
+async def test_the_first_write_over_a_slow_network_takes_seconds(weed: S3Server, on_weed: str) -> None:
+    with wire_to(weed.endpoint) as wire:
+        wire.answer_after = 0.1
+        took = []
+        for _ in range(2):
+            started = time.monotonic()
+            await open_store(_url(weed, on_weed, wire.endpoint)).prepare()
+            took.append(time.monotonic() - started)
+        print(f"prepared in {took[0]:.1f} s, and in {took[1]:.1f} s when it was remembered")
+        assert took[0] < 10
+        assert took[1] < 2
 
 
 async def test_a_proof_from_another_server_does_not_count(rclone_server: S3Server, on_rclone: str) -> None:
@@ -272,7 +329,10 @@ async def test_a_wrong_secret_is_denied_and_not_repeated(
     store = open_store(_url(weed, on_weed))
     big = tmp_path / "big"
     big.write_bytes(bytes(33 * MIB))
+    sealed = open_repository(_url(weed, on_weed), ENCRYPTED).store
     for attempt in (
+        sealed.prepare(),
+        sealed.get("memories/m/head.json"),
         store.prepare(),
         store.get("m/x"),
         store.put("m/x", b"1"),
@@ -285,9 +345,12 @@ async def test_a_wrong_secret_is_denied_and_not_repeated(
         store.sweep("", older_than=0),
         store.purge(""),
     ):
-        with pytest.raises(StoreDenied) as denied:
+        # Before a copy the object is asked for by HEAD, and an answer to that has no words.
+        said = f"{weed.endpoint} (did not accept the credentials|refused .* does not say why)"
+        with pytest.raises(StoreDenied, match=said) as denied:
             await attempt
         assert "hunter2" not in _said(denied.value)
+        assert "AWS_SECRET_ACCESS_KEY" in denied.value.hint
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(StoreDenied, match="InvalidAccessKeyId"):
         await open_store(_url(weed, on_weed)).prepare()
@@ -330,6 +393,7 @@ async def test_an_address_that_is_none(
         ("PermanentRedirect", 301, StoreMissing),
         ("AccessDenied", 403, StoreDenied),
         ("ExpiredToken", 400, StoreDenied),
+        ("InvalidKey", 400, KeyRefused),
         ("RequestTimeTooSkewed", 403, StoreDenied),
         ("403", 403, StoreDenied),
         ("QuotaExceeded", 403, StoreFull),
@@ -434,14 +498,160 @@ async def test_an_object_that_could_not_be_deleted_is_said(moto_server: S3Server
 
 async def test_a_server_that_does_not_know_conditions_is_unsafe(moto_server: S3Server, credentials_of: Become) -> None:
     credentials_of(moto_server)
+    puts = 0
 
     def answer(method: str, path: str) -> tuple[int, bytes]:
-        if method == "PUT":
-            return 501, _error("NotImplemented")
+        nonlocal puts
+        puts += method == "PUT"
+        if method == "PUT":  # the first one has a condition, the one after it does not
+            return (501, _error("NotImplemented")) if puts == 1 else (200, b"")
         return (404, _error("NoSuchKey")) if method == "GET" else (200, b"<DeleteResult/>")
 
     with _answering(answer) as (endpoint, _), pytest.raises(StoreUnsafe):
         await open_store(_url(moto_server, "bucket", endpoint)).prepare()
+    assert puts == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"single_writer": "true"}])
+async def test_encryption_that_the_server_does_not_do_is_called_that(
+    moto_server: S3Server, credentials_of: Become, more: dict[str, str]
+) -> None:
+    credentials_of(moto_server)
+    # As MinIO answers without a key service.
+    words = b"Server side encryption specified but KMS is not configured"
+    refused = b"<Error><Code>NotImplemented</Code><Message>%s</Message></Error>" % words
+
+    def answer(method: str, path: str) -> tuple[int, bytes]:
+        if method == "PUT":
+            return 501, refused
+        return (404, _error("NoSuchKey")) if method == "GET" else (200, b"<DeleteResult/>")
+
+    with _answering(answer) as (endpoint, _):
+        store = open_store(_url(moto_server, "bucket", endpoint, sse="AES256", **more))
+        for attempt in (store.prepare(), store.put("m/x", b"1")):
+            with pytest.raises(EncryptionRefused, match="does not encrypt with sse=AES256") as said:
+                await attempt
+            assert "conditional" not in _said(said.value)
+            assert "single-writer" not in _said(said.value)
+            assert "Leave sse" in said.value.hint
+
+
+# One writer at a time
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Inside this block we are a writer on another machine."""
+    with mock.patch.object(s3_alone, "_ourselves", lambda: ("elsewhere", 7, "another")):
+        yield
+
+
+async def test_a_second_writer_stops_and_says_who_the_first_is(supabase_server: S3Server, on_supabase: str) -> None:
+    url = _url(supabase_server, on_supabase, single_writer="true")
+    first = open_store(url)
+    await first.prepare()
+    version = await first.swap("m/head", b"1", expected=None)
+    second = open_store(url)
+    for attempt in (second.prepare(), second.swap("m/head", b"2", expected=version)):
+        with _elsewhere(), pytest.raises(SecondWriter, match=rf"process {os.getpid()} on .*, \d+ s ago") as stopped:
+            await attempt
+        assert "Nothing was written" in stopped.value.message
+    assert await _read(second, "m/head") == b"1"
+
+
+async def test_writers_take_turns_when_one_lets_go(
+    supabase_server: S3Server, on_supabase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _url(supabase_server, on_supabase, single_writer="true")
+    first, second = open_store(url), open_store(url)
+    version = await first.swap("m/head", b"1", expected=None)
+    await first.close()
+    with _elsewhere():
+        version = await second.swap("m/head", b"2", expected=version)
+    monkeypatch.setattr(s3_alone, "LEASE_SECONDS", -1.0)  # nobody has written for a while
+    assert await open_store(url).swap("m/head", b"3", expected=version)
+
+
+async def test_a_writer_that_was_overtaken_stops_before_it_writes(
+    supabase_server: S3Server, on_supabase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(_url(supabase_server, on_supabase, single_writer="true"))
+    version = await store.swap("m/head", b"1", expected=None)
+    monkeypatch.setattr(s3_alone, "RENEWED_AFTER", 0.0)
+    other = json.dumps({"format": 1, "host": "elsewhere", "process": 7, "token": "another"})
+    supabase_server.client.put_object(Bucket=on_supabase, Key="p/writer.json", Body=other.encode())
+    with pytest.raises(SecondWriter, match="process 7 on elsewhere"):
+        await store.swap("m/head", b"2", expected=version)
+    assert await _read(store, "m/head") == b"1"
+
+
+async def test_of_two_that_write_at_the_same_moment_the_first_is_told(
+    supabase_server: S3Server, on_supabase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(_url(supabase_server, on_supabase, single_writer="true"))
+    assert isinstance(store, S3Store)
+    write = store._objects.write
+
+    def overwritten(key: str, data: bytes, **condition: str) -> str:
+        version = write(key, data, **condition)
+        if key == "m/head":
+            write(key, b"another's")
+        return version
+
+    monkeypatch.setattr(store._objects, "write", overwritten)
+    with pytest.raises(SecondWriter, match="at the same moment"):
+        await store.swap("m/head", b"1", expected=None)
+
+
+# Supabase Storage's dialect
+
+
+async def test_supabase_is_asked_for_a_single_writer_in_one_line(supabase_server: S3Server, on_supabase: str) -> None:
+    store = open_store(_url(supabase_server, on_supabase))
+    with pytest.raises(StoreUnsafe, match="ignores conditional writes") as refused:
+        await store.prepare()
+    assert "Add single-writer=true to the store URL" in refused.value.hint
+    assert "\n" not in _said(refused.value)
+    assert await _keys(store) == [], "the probe could be removed"
+
+
+async def test_a_missing_object_is_missing_also_where_errors_are_in_a_namespace(
+    supabase_server: S3Server, on_supabase: str
+) -> None:
+    store = open_store(_url(supabase_server, on_supabase))
+    assert await store.get("m/none") is None
+    with pytest.raises(ObjectMissing):
+        await store.copy("m/none", "m/other")
+    with pytest.raises(StoreMissing, match="no bucket 'nowhere'"):
+        await open_store(_url(supabase_server, "nowhere")).get("m/none")
+
+
+async def test_a_bare_403_speaks_of_credentials_and_of_the_region(supabase_server: S3Server, on_supabase: str) -> None:
+    with pytest.raises(StoreDenied) as denied:
+        await open_store(_url(supabase_server, on_supabase, region="eu-west-1")).get("m/x")
+    assert "region" in denied.value.hint
+    assert "AWS_SECRET_ACCESS_KEY" in denied.value.hint
+
+
+def test_a_memory_lives_on_supabase(supabase_server: S3Server, on_supabase: str, tmp_path: Path) -> None:
+    url = _url(supabase_server, on_supabase, single_writer="true")
+    home, fresh = claude_mem_home(tmp_path / "home", rows=5), empty_home(tmp_path / "fresh")
+    first = run_cli("export", "acme/agent-7", "--sandbox", f"local:{home}", store=url).document
+    observe(home, 3, "more")
+    second = run_cli("export", "acme/agent-7", "--sandbox", f"local:{home}", store=url).document
+    assert (first["outcome"], second["outcome"], second["kind"]) == ("committed", "committed", "delta")
+    restored = run_cli("restore", "acme/agent-7", "--sandbox", f"local:{fresh}", "--must-exist", store=url).document
+    assert (restored["outcome"], restored["snapshot"]) == ("complete", second["snapshot"])
+    assert memory_tree(fresh / ".claude-mem") == memory_tree(home / ".claude-mem")
+    assert {"~" in key for key in _there(supabase_server, on_supabase)} == {False}
+    doctor = run_cli("doctor", store=url).document
+    assert "single-writer" in next(row["detail"] for row in doctor["checks"] if row["name"] == "store")
+    assert run_cli("delete", "acme/agent-7", "--yes", store=url).code == 0
+    assert _there(supabase_server, on_supabase) == {"p/store-id"}
+
+
+def _there(server: S3Server, bucket: str) -> set[str]:
+    return {row["Key"] for row in server.client.list_objects_v2(Bucket=bucket)["Contents"]}
 
 
 # What is left behind

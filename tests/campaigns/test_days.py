@@ -62,5 +62,8 @@ def test_a_day_at_a_provider(
 
 
 @pytest.mark.parametrize("seed", days(400, 430, 1))
-def test_a_day_of_processes(seed: int, tmp_path: Path, provider_of: Callable[[str], Provider]) -> None:
+def test_a_day_of_processes(
+    seed: int, tmp_path: Path, provider_of: Callable[[str], Provider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_TOKEN", TOKEN)
     Day(seed, tmp_path, InProcesses(tmp_path), provider_of("local")).live(4 if seed == 400 else STEPS_OF_PROCESSES)

@@ -425,7 +425,7 @@ def told_to_end(
 def test_a_process_that_is_told_to_end_saves_its_conversation_first(url: str, home: Path) -> None:
     process = started(SYNC + '    talk("told-sync")\n', url=url, home=home)
     code, printed, complaint = told_to_end(process)
-    assert (code, printed, complaint) == (143, "", "")
+    assert (code, printed) == (143, "") and all("a first start" in line for line in complaint.splitlines()), complaint
     with Client(url, token=TOKEN) as client:
         assert [one.standing for one in client.snapshots("told-sync")] == ["head"]
         assert client.attachment("told-sync").attachment.state == "idle"
@@ -451,7 +451,7 @@ def test_conversations_within_one_another_are_both_saved(url: str, home: Path, t
         talk("told-inner")
 """
     code, printed, complaint = told_to_end(started(SYNC + inner, url=url, home=home, other=other))
-    assert (code, printed, complaint) == (143, "", "")
+    assert (code, printed) == (143, "") and all("a first start" in line for line in complaint.splitlines()), complaint
     with Client(url, token=TOKEN) as client:
         for memory in ("told-outer", "told-inner"):
             assert [one.standing for one in client.snapshots(memory)] == ["head"]
@@ -795,8 +795,18 @@ async def test_address_and_token_come_from_the_environment(
     assert client.url == url
     assert isinstance(await got(client.memories()), list)
     monkeypatch.delenv("MEMORY_SIDECAR_URL")
-    with pytest.raises(BadConfig, match="address"):
-        make(None)
+    assert make(None).url == "http://127.0.0.1:8077"
+
+
+@both_share
+async def test_what_ends_a_program_says_what_to_do(make: Make) -> None:
+    with pytest.raises(ServiceUnreachable) as raised:
+        await got(make("http://127.0.0.1:1", retries=Retries(attempts=1)).memories())
+    shown = traceback.format_exception_only(raised.value)[-1]
+    assert "No answer from" in shown and "`memory-sidecar serve`" in shown and "MEMORY_SIDECAR_URL" in shown
+    with pytest.raises(BadConfig) as refused:
+        make("no address")
+    assert "Such as http://127.0.0.1:8077." in str(refused.value)
 
 
 async def test_a_service_on_this_machine_is_not_sought_through_a_proxy(

@@ -190,6 +190,7 @@ async def test_output_up_to_the_limit_is_fine_and_one_byte_more_is_not(place: Pl
 
 
 async def test_a_command_that_never_stops_printing_is_ended(place: Place) -> None:
+    await place.sandbox.connect()
     began = time.monotonic()
     with pytest.raises(OutputTooLarge):
         await place.run(ENDLESS, output_limit=50_000, timeout=4)

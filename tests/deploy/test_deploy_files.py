@@ -31,7 +31,8 @@ PORT = 8077
 CLOSING = 5
 """Seconds the service takes to close its connections, after the grace."""
 NEEDED = Service().grace + CLOSING
-THEIRS = {"E2B_API_KEY", "DAYTONA_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
+PROVIDERS = {"E2B_API_KEY", "E2B_DOMAIN", "DAYTONA_API_KEY", "DAYTONA_API_URL", "DAYTONA_TARGET"}
+THEIRS = {*PROVIDERS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
 """Variables of the SDKs."""
 
 
@@ -98,6 +99,18 @@ def seconds(text: str) -> float:
 
 def small_tmp(mount: str) -> bool:
     return mount.startswith("/tmp:") and "size=" in mount
+
+
+def test_every_deployment_passes_on_what_reaches_the_providers(compose: dict[str, Any]) -> None:
+    found = list(sidecars())
+    assert len(found) == 2
+    for _, container in found:
+        passed = {row["name"]: row for row in container["env"]}
+        assert passed.keys() >= PROVIDERS
+        assert all(passed[name]["valueFrom"]["secretKeyRef"]["optional"] for name in PROVIDERS)
+    assert compose["services"]["sidecar"]["environment"].keys() >= PROVIDERS
+    for page in ("README.md", "railway/README.md"):
+        assert all(f"`{name}" in (DEPLOY / page).read_text() for name in PROVIDERS)
 
 
 def test_the_base_of_the_image_can_be_chosen(instructions: list[tuple[str, str]]) -> None:

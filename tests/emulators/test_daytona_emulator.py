@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -25,7 +26,7 @@ from daytona.common.errors import (
     DaytonaConnectionError,
     DaytonaConnectionTimeoutError,
     DaytonaFileNotFoundError,
-    DaytonaProcessExecutionTimeoutError,
+    DaytonaTimeoutError,
 )
 
 from emulators import DaytonaEmulator, DaytonaSandbox, Fault
@@ -150,7 +151,7 @@ def test_a_wrong_key_is_refused(server: DaytonaEmulator, here: DaytonaSandbox) -
 def test_a_command_is_piped_to_a_shell_and_its_streams_come_merged(sandbox: Sandbox, here: DaytonaSandbox) -> None:
     done = sandbox.process.exec("pwd; echo wrong >&2; exit 7")
     assert (done.result, done.exit_code) == (f"{here.home}\nwrong\n", 7)
-    assert sandbox.process.exec("cat <<'END'\na b\nEND\necho \"$0\"").result == "a b\n/bin/sh\n"
+    assert sandbox.process.exec("cat <<'END'\na b\nEND\necho \"$0\"").result == f"a b\n{here.shell}\n"
     assert sandbox.process.exec("echo $A; pwd", cwd="/", env={"A": "1"}).result == "1\n/\n"
 
 
@@ -167,8 +168,9 @@ def test_a_command_may_print_much_and_need_not_print_text(sandbox: Sandbox) -> N
 
 
 def test_a_time_out_ends_the_command_with_its_children(sandbox: Sandbox, here: DaytonaSandbox) -> None:
-    with pytest.raises(DaytonaProcessExecutionTimeoutError):
+    with pytest.raises(DaytonaTimeoutError) as late:
         sandbox.process.exec("sleep 100 | sleep 100", timeout=1)
+    assert (late.value.status_code, late.value.code) == (408, "REQUEST_TIMEOUT")
     _until(lambda: not here.processes())
 
 
@@ -219,16 +221,164 @@ def test_the_usual_errands(sandbox: Sandbox, here: DaytonaSandbox) -> None:
     assert {entry.path for entry in sandbox.fs.list_files(str(here.home), depth=2)} == {
         str(here.home / path) for path in ("a", "a/b", "a/d")
     }
-    with pytest.raises(DaytonaError, match="recursive"):
+    with pytest.raises(DaytonaBadRequestError):
         sandbox.fs.delete_file("a")
     sandbox.fs.delete_file("a", recursive=True)
     assert not (here.home / "a").exists()
-    with pytest.raises(DaytonaFileNotFoundError):
-        sandbox.fs.download_file("a/d")
-    with pytest.raises(DaytonaFileNotFoundError):
-        list(sandbox.fs.download_file_stream("a/d"))
-    with pytest.raises(DaytonaFileNotFoundError):
-        sandbox.fs.get_file_info("a/d")
+    for missing in (
+        lambda: sandbox.fs.download_file("a/d"),
+        lambda: list(sandbox.fs.download_file_stream("a/d")),
+        lambda: sandbox.fs.get_file_info("a/d"),
+        lambda: sandbox.fs.delete_file("a/d"),
+    ):
+        with pytest.raises(DaytonaNotFoundError) as raised:
+            missing()
+        assert not isinstance(raised.value, DaytonaFileNotFoundError), "an error that names no source has no kind"
+
+
+# What the real daemon answers, byte by byte where no client shows it
+
+
+@pytest.fixture
+def wire(server: DaytonaEmulator, here: DaytonaSandbox) -> Iterator[httpx.Client]:
+    """The toolbox without the SDK."""
+    headers = {"Authorization": f"Bearer {server.key}"}
+    with httpx.Client(base_url=f"{here.toolbox}/{here.id}", headers=headers, timeout=10) as client:
+        yield client
+
+
+def _executed(wire: httpx.Client, **asked: object) -> httpx.Response:
+    return wire.post("/process/execute", json={"command": "true", **asked})
+
+
+def test_the_shell_is_zsh_else_bash_else_what_shell_says_else_sh(server: DaytonaEmulator, tmp_path: Path) -> None:
+    for name in ("zsh", "bash"):
+        (tmp_path / name).symlink_to("/bin/sh")
+    made = server.create(tools=tmp_path, envs={"SHELL": "/bin/own"}, auto_stop=0)
+    assert made.shell == str(tmp_path / "zsh")
+    (tmp_path / "zsh").unlink()
+    assert made.shell == str(tmp_path / "bash")
+    (tmp_path / "bash").unlink()
+    assert (made.shell, server.create(tools=tmp_path, auto_stop=0).shell) == ("/bin/own", "/bin/sh")
+
+
+def test_a_working_folder_that_is_missing_is_an_exit_code_and_one_that_was_removed_is_used(
+    wire: httpx.Client, server: DaytonaEmulator, client: Daytona
+) -> None:
+    answer = _executed(wire, cwd="/never/was")
+    assert (answer.status_code, answer.json()["exitCode"]) == (200, -1)
+    assert answer.json()["result"].startswith("fork/exec ")
+    here = server.create(work="project", auto_stop=0)
+    here.work.rmdir()
+    done = client.get(here.id).process.exec("echo still")
+    assert (done.exit_code, done.result.endswith("still\n")) == (0, True)
+    assert "(deleted)" in client.get(here.id).process.exec("readlink /proc/$$/cwd").result
+
+
+@pytest.mark.parametrize(
+    "asked", [{"command": " \n"}, {"envs": {"A-B": "1"}}, {"envs": {"1": "1"}}, {"timeout": 1.5}, {"timeout": -1}]
+)
+def test_a_command_that_makes_no_sense_is_refused(wire: httpx.Client, asked: dict[str, object]) -> None:
+    answer = _executed(wire, **asked)
+    assert answer.status_code == 400
+    assert {"statusCode", "message", "code", "timestamp", "path", "method"} == answer.json().keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/files/download?path=no", 404),
+        ("GET", "/files/info?path=no", 404),
+        ("GET", "/files?path=no", 404),
+        ("DELETE", "/files?path=no", 404),
+        ("DELETE", "/files?path=.", 400),
+        ("POST", "/files/folder?path=x&mode=abc", 400),
+    ],
+)
+def test_file_calls_refuse_without_a_word(wire: httpx.Client, method: str, path: str, status: int) -> None:
+    answer = wire.request(method, path)
+    assert (answer.status_code, answer.content) == (status, b"")
+
+
+def test_downloads_say_their_length_and_type_and_may_be_partial(wire: httpx.Client, here: DaytonaSandbox) -> None:
+    (here.home / "a.json").write_bytes(b'{"a": 1}')
+    answer = wire.post("/files/bulk-download", json={"paths": ["a.json", "no"]})
+    assert b"Content-Length: 8\r\nContent-Type: application/json\r\n\r\n{" in answer.content
+    assert b'"code": "FILE_NOT_FOUND"' in answer.content and b"source" not in answer.content
+    empty = wire.post("/files/bulk-download", json={"paths": []})
+    assert (empty.status_code, list(empty.json())) == (400, ["error"])
+    part = wire.get("/files/download?path=a.json", headers={"Range": "bytes=2-3"})
+    assert (part.status_code, part.content, part.headers["Content-Range"]) == (206, b'a"', "bytes 2-3/8")
+
+
+def test_uploads_say_what_was_written_or_why_not(wire: httpx.Client, here: DaytonaSandbox) -> None:
+    (here.home / "folder").mkdir()
+
+    def send(path: str) -> httpx.Response:
+        return wire.post("/files/bulk-upload", data={"files[0].path": path}, files={"files[0].file": ("x", b"12345")})
+
+    assert send("new").json() == {"files": [{"path": "new", "bytes": 5}]}
+    onto = send("folder")
+    assert (onto.status_code, list(onto.json())) == (400, ["errors"])
+    head = b'--B\r\nContent-Disposition: form-data; name="files[0].path"\r\n\r\ncut\r\n--B\r\n'
+    body = head + b'Content-Disposition: form-data; name="files[0].file"; filename="x"\r\n\r\nhal'
+    cut = wire.post("/files/bulk-upload", content=body, headers={"Content-Type": "multipart/form-data; boundary=B"})
+    assert (cut.status_code, list(cut.json())) == (400, ["errors"])
+    assert wire.post("/files/upload?path=one", files={"file": ("x", b"1")}).status_code == 200
+    assert (here.home / "one").read_bytes() == b"1"
+
+
+def test_moves_neither_overwrite_nor_make_folders(wire: httpx.Client, here: DaytonaSandbox) -> None:
+    for name in ("a", "b"):
+        (here.home / name).write_bytes(name.encode())
+    assert wire.post("/files/move?source=a&destination=b").status_code == 409
+    assert wire.post("/files/move?source=a&destination=no/c").status_code == 404
+    assert (here.home / "b").read_bytes() == b"b"
+
+
+def test_what_else_there_is_and_what_not(wire: httpx.Client) -> None:
+    assert wire.get("/version").json() == {"version": "0.190.0"}
+    assert wire.post("/process/session", json={"sessionId": "s"}).status_code == 201
+    assert [one["sessionId"] for one in wire.get("/process/session").json()] == ["s"]
+    unknown = wire.get("/no/such/route")
+    assert (unknown.status_code, unknown.headers["Content-Type"]) == (404, "text/plain")
+
+
+def test_while_the_daemon_is_down_its_proxy_answers_for_it(wire: httpx.Client, here: DaytonaSandbox) -> None:
+    here.daemon_down = True
+    answer = _executed(wire)
+    assert (answer.status_code, answer.content) == (502, b"")
+    here.daemon_down = False
+    assert _executed(wire).status_code == 200
+
+
+def test_a_daemon_that_crashes_takes_its_commands_with_it(
+    server: DaytonaEmulator, wire: httpx.Client, here: DaytonaSandbox
+) -> None:
+    server.faults.add(Fault("command", "crash", after=3))
+    with contextlib.suppress(httpx.TransportError):
+        assert _executed(wire, command="echo some; sleep 100").status_code == 502
+    assert here.processes() == []
+
+
+def test_a_proxy_sends_a_small_command_again_and_a_large_one_not(
+    server: DaytonaEmulator, wire: httpx.Client, here: DaytonaSandbox
+) -> None:
+    server.faults.add(Fault("command", "replay", times=2))
+    assert _executed(wire, command="echo ran >> ran").status_code == 200
+    assert (here.home / "ran").read_text() == "ran\nran\n"
+    large = _executed(wire, command=f"echo ran >> once # {'x' * (256 << 10)}")
+    assert (large.status_code, large.content) == (502, b"")
+    assert (here.home / "once").read_text() == "ran\n"
+
+
+def test_sudo_works_as_whom_it_is_allowed_to_and_as_nobody_else(server: DaytonaEmulator, client: Daytona) -> None:
+    here = server.create(uids={"agent": None}, sudo=["agent"], auto_stop=0)
+    box = client.get(here.id)
+    done = box.process.exec("A=1 B=2 sudo -n -H -u agent --preserve-env=A -- sh -c 'echo $HOME $USER $A $B'", env={})
+    assert done.result == f"{here.folder}/home/agent agent 1\n"
+    refused = box.process.exec("sudo -n -u root -- true")
+    assert (refused.exit_code, refused.result) == (1, "sudo: a password is required\n")
 
 
 # Trouble

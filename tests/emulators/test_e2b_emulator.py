@@ -20,6 +20,7 @@ from e2b import (
     AuthenticationException,
     CommandExitException,
     FileNotFoundException,
+    InvalidArgumentException,
     RateLimitException,
     Sandbox,
     SandboxNotFoundException,
@@ -138,6 +139,61 @@ def test_a_wrong_access_token_is_refused(server: E2BEmulator, here: E2BSandbox) 
     request = Request(f"{server.url}/files?path=x", headers={"E2b-Sandbox-Id": here.id, "X-Access-Token": "no"})
     with pytest.raises(OSError, match="401"):
         urlopen(request)
+
+
+def test_a_daemon_that_crashed_takes_root_and_its_folder_until_it_is_told_again(
+    sandbox: Sandbox, here: E2BSandbox
+) -> None:
+    look = "echo $USER $HOME; pwd"
+    assert sandbox.commands.run(look).stdout == f"user {here.home}\n{here.home}\n"
+    here.crash()
+    assert sandbox.commands.run(look).stdout == f"root {here.folder}/root\n{here.folder}\n"
+    assert sandbox.commands.run(look, user="user", cwd="~").stdout == f"user {here.home}\n{here.home}\n"
+    here.tell()
+    assert sandbox.commands.run(look).stdout == f"user {here.home}\n{here.home}\n"
+
+
+def test_a_user_that_is_not_known_is_turned_away(sandbox: Sandbox) -> None:
+    for use in (
+        lambda: sandbox.commands.run("true", user="alice"),
+        lambda: sandbox.files.write("x", b"1", user="alice"),
+        lambda: sandbox.files.read("x", user="alice"),
+        lambda: sandbox.files.remove("x", user="alice"),
+    ):
+        with pytest.raises(AuthenticationException, match="alice"):
+            use()
+
+
+def test_files_are_those_of_the_user_of_the_call(sandbox: Sandbox, here: E2BSandbox) -> None:
+    sandbox.files.write("mine", b"1")
+    sandbox.files.write("~/mine", b"2", user="root")
+    assert (here.home / "mine").read_bytes() == b"1"
+    assert (here.folder / "root/mine").read_bytes() == b"2"
+    assert sandbox.files.read("mine", user="root") == "2"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_uploads_and_commands_belong_to_the_user_of_the_call(server: E2BEmulator) -> None:
+    here = server.create(uids={"user": 65534, "root": 0})
+    box = Sandbox.connect(here.id)
+    box.files.write("up", b"1")
+    box.files.write(f"{here.home}/roots", b"1", user="root")
+    assert [(here.home / name).stat().st_uid for name in ("up", "roots")] == [65534, 0]
+    assert [box.commands.run("id -u", user=name).stdout for name in ("user", "root")] == ["65534\n", "0\n"]
+
+
+def test_a_command_that_cannot_start_is_quoted_before_the_reason(sandbox: Sandbox) -> None:
+    command = f": {'x' * (128 << 10)}"
+    with pytest.raises(InvalidArgumentException) as raised:
+        sandbox.commands.run(command)
+    assert command in str(raised.value) and str(raised.value).rstrip(".").endswith("argument list too long")
+
+
+def test_a_working_folder_that_is_missing_fails_the_command(server: E2BEmulator) -> None:
+    here = server.create(work="project")
+    here.work.rmdir()
+    with pytest.raises(InvalidArgumentException, match=r"cwd '.*/project' does not exist"):
+        Sandbox.connect(here.id).commands.run("true")
 
 
 def test_an_unknown_sandbox_is_not_found(server: E2BEmulator) -> None:

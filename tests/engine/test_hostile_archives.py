@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,18 +16,20 @@ from typing import Any
 
 import pytest
 
-from sidecar.engine import RestoreRequest, restore
+from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.inside.roots import hint_for
 from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, run_cli, tree
 from tests.parts.hostile_archives import (
     ANSWERS,
     ARCHIVES,
+    ASKED,
     END,
     ESCAPED,
     GOOD,
     HONEST_ROOT,
     MEMORY,
     PLANTED,
+    BareForgery,
     Chance,
     _gz,
     engine_for,
@@ -181,6 +184,36 @@ def test_an_honest_answer_is_committed(said: dict[str, Any], deep: Path) -> None
     manifest = asyncio.run(engine.repository.manifest(MEMORY, state.snapshot))
     hints = [root["hint"] for root in said.get("roots", [HONEST_ROOT])]
     assert [root.hint for root in manifest.roots] == [hint_for(hint, said.get("home", "/home/user")) for hint in hints]
+
+
+def test_a_link_that_leads_out_is_listed_and_never_made(deep: Path) -> None:
+    out = {
+        "absolute": "/etc/passwd",
+        "up": f"../../../../../{ESCAPED}",
+        "into another root": "../../.claude-mem/x",
+        "beside": "/home/user-2/x",
+        "up from within": "/home/user/../../etc/passwd",
+        "to the root of all": "/",
+    }
+    inward = {"by its path": "/home/user/memory/a.md", "in its folder": "a.md", "to its root": "/home/user"}
+    links = [link(f"./project/memory/{name}", target) for name, target in {**out, **inward}.items()]
+    tar = tarball_of(file("./project/memory/a.md", b"a"), *links)
+    engine, said = engine_for(deep), {"folders": {"project": "home/user"}}
+    receipt = asyncio.run(export(engine, BareForgery(tar, said), ExportRequest(memory=MEMORY, layouts=ASKED)))
+    assert (receipt.outcome, receipt.files) == ("committed", 1)
+    listed = {row.path: row.reason for row in receipt.skipped}
+    assert listed == {f"project/memory/{name}": "link leads out of the memory" for name in out}
+    home = empty_home(deep / "home")
+    asyncio.run(restore(engine, WatchedSandbox(home), RestoreRequest(memory=MEMORY)))
+    made = {path.name: os.readlink(path) for path in (home / "memory").iterdir() if path.is_symlink()}
+    assert made == {"by its path": "a.md", "in its folder": "a.md", "to its root": ".."}
+
+
+def test_a_hard_link_from_outside_is_refused(deep: Path) -> None:
+    hard = tarfile.TarInfo("./project/memory/b.md")
+    hard.type, hard.linkname = tarfile.LNKTYPE, "./project/memory/a.md"
+    tar = tarball_of(file("./project/memory/a.md", b"a"), hard.tobuf(tarfile.GNU_FORMAT))
+    assert asyncio.run(read_answer(engine_for(deep), tar, {})) == "unsafe-member"
 
 
 BARE_CASES = [

@@ -324,7 +324,7 @@ async def test_sh_and_tar_bring_a_memory_out_and_in_where_there_is_no_python(
     (box.home / "memory/link.md").symlink_to("private.md")
     sent = await _committed(engine, box, "full")
     assert any("no usable python3" in warning for warning in sent.warnings)
-    assert sent.trips == {"command": 2, "download": 1, **_control(provider)} == provider.asked()
+    assert sent.trips == {"command": 3, "download": 1, **_control(provider)} == provider.asked()
     provider.clear()
 
     write(other.home / "memory/of another.md", b"another")
@@ -351,7 +351,7 @@ async def test_a_name_that_only_python_can_restore_leaves_a_sandbox_without_it_a
 ) -> None:
     box, other = provider.box(), provider.box(tools=tools)
     plain_home(box.home)
-    write(box.home / "memory/line\nbreak.md", b"line break")
+    write(box.home / "memory/unit\x1fseparator.md", b"odd")
     await _committed(engine, box)
     plain_home(other.home, rows=3)
     before = without_cache(tree(other.home))

@@ -65,12 +65,12 @@ async def _restore(engine: Engine, box: Box) -> str:
 
 def _state(home: Path) -> dict[bytes, object]:
     """What is in a home; of its database what it says, for sqlite3 may copy that to other bytes."""
-    found = {name: (about[0], about[3]) for name, about in without_cache(tree(home)).items() if about[0] != "dir"}
+    found = {name: (about[0], about[1], about[3]) for name, about in without_cache(tree(home)).items()}
     return {**found, b".claude-mem/claude-mem.db": titles(home)}
 
 
 @pytest.mark.parametrize(
-    "steps", [slice(5, None, 14), pytest.param(slice(None), marks=pytest.mark.slow)], ids=["some", "all"]
+    "steps", [slice(5, None, 24), pytest.param(slice(None), marks=pytest.mark.slow)], ids=["some", "all"]
 )
 async def test_a_restore_that_is_killed_at_any_move_is_undone_or_finished(
     engine: Engine, local: Provider, tmp_path: Path, steps: slice
@@ -79,11 +79,15 @@ async def test_a_restore_that_is_killed_at_any_move_is_undone_or_finished(
     moves = Moves(tools, tmp_path / "moves")
     first, box = local.box(), local.box(tools=tools)
     plain_home(first.home, rows=3)
+    write(first.home / "memory/old folder/old\nname.md", b"old")
     await export(engine, first.open(), ExportRequest(memory=MEMORY))
     assert await _restore(engine, box) == "complete"
     observe(first.home, 2, "newer")
     write(first.home / "memory/newer.md", b"newer")
     (first.home / ".claude-mem/modes/code mode.json").unlink()
+    shutil.rmtree(first.home / "memory/old folder")
+    (first.home / "memory/new folder/deeper").mkdir(parents=True)
+    (first.home / "memory/new folder").chmod(0o750)
     assert (await export(engine, first.open(), ExportRequest(memory=MEMORY))).outcome == "committed"
     write(box.home / "memory/only here.md", b"only here")
     old, kept = _state(box.home), tmp_path / "kept"

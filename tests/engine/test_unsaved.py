@@ -709,6 +709,23 @@ async def test_only_so_much_is_kept_aside(engine: Engine, provider: Provider) ->
     assert [path.exists() for path in paths] == [False] * 7 + [True], "so much room is only for the newest"
 
 
+async def test_what_was_just_set_aside_stays_also_when_the_clock_was_put_back(
+    engine: Engine, provider: Provider
+) -> None:
+    first, box = provider.box(), provider.box()
+    plain_home(first.home)
+    await _committed(engine, first)
+    kept = [box.home / f".cache/memory-sidecar/set-aside/29990101T00000{number}Z-x" for number in range(5)]
+    for folder in kept:
+        write(folder / "project/MEMORY.md", b"of a clock that ran ahead")
+    write(box.home / "MEMORY.md", b"written before anything was restored here")
+    receipt = await _complete(engine, box)
+    assert receipt.set_aside is not None
+    ours = Path(receipt.set_aside.path) / "project/MEMORY.md"
+    assert ours.read_bytes() == b"written before anything was restored here"
+    assert [folder.exists() for folder in kept] == [False, True, True, True, True]
+
+
 async def test_what_is_too_much_to_set_aside_is_not_replaced(engine: Engine, provider: Provider) -> None:
     first, box = provider.box(), provider.box()
     plain_home(first.home)

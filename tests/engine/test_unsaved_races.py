@@ -384,5 +384,8 @@ async def test_a_restore_that_was_killed_is_undone_before_another_memory_is_expo
     else:
         pytest.skip("never killed in the middle of a swap")
     receipt = await export(engine, WatchedSandbox(home), ExportRequest(memory="another"))
+    if receipt.reason is not None and receipt.reason.code == "other-memory":  # it was killed when all was in place
+        assert without_cache(tree(first)).items() <= without_cache(tree(home)).items()
+        return
     assert receipt.outcome == "committed" and without_cache(tree(home)) == before
     assert receipt.files == len([one for one in before.values() if one[0] != "dir"])

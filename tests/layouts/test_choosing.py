@@ -51,7 +51,7 @@ async def test_whatever_is_there_is_found_and_a_name_limits_it(engine: Engine, t
     found = await names(engine, await out(engine, LocalSandbox(home), "auto"))
     assert {"claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai"} <= set(found)
     only = await export(engine, LocalSandbox(home), ExportRequest(memory="other", layouts=("codex", "pai")))
-    assert set(await names(engine, only)) == {"codex", "pai"}
+    assert set(await names(engine, only)) == {"codex", "pai", "pai-sessions"}
 
 
 async def test_a_folder_without_memory_is_no_root(engine: Engine, tmp_path: Path) -> None:
@@ -102,7 +102,8 @@ async def test_pai_is_where_its_memory_is(place: str, engine: Engine, tmp_path: 
     (home / ".config/opencode").rename(home / place)
     (home / ".config/opencode").mkdir(parents=True, exist_ok=True)
     request = ExportRequest(memory="m", projects=("~/app",))
-    assert await names(engine, await export(engine, LocalSandbox(home), request)) == {"pai": f"~/{place}/MEMORY"}
+    found = await names(engine, await export(engine, LocalSandbox(home), request))
+    assert found == {"pai": f"~/{place}/MEMORY", "pai-sessions": f"~/{place}"}
     await restore(engine, LocalSandbox(other), RestoreRequest(memory="m", projects=("~/app",)))
     assert (other / place / "MEMORY/STATE/current-work.json").is_file()
     assert (await export(engine, LocalSandbox(other), request)).outcome == "unchanged"
@@ -268,3 +269,40 @@ def test_every_layout_is_sound() -> None:
             assert set(option.allow) <= set(layout.never)
     _check_roots(built_in())
     assert ExportAnswer(status="unchanged", memory="m", snapshot="s").keyed == {}
+
+
+# Extending a layout by single paths
+
+
+def extended(tmp_path: Path, text: str) -> Layout:
+    (tmp_path / "config.toml").write_text(text)
+    return load_config(str(tmp_path / "config.toml")).layouts["claude-mem"]
+
+
+def test_a_table_without_roots_adds_to_the_layout(tmp_path: Path) -> None:
+    plain = built_in()["claude-mem"]
+    more = extended(
+        tmp_path,
+        '[layouts.claude-mem]\ndatabases = ["memory.db"]\noptions = ["chroma"]\n'
+        '[layouts.claude-mem.tiers]\nhot = ["memory.db"]\n[layouts.claude-mem.filters]\n"x.json" = ["TOKEN"]\n',
+    )
+    assert more.databases == (*plain.databases, "memory.db")
+    assert (more.roots, more.required, more.chosen) == (plain.roots, plain.required, ("chroma",))
+    assert more.tiers.hot == (*plain.tiers.hot, "memory.db") and more.tiers.warm == plain.tiers.warm
+    assert set(more.filters) == {*plain.filters, "x.json"}
+
+
+def test_a_table_with_roots_replaces_it(tmp_path: Path) -> None:
+    text = '[layouts.claude-mem]\nkeep = ["x"]\n[[layouts.claude-mem.roots]]\nname = "claude-mem"\npaths = ["~/.claude-mem"]\n'
+    other = extended(tmp_path, text)
+    assert (other.keep, other.databases, other.never) == (("x",), (), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('database = ["x"]', "Did you mean 'databases'?"), ('databases = "x"', "databases"), ('keep = ["/x"]', "'/x'")],
+)
+def test_what_is_wrong_in_what_is_added_is_named(line: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as problem:
+        extended(tmp_path, f"[layouts.claude-mem]\n{line}\n")
+    assert words in f"{problem.value.message} {problem.value.hint}"

@@ -10,10 +10,10 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.receipts import ExportReceipt
-from tests.parts.homes import KEPT_KEYS
+from tests.parts.homes import KEPT_KEYS, write
 from tests.parts.homes import PROJECT as CODE
 from tests.parts.memories import Box, Name, Provider, engine_on, strays
-from tests.parts.samples import PROJECT, SAMPLES, SECRET, leaked, memory
+from tests.parts.samples import PROJECT, SAMPLES, SECRET, database, leaked, memory
 
 MEMORY = "acme/agent 7"
 PROJECTS = (f"~/{PROJECT}",)
@@ -68,6 +68,35 @@ async def test_a_memory_travels_from_e2b_to_daytona_to_here(
     assert (await _export(engine, third)).outcome == "unchanged"
     assert await strays(engine, MEMORY) == set()
     _read_without_us(tmp_path)
+
+
+async def test_nested_projects_and_two_of_one_name_travel_though_nobody_names_them(
+    engine: Engine, open_provider: Callable[[Name], Provider]
+) -> None:
+    """With what the layouts do not know, into a project that is there already in part."""
+    first, second, third = (open_provider(name).box() for name in ("e2b", "daytona", "local"))
+    for project in ("work/app", "play/app", "work/app/packages/inner"):
+        write(first.home / project / "MEMORY.md", project.encode())
+        write(first.home / project / "memory/odd/unknown.bin", project.encode() * 3)
+        write(first.home / project / ".cm/what comes next.txt", project.encode())
+        write(first.home / project / "AGENTS.md", project.encode())
+    database(first.home / ".claude-mem/memory.db", "CREATE TABLE t (x)", "INSERT INTO t VALUES ('remembered')")
+    there, request = memory(first.home), ExportRequest(memory=MEMORY)
+    born = await export(engine, first.open(), request)
+    assert (born.outcome, born.files) == ("committed", 13)
+    assert [(row.path, row.check) for row in born.databases] == [("claude-mem/memory.db", "ok")]
+    names = {root.name: root.hint for root in (await engine.repository.manifest(MEMORY, born.snapshot or "")).roots}
+
+    for box in (second, third):
+        arrived = await restore(engine, box.open(), RestoreRequest(memory=MEMORY))
+        assert (arrived.outcome, arrived.warnings) == ("complete", [])
+        assert memory(box.home) == there
+        assert (await export(engine, box.open(), request)).outcome == "unchanged"
+    write(third.home / "a/app/MEMORY.md", b"one more of that name, and before all others")
+    grown = await export(engine, third.open(), request)
+    assert (grown.outcome, grown.files) == ("committed", 14)
+    now = {root.name: root.hint for root in (await engine.repository.manifest(MEMORY, grown.snapshot or "")).roots}
+    assert now == {**names, "project-4": "~/a/app"}, "no project has taken another's number"
 
 
 def _settings(layouts: set[str]) -> int:

@@ -41,7 +41,9 @@ def test_doctor_says_what_an_export_would_bring_and_changes_nothing(home: Path, 
     assert ran.code == 0, ran.document
     assert tree(home) == before, "looking must leave no trace"
     roots = {root["name"]: root for root in ran.document["roots"]}
-    assert set(roots) == {"claude-code", "claude-mem", "cm", "codex", "codymaster", "opencode", "pai", "project"}
+    agents = {"claude-code", "claude-mem", "cm", "codex", "codymaster", "opencode", "pai", "project"}
+    agents |= {"openclaw", "hermes", "letta", "mcp-memory", "agents-memory"}
+    assert set(roots) == agents | {"cm-project", "pai-sessions"}
     expected = sum(about[0] == "file" for about in memory(home).values()) + 1  # settings.json, which travels changed
     assert sum(root["total"]["files"] for root in roots.values()) == expected
     assert roots["claude-mem"]["tiers"]["hot"]["bytes"] > (home / ".claude-mem/claude-mem.db").stat().st_size
@@ -83,7 +85,10 @@ def test_a_database_of_mostly_free_pages_comes_with_what_to_do() -> None:
     assert "mostly free pages (90% of it)" in words and "VACUUM" in words
 
 
-def test_a_sandbox_without_memory_is_no_problem(tmp_path: Path) -> None:
+def test_a_sandbox_without_memory_is_found_with_what_to_do(tmp_path: Path) -> None:
     home = empty_home(tmp_path / "home")
     ran = run_cli("doctor", "--sandbox", f"local:{home}", store=tmp_path / "store")
-    assert (ran.code, ran.document["roots"]) == (0, [])
+    assert (ran.code, ran.document["roots"]) == (1, [])
+    (wrong,) = [row for row in ran.document["checks"] if not row["ok"]]
+    assert (wrong["name"], wrong["code"]) == ("memory there", "no-memory")
+    assert "--project PATH" in wrong["hint"] and "memory-sidecar restore" in wrong["hint"]

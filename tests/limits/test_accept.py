@@ -12,8 +12,10 @@ from sidecar.cli import main
 from sidecar.client import Acceptance, Client, SidecarProblem
 from sidecar.engine.heads import accept
 from sidecar.errors import HeadMoved
-from sidecar.ids import Keys
-from tests.parts.homes import Ran, empty_home, engine_at, run_cli, write
+from sidecar.ids import memory_key, portable_folder
+from sidecar.sealing.given import Given
+from sidecar.wiring import open_repository
+from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.services import TOKEN, path, serving
 
 MEMORY = "acme/agent"
@@ -120,7 +122,7 @@ def test_a_rejection_from_before_the_head_is_not_taken_unless_it_is_named(home: 
 
 def test_what_is_damaged_is_not_made_the_head(home: Path, store: Path) -> None:
     head, refused = rejected(store, home)
-    top = store / Keys.of(MEMORY).prefix
+    top = store / "memories" / portable_folder(memory_key(MEMORY))
     pack = json.loads((top / f"snapshots/{refused}.json").read_bytes())["packs"][-1]
     place = top / f"packs/{pack['id']}.tar.{pack['codec']}"
     whole = place.read_bytes()
@@ -152,7 +154,7 @@ def test_words_for_people(home: Path, store: Path, capsys: pytest.CaptureFixture
 
 def test_somebody_who_moves_the_head_meanwhile_wins(home: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, refused = rejected(store, home)
-    repository, newer = engine_at(store).repository, ""
+    repository, newer = open_repository(f"file:{store}", Given()), ""
 
     async def held(*about: object) -> None:
         """Between looking at the head and moving it."""

@@ -75,7 +75,7 @@ def test_a_root_of_which_only_rotating_files_were_there_is_not_missing(tmp_path:
     shutil.rmtree(home / ".codex")
     ran = exported(home)
     assert (ran.code, ran.error) == (3, "root-missing")
-    assert "the head has 1 files there" in ran.document["reason"]["message"]
+    assert "the head has 1 file there" in ran.document["reason"]["message"]
 
 
 def test_daily_logs_rotate_and_files_that_only_look_alike_do_not(tmp_path: Path) -> None:

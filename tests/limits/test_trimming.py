@@ -339,3 +339,17 @@ async def test_a_database_of_free_pages_is_named_with_what_to_do(home: Path, tmp
 async def test_a_small_database_may_have_free_pages(home: Path, tmp_path: Path) -> None:
     free_pages(home, 100)
     assert told(await exported(engine_with(tmp_path), home)) == []
+
+
+async def test_daily_logs_go_by_the_day_in_their_name(tmp_path: Path) -> None:
+    """Whenever they were touched: a restore, a clone or an editor may have changed all of them just now."""
+    home = empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"hot")
+    days = ["2026-10-08", "2026-11-15", "2026-09-30", "2026-11-14"]
+    for age, day in enumerate(days):  # the oldest day was touched last
+        write(home / f"memory/{day}.md", b"x" * 1000)
+        os.utime(home / f"memory/{day}.md", (1_700_000_000 - age, 1_700_000_000 - age))
+    os.utime(home / "memory/2026-10-08.md")
+    engine = engine_at(tmp_path / "store", limits=Limits(bytes=2500, over="trim"))
+    receipt = await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY))
+    assert [row.path for row in receipt.dropped] == ["project/memory/2026-09-30.md", "project/memory/2026-10-08.md"]

@@ -320,11 +320,8 @@ class Scene:
         boxes = {box.ref: box for box in self.boxes}
         for memory in {memory for memory, _ in rows}:
             self.ledger.look(memory)
-        risks = 0
-        mine = service.instance
         for (memory, ref), row in rows.items():
             box = boxes[ref]
-            risks += row.owner == mine and (row.state == "lost" or bool(row.problem))
             if row.state in ("open", "idle") and row.saved and not row.problem:
                 until = moment(row.saved)
                 wrote = {
@@ -355,10 +352,16 @@ class Scene:
                     f"{box.name} is lost since {row.saved} ({row.problem}), with {some(early)} from before that"
                 )
         deadline = time.monotonic() + DEADLINE
-        while service.at_risk() < risks:  # what another service noted is seen when it next looks around
+        # What another service noted is seen when it next looks around; what is taken over may be saved meanwhile.
+        while (told := service.at_risk()) < (risks := self._risks(service)):
             if time.monotonic() > deadline:
-                raise Broken(f"at_risk is {service.at_risk()}, and {risks} attachments have a problem or are lost")
+                raise Broken(f"at_risk is {told}, and {risks} attachments have a problem or are lost")
             time.sleep(0.1)
+
+    def _risks(self, service: Running) -> int:
+        """How many attachments of a service have a problem, or are lost, by what the store says."""
+        mine = service.instance
+        return sum(row.owner == mine and (row.state == "lost" or bool(row.problem)) for row in service.rows().values())
 
     def _lost_with(self, box: Box) -> set[str]:
         """What went with a sandbox and is in no snapshot."""
@@ -412,7 +415,8 @@ class Scene:
                     f"the service exits 0, and the head of {row.memory} does not have {some(unsaved)} of {box.name}"
                 )
             lost = self._lost_with(box)
-            if code == 0 and lost and (row.lasting or box.opened_at > box.closed_at):
+            # One that goes after its caller's export has ended, also where it was attached by name.
+            if code == 0 and lost and box.opened_at > box.closed_at:
                 raise Broken(f"the service exits 0, and {box.name} is gone with {some(lost)}")
 
     def kill(self, service: Running) -> None:

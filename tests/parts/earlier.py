@@ -16,6 +16,9 @@ from tests.parts.homes import PROJECT, Ran
 WITHOUT_IDS = "c71683173505ac23eb192849a40568692387865a"
 """The last version that knew no ids of stores and left no notes in sandboxes."""
 
+WITH_TILDES = "4ec018f1354705fc5ea7dcd39eca988b5337ca27"
+"""The last version that gave every id that is not plain a folder with a ``~``."""
+
 
 class Earlier:
     """The command line of that version."""

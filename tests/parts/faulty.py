@@ -152,7 +152,7 @@ def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noting(self: patience.Patient, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
-        scene.left.append(self._folder)
+        scene.left.append(f"/tmp/{self._name}")
 
     monkeypatch.setattr(patience.Patient, "__init__", noting)
 

@@ -553,6 +553,21 @@ CASES: dict[str, tuple[str, Forge]] = {
         "unsafe-path",
         _answer(roots=[{"name": "project", "layout": "three-tier", "hint": "~/../../etc/cron.d"}]),
     ),
+    "root-of-another-user": (
+        "unsafe-path",
+        _answer(roots=[{"name": "project", "layout": "three-tier", "hint": "~x/y"}]),
+    ),
+    "root-that-is-the-home": (
+        "unsafe-path",
+        _answer(roots=[*ROOTS, {"name": "cm", "layout": "codymaster", "hint": "~"}]),
+    ),
+    "root-that-is-another-folder": (
+        "unsafe-path",
+        _answer(roots=[*ROOTS, {"name": "cm-2", "layout": "codymaster", "hint": "~/.ssh"}]),
+    ),
+    "not-taken-of-no-root": ("bad-answer", _answer(not_taken={"x\x1b[31m": 1})),
+    "not-taken-of-many-roots": ("bad-answer", _answer(not_taken={f"project-{n}": 1 for n in range(2, 100_000)})),
+    "database-of-no-root": ("bad-answer", _answer(databases_not_taken=["x/y.db"])),
 }
 BOMBS = [name for name in CASES if name.startswith("bomb-") or name == "million-files"]
 """The cases that must also be cheap to refuse."""

@@ -34,8 +34,24 @@ LARGE = 2 << 20
 """More bytes than come back in a command's output."""
 CONTROL = ("info", "connect", "timeout", "activity", "start")
 TOOLS = (
-    *("sh", "cat", "cp", "cut", "dirname", "env", "find", "gzip", "head", "ls", "mkdir", "mktemp", "mv", "printf"),
-    *("rm", "sed", "sha256sum", "sleep", "sort", "sqlite3", "tail", "tar", "tr", "wc"),
+    *(
+        "sh",
+        "cat",
+        "chmod",
+        "cp",
+        "cut",
+        "dirname",
+        "env",
+        "find",
+        "gzip",
+        "head",
+        "ls",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "printf",
+    ),
+    *("rm", "rmdir", "sed", "sha256sum", "sleep", "sort", "sqlite3", "tail", "tar", "tr", "wc"),
 )
 """What a sandbox without Python has."""
 
@@ -139,7 +155,7 @@ def _note_names(sandbox: Any, named: set[str]) -> None:
         feed = process.feed
 
         def fed(script: bytes) -> None:
-            named.update(path.decode() for path in re.findall(rb"/tmp/memory-sidecar-[0-9a-f]+\.run", script))
+            named.update(f"/tmp/{name.decode()}" for name in re.findall(rb"\bmemory-sidecar-[0-9a-f]+\.run", script))
             feed(script)
 
         process.feed = fed

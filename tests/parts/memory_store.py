@@ -62,6 +62,8 @@ class MemoryStore:
         return sorted({parts[0] for parts in below if len(parts) > 1})[:most]
 
     async def copy(self, source: str, target: str) -> None:
+        if source not in self.objects:
+            raise ObjectMissing(f"There is no {source}.")
         await self.put(target, self.objects[source][0])
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -78,5 +80,8 @@ class MemoryStore:
 
     async def warnings(self) -> Sequence[str]:
         return []
+
+    async def safety(self) -> str:
+        return "honours conditional writes"
 
     async def close(self) -> None: ...

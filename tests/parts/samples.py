@@ -76,6 +76,9 @@ def pai(home: Path) -> None:
         state = {"session_id": "ses_1", "session_dir": Path(work).name, "current_task": "001_ship"}
         write(data / f"STATE/current-work{session}.json", json.dumps(state, indent=2).encode())
     write(data / "STATE/progress/ship-progress.json", b"{}")
+    for name in ("README.md", "STATE/algorithm-state.json", "STATE/session-names.json", "NEW/next year.md"):
+        write(data / name, name.encode())
+    write(place / "projects/app/2026/ses_1.jsonl", b"{}\n" * 20)
     write(data / "LEARNING/ALGORITHM/2026-11/learned.md", b"# Learned\n")
     write(data / "LEARNING/FAILURES/2026-11/x/CONTEXT.md", b"# What went wrong\n")
     write(data / "LEARNING/FAILURES/2026-11/x/transcript.jsonl", b"{}\n" * 9)
@@ -86,7 +89,6 @@ def pai(home: Path) -> None:
         *("STATE/model-cache.json", "STATE/deep/er/last-response-cache.txt", "STATE/integrity/last.json"),
         *(
             "STATE/learning-streak.json",
-            "STATE/session-names.json",
             "RAW/2026-11/all.jsonl",
             "SECURITY/2026/events.jsonl",
         ),
@@ -102,8 +104,11 @@ def codymaster(home: Path) -> None:
     write(data / "config.yaml", b"storage:\n  backend: sqlite\n")
     write(data / "memory/learnings.json", b'[{"id": "l1"}]')
     write(data / "memory/decisions.json", b'[{"id": "d1"}]')
-    for name in ("context-bus.json", "skeleton.md", "architecture.mmd", "cm-tasks.json"):
+    for name in ("context-bus.json", "skeleton.md", "architecture.mmd", "cm-tasks.json", "what comes next.txt"):
         write(data / name, name.encode())
+    for name in ("learnings.json", "meta-learnings.json", "decisions.json", "../cm-tasks.json"):
+        write(data / name, b'[{"id": "s1"}]')
+    write(home / PROJECT / "AGENTS.md", b"# How we work\n")
     database(
         data / "context.db",
         "CREATE TABLE learnings (id TEXT PRIMARY KEY, what_failed TEXT NOT NULL)",
@@ -175,6 +180,66 @@ def opencode(home: Path) -> None:
     )
 
 
+def openclaw(home: Path) -> None:
+    data = home / ".openclaw"
+    for name in (
+        "MEMORY.md",
+        "USER.md",
+        "DREAMS.md",
+        "memory/2026-11-15.md",
+        "memory/2026-11-15-ship.md",
+        "memory/x.txt",
+    ):
+        write(data / "workspace" / name, name.encode() * 9)
+    write(data / "workspace-second/MEMORY.md", b"of another agent")
+    secret = f"INSERT INTO auth VALUES ('{SECRET.decode()}')"
+    database(data / "state/openclaw.sqlite", "CREATE TABLE auth (x)", secret)
+    _stays(
+        data,
+        *("openclaw.json", "credentials/oauth.json", "agents/main/agent/auth-profiles.json", "logs/gateway.log"),
+        *("secrets.json", "workspace/memory/.env", "workspace/memory/2026-11-15.md.swp", "workspace/src/main.ts"),
+    )
+
+
+def hermes(home: Path) -> None:
+    data = home / ".hermes"
+    write(data / "memories/MEMORY.md", "uses pnpm\n§\nlikes brevity\n".encode())
+    write(data / "memories/USER.md", b"somebody\n")
+    _stays(
+        data, ".env", "auth.json", "config.yaml", "logs/agent.log", "memories/MEMORY.md.lock", "memories/MEMORY.md.bak"
+    )
+
+
+def letta(home: Path) -> None:
+    data = home / ".letta/agents/agent-1/memory"
+    write(data / "system/persona.md", b"---\ndescription: who I am\n---\n")
+    write(data / "reference/notes.md", b"# Notes\n")
+    for name, text in (("HEAD", b"ref: refs/heads/main\n"), ("refs/heads/main", b"1" * 40), ("objects/ab/cdef", b"\0")):
+        write(data / ".git" / name, text)
+    _stays(data / ".git", "config", "hooks/pre-commit", "index.lock")
+    _stays(home / ".letta", "settings.json", ".env")
+
+
+def openai_agents(home: Path) -> None:
+    project = home / PROJECT
+    for name in (
+        "MEMORY.md",
+        "memory_summary.md",
+        "raw_memories/r1.md",
+        "rollout_summaries/s1.md",
+        "skills/x/SKILL.md",
+    ):
+        write(project / "memories" / name, name.encode() * 5)
+    write(project / "memories/phase_two_selection.json", b"{}")
+    write(project / "sessions/run-1.jsonl", b"{}\n" * 20)
+    _stays(project, "sessions/cache.bin", "memories/.env", "lib/app.py")
+
+
+def mcp_memory(home: Path) -> None:
+    write(home / ".mcp-memory/memory.jsonl", b'{"type":"entity","name":"pnpm"}\n' * 9)
+    _stays(home / ".mcp-memory", "notes.txt", ".env")
+
+
 def _stays(folder: Path, *names: str) -> None:
     for name in names:
         write(folder / name, name.encode() + b": stays here, " + SECRET)
@@ -216,6 +281,11 @@ class Sample:
 
 
 SAMPLES = {
+    "hermes": Sample(hermes, ".hermes/memories/MEMORY.md"),
+    "letta": Sample(letta, ".letta/agents/agent-1/memory/reference/notes.md"),
+    "mcp-memory": Sample(mcp_memory, ".mcp-memory/memory.jsonl"),
+    "openai-agents": Sample(openai_agents, f"{PROJECT}/memories/MEMORY.md"),
+    "openclaw": Sample(openclaw, ".openclaw/workspace/MEMORY.md"),
     "claude-code": Sample(claude_code, ".claude/projects/{app}/" + SESSION + ".jsonl"),
     "claude-mem": Sample(claude_mem, ".claude-mem/corpora/with blank.md"),
     "codex": Sample(codex, f".codex/sessions/2026/11/16/rollout-2026-11-16T14-08-23-{SESSION}.jsonl"),

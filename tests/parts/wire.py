@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ class Wire:
         """So many answers are yet to be lost: the server acts, and the client never hears of it."""
         self.answer_limit: int | None = None
         """Break the connection after so many bytes of answers."""
+        self.answer_after = 0.0
+        """So many seconds late each answer begins: a server far away."""
 
     def run(self) -> None:
         with suppress(OSError):
@@ -48,6 +51,8 @@ class Wire:
         passed = 0
         with _both_closed(client, server), suppress(OSError):
             while answer := server.recv(65536):
+                if self.answer_after and answer.startswith(b"HTTP/"):
+                    time.sleep(self.answer_after)
                 # "100 Continue" is no answer yet: the server has not acted.
                 if self.lose_answers and not answer.startswith(b"HTTP/1.1 100"):
                     self.lose_answers -= 1

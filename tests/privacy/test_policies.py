@@ -53,6 +53,18 @@ async def exported(engine: Engine, home: Path, **more: Any) -> ExportReceipt:
     return await export(engine, InProcess(home), ExportRequest(memory="m", projects=(str(home / "app"),), **more))
 
 
+async def exported_by_shell(engine: Engine, home: Path) -> ExportReceipt:
+    """The same from a sandbox without Python."""
+    tools = home.parent / "bin"
+    tools.mkdir(exist_ok=True)
+    for name in TOOLS:
+        if (found := shutil.which(name)) and not (tools / name).exists():
+            (tools / name).symlink_to(found)
+    sandbox = OwnMachine(home)
+    sandbox._environment = {"HOME": str(home), "PATH": str(tools)}
+    return await export(engine, sandbox, ExportRequest(memory="m", projects=(str(home / "app"),)))
+
+
 def stored(store: Path, text: str) -> bool:
     return any(text.encode() in data for _, data in everything_in(store))
 
@@ -289,6 +301,51 @@ async def test_known_secret_files_and_settings_stay_behind(tmp_path: Path) -> No
     assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", "[private] x")
 
 
+SECRETS = (
+    *("auth.json", "oauth.json", "secrets.json", "token.json", "credentials.json", "server.pem", "server.key"),
+    *("id_rsa.bak", "id_ed25519~", ".env.old", ".git/config", ".git/credentials", "browser/Cookies", "cookies.sqlite"),
+    *(".aws/credentials", ".kube/config", ".docker/config.json", "Auth.JSON", "prod.env.bak"),
+)
+NOTES = (
+    "credentials.md",
+    "cookies.md",
+    "auth.md",
+    "config",
+    "config.json",
+    "tokens.json",
+    "key.md",
+    "id_rsa.pub",
+    "id_map",
+)
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["python", "shell"])
+async def test_what_is_secret_by_its_name_stays_behind_in_a_folder_of_unknown_files(
+    shell: bool, tmp_path: Path
+) -> None:
+    home = home_with(tmp_path / "home", "plain")
+    for name in SECRETS:
+        write(home / ".claude-mem" / name, SECRET.encode())
+    for name in NOTES:
+        write(home / "app/memory" / name, name.encode())
+    receipt = await (exported_by_shell if shell else exported)(engine_with(tmp_path), home)
+    assert {row.path for row in receipt.skipped if row.reason == "secret"} == {f"claude-mem/{name}" for name in SECRETS}
+    assert not stored(tmp_path / "store", SECRET)
+    assert all(stored(tmp_path / "store", f"project/memory/{name}") for name in NOTES)
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["python", "shell"])
+async def test_copies_of_settings_stay_behind_with_the_keys_in_them(shell: bool, tmp_path: Path) -> None:
+    copies = {"settings.json.bak", "settings.json~", "settings.old.json", "settings-2.json", "Settings.json"}
+    home = home_with(tmp_path / "home", "plain")
+    for name in ("settings.json", "backup/settings.json", "old-1/b/settings.json", *copies):
+        write(home / ".claude-mem" / name, f'{{"X_API_KEY": "{SECRET}", "NOTE": "kept"}}'.encode())
+    receipt = await (exported_by_shell if shell else exported)(engine_with(tmp_path), home)
+    assert receipt.outcome == "committed" and not stored(tmp_path / "store", SECRET)
+    assert shell or stored(tmp_path / "store", '"NOTE"')  # a shell cannot filter, and leaves settings.json out too
+    assert {f"claude-mem/{name}" for name in copies} <= {row.path for row in receipt.skipped if row.reason == "secret"}
+
+
 async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", "plain")
     write(home / "app/memory/odd.bin", b"\0\1<private>" + SECRET.encode())
@@ -438,20 +495,13 @@ async def test_one_that_is_never_closed_is_said_loudly(tmp_path: Path) -> None:
 async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home")
     write(home / f"app/memory/{TOKEN}.md", b"plain")
-    (tmp_path / "bin").mkdir()
-    for name in TOOLS:
-        if found := shutil.which(name):
-            (tmp_path / "bin" / name).symlink_to(found)
-    sandbox = OwnMachine(home)
-    sandbox._environment = {"HOME": str(home), "PATH": str(tmp_path / "bin")}
-    request = ExportRequest(memory="m", projects=(str(home / "app"),))
-    receipt = await export(engine_with(tmp_path), sandbox, request)
+    receipt = await exported_by_shell(engine_with(tmp_path), home)
     assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 2}
     assert TOKEN not in str(receipt)
     assert any("left the sandbox" in warning for warning in receipt.warnings)
     assert not stored(tmp_path / "store", SECRET)
     refusing = engine_with(tmp_path, credentials="refuse")
-    refused = await export(refusing, sandbox, request)
+    refused = await exported_by_shell(refusing, home)
     assert (refused.outcome, refused.reason and refused.reason.code) == ("rejected", "credentials")
 
 

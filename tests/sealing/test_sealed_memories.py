@@ -94,7 +94,7 @@ async def test_a_limit_holds_for_what_is_really_stored(tmp_path: Path) -> None:
     async def held() -> int:
         return sum([info.size async for info in engine_with(store, BOTH).repository.store.list("memories/")])
 
-    limit, outcomes = await held() + 9000, []
+    limit, outcomes = await held() + 12_000, []
     for turn in range(3):
         observe(home, 1, f"turn {turn}")
         engine = engine_with(store, BOTH, limits=Limits(memory_bytes=limit))

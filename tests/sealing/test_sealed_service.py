@@ -52,7 +52,7 @@ def test_a_copied_store_tells_nothing(tmp_path: Path) -> None:
         service.kill()
     copied()
     top = {place.name for place in store.iterdir() if not place.name.startswith(".")}
-    assert {"memories", "attachments", "instances", "outbox", "sealing", "signed"} <= top
+    assert {"memories", "conversations", "instances", "outbox", "sealing", "signed"} <= top
     everything = b"\n".join(seen)
     words = [
         *(MEMORY, "acme", "secret-agent", "conductor", CONVERSATION, "miller", "a-label", "words-nobody-may-read"),

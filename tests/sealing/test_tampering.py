@@ -33,6 +33,7 @@ from sidecar.service.attachments import Attachment, Attachments
 from sidecar.service.repeated import Call, _encoded
 from sidecar.snapshots import witnesses
 from sidecar.snapshots.marks import Marks, State
+from sidecar.snapshots.portable import SIGNPOST
 from sidecar.snapshots.verify import verify
 from sidecar.spool import spool
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
@@ -494,3 +495,17 @@ async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_pat
             engine_with(store, Given(signing_key=SIGNING)), open_local(str(home)), RestoreRequest(memory=MEMORY)
         )
     assert not (store / KEYS.damaged).exists()
+
+
+async def test_a_planted_signpost_hides_no_memory(tmp_path: Path) -> None:
+    memory, store, home = "acme/agent-7", tmp_path / "store", claude_mem_home(tmp_path / "home", rows=3)
+    folder = store / Keys.of(memory).prefix
+    (folder / "calls").mkdir(parents=True)
+    (folder / "calls" / "x").write_text("from a version that called its folders so")
+    before = await export(engine_with(store, SIGNED), open_local(str(home)), ExportRequest(memory=memory))
+    assert (before.outcome, (folder / "head.json").is_file()) == (ExportOutcome.COMMITTED, True)
+    (folder / "head.json").write_bytes(SIGNPOST)
+    fresh = empty_home(tmp_path / "fresh")
+    after = await restore(engine_with(store, SIGNED), open_local(str(fresh)), RestoreRequest(memory=memory))
+    assert (after.outcome, after.snapshot) == (RestoreOutcome.COMPLETE, before.snapshot)
+    assert after.warnings, "and it is told"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emulators import E2BEmulator
+from sidecar.service.attachments import ATTACHED, FORGOTTEN_AFTER, OPEN, Attachment, _decoded, _encoded
+from sidecar.snapshots.sealed import unseal
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
 from tests.parts.s3_servers import S3Server
 from tests.parts.services import Service, path, serving, until
@@ -69,6 +72,32 @@ def test_attaching_restores_first_when_asked_and_exports_last_when_asked(tmp_pat
         observe(fresh, 5, "said")
         ended = service.http.delete(path("me", "attachment"), params={"export": "true"}).json()
         assert ended["exported"]["outcome"] == "committed"
+
+
+def test_an_attachment_keeps_the_user_as_whom_it_is_exported(tmp_path: Path, e2b: E2BEmulator) -> None:
+    box = e2b.create()
+    home = box.users["root"].home
+    claude_mem_home(home)
+    with serving(tmp_path / "store", tmp_path / "log") as service:
+        assert service.export("me", f"e2b:{box.id}", user="root").json()["home"] == str(home)
+        attached = attach(service, "me", f"e2b:{box.id}", user="root", restore=True, checkpoint_every=1)
+        assert (attached["attachment"]["user"], attached["attachment"]["state"]) == ("root", "open")
+        assert attached["restored"]["home"] == str(home)
+        observe(home, 5, "later")
+        until(lambda: snapshots(service) == 2)
+        observe(home, 5, "at last")
+        ended = service.http.delete(path("me", "attachment"), params={"export": "true"}).json()
+        assert ended["exported"]["home"] == str(home)
+        wrong = service.http.put(path("me", "attachment"), json={"sandbox": f"e2b:{box.id}", "user": "a b"})
+        assert (wrong.status_code, wrong.json()["code"]) == (400, "bad-reference")
+
+
+def test_services_of_earlier_versions_do_not_take_over_what_is_exported_as_a_user() -> None:
+    """They know of no user, and would look into another home."""
+    mine = Attachment(memory="m", sandbox="e2b:x", user="root", attached="2026-11-16T10:00:00Z", snapshot="s")
+    assert unseal(_encoded(mine))["state"] not in (OPEN, ATTACHED, *FORGOTTEN_AFTER)
+    assert _decoded(_encoded(mine)) == replace(mine, saved=mine.attached)
+    assert unseal(_encoded(replace(mine, user="")))["state"] == OPEN
 
 
 def test_letting_go_may_be_sent_again_under_its_key(tmp_path: Path) -> None:

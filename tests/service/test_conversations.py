@@ -618,7 +618,7 @@ def test_a_sandbox_that_nobody_uses_any_more_is_not_kept_from_stopping(
     tmp_path: Path, provider_of: Callable[[str], Provider]
 ) -> None:
     """At Daytona each request puts its end off: an export now and then would keep it running for ever."""
-    made = provider_of("daytona").create(seconds=8)
+    made = provider_of("daytona").create(seconds=15)
     claude_mem_home(made.home, rows=3)
     with serving(tmp_path / "store", tmp_path / "log") as service:
         service.restore("me", made.ref, **SOON)

@@ -18,7 +18,7 @@ from sidecar.client import Client
 from sidecar.client.settings import client_settings
 from sidecar.errors import BadConfig
 from sidecar.local_token import make_token, read_token, token_path
-from tests.parts.homes import PROJECT, empty_home, three_tier_home
+from tests.parts.homes import PROJECT, empty_home
 from tests.parts.s3_servers import free_port
 from tests.parts.services import TOKEN, printed, serving, without_settings
 
@@ -83,27 +83,31 @@ def test_services_that_start_at_the_same_time_agree(state: Path) -> None:
     assert [file.name for file in kept(state).parent.iterdir()] == ["token"]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_printed_calls_work_as_they_are(tmp_path: Path, state: Path) -> None:
-    home = three_tier_home(empty_home(tmp_path / "home"))
-    with printed(tmp_path, terminal=False) as said:
+@pytest.mark.parametrize("curl", [True, False])
+def test_the_printed_calls_end_in_a_restored_memory_on_any_machine(tmp_path: Path, state: Path, curl: bool) -> None:
+    if curl and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    home = empty_home(tmp_path / "home")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "mktemp", "mkdir", "cat", *(["curl"] if curl else [])):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    with printed(tmp_path, terminal=False, env={"PATH": str(tools)}) as said:
         token = kept(state).read_text().strip()
-        assert token not in said and str(kept(state)) in said
-        calls = re.findall(r"^  (curl .*)$", said, re.MULTILINE)
-        assert len(calls) == 3
-        answers = [
-            subprocess.run(
-                ["sh", "-c", f"{call} -sS"],
-                env=without_settings(HOME=str(home)),
-                capture_output=True,
-                text=True,
-                timeout=60,
-            ).stdout
-            for call in calls
-        ]
-    assert '"outcome":"committed"' in answers[0]
-    assert '"outcome":"complete"' in answers[1]
-    assert '"memory":"me"' in answers[2]
+        assert token not in said
+        calls = re.findall(r"^  (.*)$", said, re.MULTILINE)
+        assert [("curl" in call) for call in calls] == [False, curl, curl, False]
+        ran = subprocess.run(
+            ["sh", "-ec", "\n".join(calls)],
+            env=without_settings(HOME=str(home), TMPDIR=str(tmp_path), PATH=str(tools), PYTHONPATH=str(PROJECT)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ran.returncode == 0 and ran.stderr == "", ran
+    assert "committed" in ran.stdout and "complete" in ran.stdout
+    assert ran.stdout.endswith("Sam reviews database changes; ask before the migration.\n")
+    assert [path.name for path in home.iterdir()] == []
 
 
 def test_on_a_terminal_a_link_to_the_page_has_the_token_and_elsewhere_it_does_not(tmp_path: Path, state: Path) -> None:

@@ -29,8 +29,9 @@ def agent(tmp_path: Path) -> Agent:
     return agent
 
 
-def export(agent: Agent, store: Path, memory: str = "conductor") -> Ran:
-    return run_cli("export", memory, f"--sandbox=local:{agent.home}", f"--project={agent.project}", store=store)
+def export(agent: Agent, store: Path, memory: str = "conductor", *more: str) -> Ran:
+    words = ("export", memory, f"--sandbox=local:{agent.home}", f"--project={agent.project}", *more)
+    return run_cli(*words, store=store)
 
 
 def shown(*words: str | Path) -> str:
@@ -70,6 +71,27 @@ def test_who_only_looks_writes_nothing(tmp_path: Path, database: Database) -> No
     assert done("search", "otter", store=tmp_path / "store")["hits"] == []
     assert done("index", store=tmp_path / "store") == {"ok": True, "memories": []}
     assert not (tmp_path / "store").exists()
+
+
+def test_what_was_never_indexed_is_not_said_to_hold_nothing(
+    tmp_path: Path, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    with monkeypatch.context() as without:
+        without.delenv("MEMORY_SIDECAR_POSTGRES")
+        assert export(agent, store).code == 0
+        assert export(agent, store, "other", "--allow=other-memory").code == 0
+    title = agent.rows["observation", "claude-mem/2"][0]
+    document = done("search", title, store=store)
+    assert (document["hits"], document["unindexed"]) == ([], ["conductor", "other"])
+    said = shown("search", title, f"--store=file:{store}")
+    assert "conductor, other" in said and "not indexed yet" in said and "memory-sidecar index" in said
+    assert done("search", title, "--memory=other", store=store)["unindexed"] == ["other"]
+    done("index", "conductor", store=store)
+    assert done("search", title, store=store)["unindexed"] == []  # what it found, it found
+    assert done("search", "nowhere-to-be-found", store=store)["unindexed"] == ["other"]
+    done("index", store=store)
+    assert shown("search", "nowhere-to-be-found", f"--store=file:{store}") == "Nothing found.\n"
 
 
 def test_a_search_shows_a_table_or_one_document(tmp_path: Path, agent: Agent, database: Database) -> None:

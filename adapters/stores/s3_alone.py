@@ -1,0 +1,118 @@
+"""One writer at a time, for servers that do not decide between writers.
+
+What can be done without the server's help: whoever writes says so in ``writer.json``, and whoever finds another there that was
+seen a moment ago stops. A writer that has nothing to write lets go after a while, so that a service and a command can take
+turns. Each swap is read again after it was written: of two that met all the same, the first is told. Two that begin within
+the same few milliseconds may still not see each other; only a server that compares can tell those apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from adapters.stores.s3_conditions import moved
+from adapters.stores.s3_objects import S3Objects
+from sidecar.errors import SecondWriter, StoreError
+
+WRITER = "writer.json"
+LEASE_SECONDS = 30.0
+"""So long after it last said so, a writer counts as writing."""
+RENEWED_AFTER = LEASE_SECONDS / 3
+_FORMAT = 1
+_ONE_WRITER = threading.Lock()
+"""Of this process, for all stores: they may be the same."""
+_TOKEN = secrets.token_hex(8)
+
+
+class Alone:
+    """Swaps objects of a store that no other process writes to, and stops when one does."""
+
+    def __init__(self, objects: S3Objects) -> None:
+        self._objects = objects
+        self._said = float("-inf")
+
+    def begin(self) -> None:
+        """Say that we write here. Raise ``SecondWriter`` when another does."""
+        with _ONE_WRITER:
+            self._hold()
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> str:
+        """As ``Store.swap``, among the threads of this process. Raise ``SecondWriter`` when another process writes, too."""
+        with _ONE_WRITER:
+            self._hold()
+            found = self._objects.read(key)
+            if (found.version if found else None) != expected:
+                raise moved(key)
+            version = self._objects.write(key, data)
+            there = self._objects.read(key)
+            if there is None or there.data != data:
+                raise SecondWriter(
+                    f"Another sidecar wrote '{key}' at the same moment; {self._objects.server} cannot tell which of the two"
+                    " should have been refused. Nothing that was stored before is lost: look at the memory's log."
+                )
+            return version
+
+    def end(self) -> None:
+        """Let another write, at once."""
+        with _ONE_WRITER, suppress(StoreError):  # it lets go by itself
+            if self._said > float("-inf"):
+                self._said = float("-inf")
+                if _named_in(self._objects.read_dated(WRITER)[0]) == _ourselves():
+                    self._objects.remove([WRITER])
+
+    def _hold(self) -> None:
+        if time.monotonic() - self._said < RENEWED_AFTER:
+            return
+        self._check_nobody_else()
+        host, pid, token = _ourselves()
+        said = {"format": _FORMAT, "host": host, "process": pid, "token": token}
+        self._objects.write(WRITER, json.dumps(said).encode())
+        self._check_nobody_else()  # of two that began at once, the later one stays
+        self._said = time.monotonic()
+
+    def _check_nobody_else(self) -> None:
+        data, age = self._objects.read_dated(WRITER)
+        other = _named_in(data)
+        if other is None or other == _ourselves() or age > LEASE_SECONDS or _is_dead(other):
+            return
+        host, pid, _ = other
+        raise SecondWriter(
+            f"Another sidecar writes to this store (process {pid} on {host}, {age:.0f} s ago), and with single-writer only"
+            " one may. Nothing was written.",
+            hint=f"Stop it, or wait: {LEASE_SECONDS:.0f} s after its last write another may begin.",
+        )
+
+
+Writer = tuple[str, int, str]
+
+
+def _ourselves() -> Writer:
+    return socket.gethostname(), os.getpid(), _TOKEN
+
+
+def _named_in(data: bytes | None) -> Writer | None:
+    try:
+        said = json.loads(data or b"")
+        return str(said["host"]), int(said["process"]), str(said["token"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_dead(writer: Writer) -> bool:
+    """Whether it was a process of this machine that is no more. In another container of the same name it may be alive."""
+    host, pid, _ = writer
+    if host != socket.gethostname() or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

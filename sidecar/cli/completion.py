@@ -1,0 +1,191 @@
+"""``completion``: a script for bash, zsh or fish that completes commands, options, and what they may be set to.
+
+It is made of the parser itself, so that it knows what the parser knows. A static script, as no TAB should wait for Python to
+start: that is what argcomplete would do; and shtab, which makes static ones, makes none for fish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sidecar.cli.arguments import commands_of, parser
+from sidecar.cli.result import Result
+
+FOLDERS = ("FOLDER",)
+FILES = ("FILE",)
+SANDBOX = "REF"
+PROVIDERS = ("e2b:", "daytona:", "local:")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    flags: tuple[str, ...]
+    about: str
+    takes: str
+    """What stands for its value in the help; empty when it has none."""
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    about: str
+    options: tuple[Option, ...]
+    choices: tuple[str, ...]
+    """What its first word may be, where that is one of a few."""
+    files: bool
+    """Whether it takes the name of a file."""
+
+
+def run_completion(args: argparse.Namespace) -> Result:
+    script = SCRIPTS[args.shell](commands())
+    return Result({"shell": args.shell, "script": script}, [*script.rstrip("\n").split("\n")])
+
+
+def commands() -> list[Command]:
+    """All that can be typed."""
+    root = parser()
+    about = {row.dest: row.help or "" for action in root._actions for row in getattr(action, "_choices_actions", ())}
+    return [_command(name, about.get(name, ""), sub) for name, sub in commands_of(root).items()]
+
+
+def _command(name: str, about: str, sub: argparse.ArgumentParser) -> Command:
+    named = [action for action in sub._actions if action.option_strings]
+    words = [action for action in sub._actions if not action.option_strings]
+    return Command(
+        name,
+        about,
+        tuple(_option(action) for action in named),
+        tuple(choice for action in words[:1] for choice in action.choices or ()),
+        any(action.metavar in FILES for action in words),
+    )
+
+
+def _option(action: argparse.Action) -> Option:
+    takes = "" if action.nargs == 0 else str(action.metavar or action.dest).upper()
+    choices = PROVIDERS if takes == SANDBOX else tuple(map(str, action.choices or ()))
+    return Option(tuple(action.option_strings), (action.help or "").replace("%%", "%"), takes, choices)
+
+
+def bash(found: list[Command]) -> str:
+    """For bash 3.2 and newer, which is what macOS has."""
+    values = {flag: option for command in found for option in command.options for flag in option.flags if option.takes}
+    lines = [
+        "# memory-sidecar: completion for bash",
+        "_memory_sidecar() {",
+        '    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" names="" i',
+        # bash takes the colon of e2b: for the end of a word
+        '    if [ "$before" = ":" ] || [ "$word" = ":" ]; then COMPREPLY=(); return; fi',
+        '    for ((i = 1; i < COMP_CWORD; i++)); do [ "${COMP_WORDS[i]}" = "--" ] && { COMPREPLY=(); return; }; done',
+        '    case "$before" in',
+        *(f"        {flag}) {_bash_value(option)}; return ;;" for flag, option in sorted(values.items())),
+        "    esac",
+        '    if [ "$COMP_CWORD" -eq 1 ]; then',
+        f'        COMPREPLY=($(compgen -W "{_names(command.name for command in found)} --help --version" -- "$word")); return',
+        "    fi",
+        '    case "${COMP_WORDS[1]}" in',
+    ]
+    for command in found:
+        flags = _names([*_flags(command), *command.choices])
+        files = '; [[ "$word" != -* ]] && COMPREPLY+=($(compgen -f -- "$word"))' if command.files else ""
+        lines.append(f'        {command.name}) COMPREPLY=($(compgen -W "{flags}" -- "$word")){files} ;;')
+    return "\n".join([*lines, "    esac", "}", "complete -o filenames -F _memory_sidecar memory-sidecar", ""])
+
+
+def _bash_value(option: Option) -> str:
+    if option.choices:
+        return f'COMPREPLY=($(compgen -W "{_names(option.choices)}" -- "$word"))'
+    if option.takes in FOLDERS:
+        return 'COMPREPLY=($(compgen -d -- "$word"))'
+    if option.takes in FILES:
+        return 'COMPREPLY=($(compgen -f -- "$word"))'
+    return "COMPREPLY=()"
+
+
+def zsh(found: list[Command]) -> str:
+    lines = [
+        "#compdef memory-sidecar",
+        "_memory_sidecar() {",
+        "    local -a commands",
+        "    commands=(",
+        *(f"        {shlex.quote(f'{command.name}:{_zsh(command.about)}')}" for command in found),
+        "    )",
+        "    if ((CURRENT == 2)); then _describe command commands; return; fi",
+        "    local command=$words[2]",
+        "    shift words; ((CURRENT--))",
+        "    case $command in",
+    ]
+    for command in found:
+        specs = [_zsh_option(flag, option) for option in command.options for flag in option.flags]
+        if command.choices:
+            specs.append(f":word:({_names(command.choices)})")
+        specs.append("*:file:_files" if command.files else "*:word:()")
+        lines.append(f"        {command.name}) _arguments {' '.join(map(shlex.quote, specs))} ;;")
+    # Found on the fpath, this is the function's own body; read by eval, it has to be announced.
+    called = 'if [ "$funcstack[1]" = "_memory_sidecar" ]; then _memory_sidecar "$@"'
+    return "\n".join([*lines, "    esac", "}", called, "else compdef _memory_sidecar memory-sidecar; fi", ""])
+
+
+def _zsh_option(flag: str, option: Option) -> str:
+    spec = f"*{flag}[{_zsh(option.about)}]"
+    if not option.takes:
+        return spec
+    how = "_files" if option.takes in FILES else "_files -/" if option.takes in FOLDERS else ""
+    # A colon separates what a value may be from its name, so those of sandboxes are kept from being one.
+    names = _names(choice.replace(":", "\\:") for choice in option.choices)
+    return f"{spec}:{_zsh(option.takes)}:{f'({names})' if names else how or '()'}"
+
+
+def _zsh(text: str) -> str:
+    for character in "\\[]:":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("`", "").replace("$", "")
+
+
+def fish(found: list[Command]) -> str:
+    all_names = _names(command.name for command in found)
+    lines = [
+        "# memory-sidecar: completion for fish",
+        "complete -c memory-sidecar -f",
+        f"set -l commands {all_names}",
+    ]
+    for command in found:
+        start = 'complete -c memory-sidecar -n "not __fish_seen_subcommand_from $commands"'
+        lines.append(f"{start} -a {command.name} -d {_fish(command.about)}")
+        within = f'complete -c memory-sidecar -n "__fish_seen_subcommand_from {command.name}"'
+        if command.choices:
+            lines.append(f"{within} -a {_fish(_names(command.choices))}")
+        if command.files:
+            lines.append(f"{within} -F")
+        lines += [f"{within} {_fish_option(option)}" for option in command.options]
+    return "\n".join([*lines, ""])
+
+
+def _fish_option(option: Option) -> str:
+    flags = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
+    value = "" if not option.takes else " -r"
+    if option.choices:
+        value += f" -a {_fish(_names(option.choices))}"
+    elif option.takes in (*FILES, *FOLDERS):
+        value += " -F"
+    return f"{' '.join(flags)}{value} -d {_fish(option.about)}"
+
+
+def _fish(text: str) -> str:
+    """Quoted as fish reads it: within single quotes only these two are escaped."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _flags(command: Command) -> list[str]:
+    return [flag for option in command.options for flag in option.flags]
+
+
+def _names(names: Iterable[str]) -> str:
+    return " ".join(names)
+
+
+SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -1,0 +1,153 @@
+"""``demo``: an agent's home with a live SQLite writer, exported, deleted, and restored elsewhere; or only a sample home.
+
+Everything happens in a temporary folder, through the same commands anyone would type. It takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sidecar.cli.result import Result, plural
+from sidecar.errors import SidecarError, UsageError
+
+WRITER = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], timeout=10)
+while True:
+    with database:
+        database.execute("INSERT INTO observations (title, text) VALUES ('live', 'written while the export runs')")
+    time.sleep(0.002)
+"""
+WRITTEN = 100
+"""So many rows the writer adds before the demo goes on."""
+LONG_TERM = """# What I know
+
+- The deploy key lives in the vault, not in the repo.
+- Sam reviews database changes; ask before the migration.
+"""
+TODAY = "Moved the queue to Redis. Next: the flaky test in the importer.\n"
+
+
+class DemoFailed(SidecarError):
+    code = "demo-failed"
+
+
+def run_demo(args: argparse.Namespace) -> Result:
+    if args.home:
+        home = Path(args.home).expanduser()
+        make_home(home, rows=200)
+        files = sorted(str(file.relative_to(home)) for file in home.rglob("*") if file.is_file())
+        words = f"A sample home is in {home}: {', '.join(files)}."
+        return Result({"home": str(home.resolve()), "files": files}, [words])
+    with tempfile.TemporaryDirectory(prefix="memory-sidecar-demo-") as folder:
+        rows = _Demo(Path(folder), quiet=args.json).play()
+    words = "Try it with your own: memory-sidecar export NAME --sandbox local:$HOME --project PATH"
+    return Result({"ok": True, "rows": rows}, ["", words])
+
+
+def make_home(home: Path, rows: int) -> Path:
+    """What an agent leaves behind: a claude-mem database in WAL mode, and Markdown notes. Return the database.
+
+    Raise ``UsageError`` for a folder that has something in it.
+    """
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise UsageError(f"{home} is there already, and not empty.", hint="Name a folder that is not there yet.")
+    data = home / ".claude-mem"
+    for folder in (data, home / "memory"):
+        folder.mkdir(parents=True)
+    (data / "settings.json").write_text('{"CLAUDE_MEM_DATA_DIR": "/root/.claude-mem", "CLAUDE_MEM_MODE": "code"}\n')
+    (home / "MEMORY.md").write_text(LONG_TERM)
+    (home / "memory" / f"{time.strftime('%Y-%m-%d')}.md").write_text(TODAY)
+    path = data / "claude-mem.db"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE observations (id INTEGER PRIMARY KEY, title TEXT, text TEXT)")
+    texts = ((f"observation {n}", f"What happened in step {n}. " * 20) for n in range(rows))
+    with database:
+        database.executemany("INSERT INTO observations (title, text) VALUES (?, ?)", texts)
+    database.close()
+    return path
+
+
+class _Demo:
+    """``quiet``: nothing is printed."""
+
+    def __init__(self, folder: Path, *, quiet: bool) -> None:
+        self._folder = folder
+        self._quiet = quiet
+
+    def play(self) -> int:
+        """Return how many rows came back. Raise ``DemoFailed``."""
+        first, second = self._folder / "first-sandbox", self._folder / "second-sandbox"
+        second.mkdir()
+        database = make_home(first, rows=20_000)
+        self._say("An agent works in a sandbox; something writes to its memory all the time.")
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database)])
+        try:
+            _wait_for_rows(database)
+            self._sidecar("export", "conductor", "--sandbox", f"local:{first}")
+            _wait_for_rows(database)
+            self._say("A second export carries only what changed.")
+            self._sidecar("export", "conductor", "--sandbox", f"local:{first}")
+        finally:
+            writer.kill()
+            writer.wait()
+        self._sidecar("export", "conductor", "--sandbox", f"local:{first}", "--label", "last words")
+        rows = _count(database)
+        self._say("The sandbox is gone.")
+        shutil.rmtree(first)
+        self._print(f"$ rm -rf {first}")
+        self._say("A new sandbox, somewhere else, remembers.")
+        self._sidecar("restore", "conductor", "--sandbox", f"local:{second}")
+        restored = _count(second / ".claude-mem" / "claude-mem.db", checked=True)
+        self._print(f"$ cat {second}/MEMORY.md")
+        self._print((second / "MEMORY.md").read_text().rstrip())
+        self._print(f"Before: {plural(rows, 'row')}. Now: {plural(restored, 'row')}. SQLite's integrity check: ok.")
+        if rows != restored:
+            raise DemoFailed("The demo lost rows.")
+        self._say("Every version is kept, and still whole.")
+        self._sidecar("log", "conductor")
+        self._sidecar("verify")
+        return restored
+
+    def _sidecar(self, *words: str) -> None:
+        """Run a command as it would be typed."""
+        self._print(f"$ memory-sidecar {shlex.join(words)}")
+        command = [sys.executable, "-m", "sidecar", *words, "--store", f"file:{self._folder}/store"]
+        ran = subprocess.run([*command, *(["--json"] if self._quiet else [])], check=False, capture_output=self._quiet)
+        if ran.returncode:
+            said = json.loads(ran.stdout or b"{}").get("error", {}).get("message", "")
+            raise DemoFailed(f"`memory-sidecar {words[0]}` ended with exit code {ran.returncode}. {said}".rstrip())
+
+    def _say(self, text: str) -> None:
+        self._print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}")
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+
+def _wait_for_rows(path: Path) -> None:
+    """Until the writer has added some."""
+    start = _count(path)
+    while _count(path) < start + WRITTEN:
+        time.sleep(0.02)
+
+
+def _count(path: Path, *, checked: bool = False) -> int:
+    database = sqlite3.connect(path, timeout=10)
+    try:
+        if checked and database.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+            raise DemoFailed(f"SQLite finds {path} damaged.")
+        return int(database.execute("SELECT count(*) FROM observations").fetchone()[0])
+    finally:
+        database.close()

@@ -1,0 +1,125 @@
+"""What is wrong with the heads of a store, and what to do about it, for whoever wants to know in a moment.
+
+``verify`` reads every byte of every snapshot; this reads the heads alone, and of large ones only what a listing tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from sidecar.errors import SnapshotDamaged
+from sidecar.ids import Keys
+from sidecar.repository import PARALLEL_READS, HeadState, Repository, Survey
+from sidecar.sealing.signed import SignedStore
+from sidecar.sealing.store import SealedStore
+from sidecar.snapshots.fetch import check_sizes
+from sidecar.snapshots.manifest import Manifest
+from sidecar.snapshots.verify import check_snapshot
+
+MOST_READ = 256 << 20
+"""So many bytes of packs are read, of all heads together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedHead:
+    memory: str
+    why: str
+    whole: str = ""
+    """The snapshot to go back to: the best that seems whole. Empty: there is none."""
+
+    @property
+    def cure(self) -> str:
+        if self.whole:
+            return f"`memory-sidecar rollback {self.memory} {self.whole}` makes the newest whole snapshot the head."
+        return (
+            f"No snapshot of {self.memory} is whole: put the store back from a copy, or export a sandbox that has it."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What was found out about the heads of a store."""
+
+    damaged: list[DamagedHead]
+    unread: int
+    """Of so many only the sizes were compared: reading them would take too long."""
+
+
+async def look_at_heads(repository: Repository) -> Heads:
+    """Which memories' heads cannot be restored."""
+    look, turns = _Look(repository), asyncio.Semaphore(PARALLEL_READS)
+
+    async def one(memory: str) -> DamagedHead | None:
+        async with turns:
+            return await look.at(memory)
+
+    found = await asyncio.gather(*map(one, await repository.memories()))
+    return Heads(damaged=[damage for damage in found if damage is not None], unread=look.unread)
+
+
+class _Look:
+    """Reads what is small enough, and of the rest only the sizes."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._left = MOST_READ
+        self.unread = 0
+
+    async def at(self, memory: str) -> DamagedHead | None:
+        # The head first: what it needs is listed by the time that is listed.
+        state = await self._repository.head(memory)
+        survey = await self._repository.survey(memory)
+        why = await self._trouble(memory, survey, state)
+        if not why:
+            return None
+        async for snapshot in self._repository.candidates(memory):
+            if snapshot != state.snapshot and not await self._flaw(memory, survey, snapshot):
+                return DamagedHead(memory=memory, why=why, whole=snapshot)
+        return DamagedHead(memory=memory, why=why)
+
+    async def _trouble(self, memory: str, survey: Survey, state: HeadState) -> str:
+        if state.snapshot:
+            return await self._flaw(memory, survey, state.snapshot)
+        if state.problem or state.version is not None:
+            return state.problem
+        return "The head is missing." if await self._repository.any_eligible(memory, survey.snapshots) else ""
+
+    async def _flaw(self, memory: str, survey: Survey, snapshot: str) -> str:
+        """What is wrong with a snapshot; empty when nothing seems to be."""
+        manifest = (await self._repository.manifests(memory, [snapshot])).get(snapshot)
+        if manifest is None:
+            return f"Snapshot {snapshot} has no manifest."
+        try:
+            if isinstance(manifest, SnapshotDamaged):
+                raise manifest
+            check_sizes(manifest, survey.sizes)
+            if manifest.packed_bytes > self._left:
+                self.unread += 1
+            else:
+                self._left -= manifest.packed_bytes
+                await check_snapshot(self._repository, manifest)
+        except SnapshotDamaged as damage:
+            return damage.message
+        noted = await self._repository.damages(memory, survey.damaged & {snapshot})
+        return noted.get(snapshot, "")
+
+
+async def readable_snapshots(repository: Repository) -> dict[str, int]:
+    """In a store that has keys: how many snapshots of which memories are stored without being encrypted."""
+    store = repository.store
+    sealed = store.inner if isinstance(store, SignedStore) else None
+    if not isinstance(sealed, SealedStore) or not sealed.encrypts:
+        return {}
+    state = await sealed.opening.to_read()
+    counts: dict[str, int] = {}
+    for memory in await repository.memories():
+        prefix = Keys.of(memory).prefix
+        if state is not None and state.names.hidden(prefix) != prefix:
+            continue  # it began after there were keys
+        manifests = await repository.manifests(memory, await repository.snapshot_ids(memory))
+        plain = [
+            one for one in manifests.values() if isinstance(one, Manifest) and not all(p.sealed for p in one.packs)
+        ]
+        counts |= {memory: len(plain)} if plain else {}
+    return counts

@@ -1,0 +1,100 @@
+"""What runs leave outside of our own folder when they are killed: uploads, and folders with a command's output.
+
+/tmp/memory-sidecar-<random>.bundle     what a restore brings, written by the sandbox's daemon
+/tmp/memory-sidecar-<random>.command    a command that was too long to be sent as one
+/tmp/memory-sidecar-<random>.run/       what a command prints; in the home, with a dot before it, where /tmp is full
+
+Each is named by nobody but its run, so whoever comes later removes what no run uses. A run holds a lock on its uploads; before
+that, and while a sidecar saves something between two commands, their times tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from typing import Iterable, Optional
+
+OURS = re.compile(r"\.?memory-sidecar-[0-9a-f]{16}\.(bundle|command|run)\Z")
+JUST_WRITTEN_SECONDS = 15
+"""Between the last byte of an upload and the command that needs it; whose upload goes meanwhile sends it again."""
+SPARED_SECONDS = 1800
+STALE_SECONDS = 900
+"""By then nobody comes for what a command printed."""
+
+
+def hold(path: str) -> Optional[int]:
+    """Lock an upload for as long as the descriptor is open; ``None`` when it cannot be."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
+
+
+def spare(paths: Iterable[str]) -> None:
+    """Keep uploads that are to be used again by a later command, for as long as that may take to come."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, (time.time(), time.time() + SPARED_SECONDS))
+
+
+def remove(path: str) -> bool:
+    """Whether there is nothing at that path any more."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
+    return not os.path.lexists(path)
+
+
+def tidy(home: str) -> None:
+    """Remove what earlier runs of this user left in /tmp and in the home, and no run uses."""
+    for folder in ("/tmp", home):
+        names = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)
+        for name in names:
+            if OURS.match(name):
+                with contextlib.suppress(OSError):
+                    path = os.path.join(folder, name)
+                    if _is_left(path, os.lstat(path)):
+                        remove(path)
+
+
+def _is_left(path: str, status: os.stat_result) -> bool:
+    age = time.time() - status.st_mtime
+    if status.st_uid != os.geteuid():
+        return age > STALE_SECONDS
+    if stat.S_ISDIR(status.st_mode):
+        return age > JUST_WRITTEN_SECONDS and not _runs(path, age)
+    return age > JUST_WRITTEN_SECONDS and stat.S_ISREG(status.st_mode) and not _is_held(path)
+
+
+def _runs(folder: str, age: float) -> bool:
+    """Whether the command whose output this is still runs, or has ended and may yet be asked for."""
+    if os.path.exists(os.path.join(folder, "done")):
+        return age < STALE_SECONDS
+    try:
+        with open(os.path.join(folder, "pid")) as file:
+            os.kill(int(file.read(20)), 0)
+        return True
+    except PermissionError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+def _is_held(path: str) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)

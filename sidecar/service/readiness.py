@@ -1,0 +1,93 @@
+"""What must hold before a service starts, step by step.
+
+``serve`` takes each step and stops at the first that fails. ``config check`` tries them all, one by one, and leaves nothing
+behind: no token, no listener, no record of keys in the store.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from sidecar.engine import Engine
+from sidecar.engine.hot import check_hot
+from sidecar.errors import BadConfig
+from sidecar.local_token import check_keepable, make_token
+from sidecar.loopback import is_loopback
+from sidecar.sealing.signed import SignedStore
+from sidecar.service.settings import AUTO, Service, address
+from sidecar.service.tls import load_tls
+from sidecar.service.tokens import Tokens, check_bind, load_tokens
+
+BACKLOG = 1024
+
+
+class Readiness:
+    """What a service needs to start, as far as the steps have come. ``trying``: nothing is made, written or kept."""
+
+    def __init__(self, engine: Engine, settings: Service, *, trying: bool = False) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._trying = trying
+        self.host, self._port = address(settings.bind)
+        self.tokens = Tokens([])
+        self.kept = False
+        """Whether the token is the one that is kept for this user."""
+        self.tls: ssl.SSLContext | None = None
+        self.listener: socket.socket | None = None
+        self.notes: list[str] = []
+        """What a person should know of, and what need not be wrong."""
+
+    @property
+    def steps(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Each raises a ``SidecarError``. The listener comes last: whoever gets it may start at once."""
+        return self.find_tokens, self.find_certificate, self.prepare_store, self.compare_limits, self.listen
+
+    async def find_tokens(self) -> None:
+        self.tokens = load_tokens(self._settings.token_file)
+        self.kept = not self.tokens and self._settings.token == AUTO and is_loopback(self.host)
+        if self.kept and self._trying:
+            check_keepable()
+        elif self.kept:
+            self.tokens = Tokens([make_token()])
+        check_bind(self.host, self.tokens)
+
+    async def find_certificate(self) -> None:
+        self.tls = load_tls(self._settings)
+
+    async def prepare_store(self) -> None:
+        store = self._engine.repository.store
+        if self._trying and isinstance(store, SignedStore):
+            await store.probe()
+        else:
+            await store.prepare()
+
+    async def compare_limits(self) -> None:
+        """Refuse limits that what is in the store has outgrown already."""
+        await check_hot(self._engine)
+
+    async def listen(self) -> None:
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            both = self.host == "::" and socket.has_dualstack_ipv6()
+            where = (self.host, self._port)
+            listener = socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        except OSError as problem:
+            taken = problem.errno == errno.EADDRINUSE
+            if taken and self._trying:
+                self.notes.append(
+                    f"{self._settings.bind} is in use: by a service that runs already, or by another program."
+                )
+                return
+            hint = "Stop what listens there, or choose another address: --bind HOST:PORT." if taken else ""
+            raise BadConfig(
+                f"{self.host}:{self._port} cannot be listened on: {problem.strerror}.",
+                hint=hint,
+                at=("service", "bind"),
+            ) from None
+        if self._trying:
+            listener.close()
+        else:
+            self.listener = listener

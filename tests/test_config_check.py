@@ -1,0 +1,163 @@
+"""``config check`` finds what ``serve`` refuses, by the same code, all of it at once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.cli.main import main
+from sidecar.service.settings import EVENTS
+from tests.parts.homes import PROJECT, run_cli, tree
+from tests.parts.keys import identity
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "no token for all addresses": ('[service]\nbind = "0.0.0.0:0"\n', "Set MEMORY_SIDECAR_TOKEN"),
+    "an unmounted volume": ('store = "volume:{here}/volume"\n', "No volume is mounted"),
+    "a bad recipient": ('[encryption]\nrecipients = ["age1nobody"]\n', "'age1nobody' is no age recipient"),
+    "a missing token file": ('[service]\ntoken_file = "{here}/none"\n', "/none cannot be read"),
+    "an unreachable store": ('store = "s3://b?endpoint=http://127.0.0.1:1&region=x"\n', "127.0.0.1:1"),
+    "an unknown event": (
+        '[[webhooks]]\nurl = "https://x"\nevents = ["export.commited"]\n',
+        "Did you mean 'export.committed'?",
+    ),
+    "a pattern of events that matches none": ('[[webhooks]]\nurl = "https://x"\nevents = ["exports.*"]\n', "no event"),
+    "a webhook without events": ('[[webhooks]]\nurl = "https://x"\nevents = []\n', "never be called"),
+    "a pattern of memories that matches none": ('[limits.memories."acme/../x"]\nfiles = 9\n', "it fits no memory"),
+    "a pattern of paths that matches none": (
+        '[layouts.n]\nkeep = ["./notes/**"]\n[[layouts.n.roots]]\nname = "n"\npaths = ["~/n"]\n',
+        "'./notes/**' can match no path",
+    ),
+    "an address of another machine": (
+        '[service]\nbind = "192.0.2.1:8077"\ntoken_file = "{here}/token"\n',
+        "listened on",
+    ),
+    "a missing key file": ('[encryption]\nidentity_files = ["{here}/key"]\n', "/key cannot be read"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MEMORY_SIDECAR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+
+def _config(folder: Path, text: str) -> Path:
+    (folder / "volume").mkdir()
+    (folder / "token").write_text("0123456789abcdef0123456789abcdef\n")
+    file = folder / "c.toml"
+    file.write_text(text.format(here=folder))
+    return file
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_serve_refuses_is_found_in_its_words(what: str, tmp_path: Path) -> None:
+    text, said = REFUSED[what]
+    config = _config(tmp_path, text)
+    command = [sys.executable, "-m", "sidecar", "serve", f"--config={config}"]
+    served = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert served.returncode in (1, 2) and said in served.stderr and "Traceback" not in served.stderr, served.stderr
+
+    checked = run_cli("config", "check", f"--config={config}", store="")
+    assert checked.code == served.returncode and checked.document["ok"] is False
+    (problem,) = checked.document["problems"]
+    assert said in f"{problem['message']} {problem['hint']}"
+    assert problem["message"] in served.stderr
+
+
+def test_all_that_is_wrong_is_said_at_once_and_the_verdict_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(
+        tmp_path,
+        'store = "volume:{here}/volume"\n[service]\nbind = "0.0.0.0:0"\ntls_cert = "{here}/none"\ntls_key = "{here}/none"\n',
+    )
+    assert main(["config", "check", f"--config={config}"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines[-4:]] == ["Wrong"] * 3 + ["The configuration is not right"]
+    assert "3 problems" in lines[-1]
+
+
+def test_only_what_differs_from_the_defaults_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check"]) == 0
+    first, verdict = capsys.readouterr().out.splitlines()
+    assert first == "Every option has its default value." and verdict.startswith("The configuration is right")
+    config = _config(tmp_path, "[limits]\nfiles = 7\n[service]\ngrace = 25.0\n")
+    assert main(["config", "check", f"--config={config}", "--bind=127.0.0.1:0"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert [(row[0], row[1]) for row in rows[1:]] == [("limits.files", "7"), ("service.bind", "127.0.0.1:0")]
+    checked = run_cli("config", "check", f"--config={config}", store="")
+    assert checked.document["ok"] is True and checked.document["changed"] == {"limits.files": 7}
+
+
+def test_the_address_that_serve_will_be_told_is_checked(tmp_path: Path) -> None:
+    assert run_cli("config", "check", "--bind=0.0.0.0:0", store="").code == 2
+    checked = run_cli(
+        "config", "check", "--bind=0.0.0.0:0", store="", env={"MEMORY_SIDECAR_TOKEN": "0123456789abcdef0123"}
+    )
+    assert checked.code == 0
+
+
+def test_a_check_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_IDENTITY", identity())
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    before = tree(tmp_path)
+    assert run_cli("config", "check", store="").code == 0
+    assert run_cli("config", "check", store=tmp_path / "deep/store").code == 0
+    # A store that others use unencrypted does not become an encrypted one by a look at a config.
+    assert run_cli("config", "check", store=plain).code == 0
+    assert tree(tmp_path) == before
+
+
+def test_a_port_that_the_running_service_has_is_no_mistake(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        checked = run_cli("config", "check", f"--bind=127.0.0.1:{taken.getsockname()[1]}", store="")
+        assert checked.code == 0 and "is in use" in checked.document["warnings"][0]
+
+
+def test_a_port_in_use_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "sidecar", "serve", f"--bind={bind}"]
+        ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    (line,) = ran.stderr.splitlines()
+    assert ran.returncode == 2 and line.startswith(
+        f"memory-sidecar: {bind} cannot be listened on: Address already in use"
+    )
+    assert "--bind" in line
+
+
+def test_every_event_that_is_told_can_be_asked_for() -> None:
+    told = {text for file in (PROJECT / "sidecar").rglob("*.py") for text in _published(file)}
+    assert len(told) > 12
+    assert {kind for kind in told if not fnmatch.filter(EVENTS, kind)} == set()
+
+
+def _published(file: Path) -> set[str]:
+    """The texts in the first argument of each call of ``publish``; of one that is put together, what is known of it."""
+    kinds: set[str] = set()
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    named: Callable[[ast.Call], str] = lambda call: getattr(call.func, "attr", "")  # noqa: E731
+    for call in (call for call in calls if named(call) == "publish" and call.args):
+        kind = call.args[0]
+        if isinstance(kind, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "*" for part in kind.values]
+            kinds.add("".join(map(str, parts)))
+        else:
+            kinds |= {
+                node.value for node in ast.walk(kind) if isinstance(node, ast.Constant) and "." in str(node.value)
+            }
+    return kinds
