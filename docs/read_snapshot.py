@@ -33,7 +33,7 @@ def sealed(place, **expected):
     value.pop("sha256")
     seal = hashlib.sha256(canonical(value)).hexdigest()
     check(data == canonical(dict(value, sha256=seal)) + b"\n", place + " does not match its own sha256")
-    check(all(value[name] == wanted for name, wanted in expected.items()), f"{place} is not of {expected}")
+    check(value["format"] in (1, 3) and expected.items() <= value.items(), f"{place} is not of {expected}")
     return value
 
 
@@ -94,9 +94,9 @@ def read(store, memory, output, snapshot=""):
     names = [memory] if plain else [f"_{readable}_{digest}", f"{readable}~{digest}"]
     folders = [os.path.join(store, "memories", name) for name in names]
     folder = next(filter(os.path.isdir, folders), folders[0])
-    snapshot = snapshot or sealed(os.path.join(folder, "head.json"), format=1, memory=memory)["snapshot"]
+    snapshot = snapshot or sealed(os.path.join(folder, "head.json"), memory=memory)["snapshot"]
     place = os.path.join(folder, "snapshots", snapshot + ".json")
-    manifest, entries, packs = sealed(place, format=1, memory=memory, snapshot=snapshot), {}, []
+    manifest, entries, packs = sealed(place, memory=memory, snapshot=snapshot), {}, []
     for number, pack in enumerate(manifest["packs"]):
         place = os.path.join(folder, "packs", pack["id"])
         with gzip.open(whole(place + ".index.gz", pack["index_bytes"], pack["index_sha256"])) as index:

@@ -17,6 +17,7 @@
     ├── SnapshotError              exit 1
     │   ├── MemoryNotFound · SnapshotNotFound
     │   ├── SnapshotDamaged
+    │   │   ├── UnknownFormat      a later version wrote it
     │   │   └── ObjectRefused      a sealed object was altered
     │   │       └── NotSigned      it is not signed by a key that is trusted
     │   └── BaseCollected          a pack that an export builds on went meanwhile (a retry can help)
@@ -191,6 +192,11 @@ class SnapshotNotFound(SnapshotError):
 class SnapshotDamaged(SnapshotError):
     code = "snapshot-damaged"
     default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
+
+
+class UnknownFormat(SnapshotDamaged):
+    code = "unknown-format"
+    default_hint = "Update the sidecar."
 
 
 class ObjectRefused(SnapshotDamaged):

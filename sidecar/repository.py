@@ -21,12 +21,13 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
     SnapshotNotFound,
+    UnknownFormat,
 )
 from sidecar.ids import Keys, check_memory_id, check_new_memory_id, is_snapshot_id, new_snapshot_id
 from sidecar.ports import Store, Stored
 from sidecar.snapshots.folders import memories_in
 from sidecar.snapshots.history import rebuilt_head
-from sidecar.snapshots.manifest import LONGEST_HISTORY, Head, Manifest
+from sidecar.snapshots.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest
 from sidecar.snapshots.store_id import ensure_store_id, read_store_id
 from sidecar.snapshots.witnesses import Witnesses
 
@@ -130,6 +131,9 @@ class Repository:
         sizes = {info.key: info.size async for info in self.store.list(keys.prefix)}
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
+        if damaged:
+            # An earlier version calls a snapshot damaged whose format it does not know.
+            damaged -= {name for name, why in (await self.damages(memory, damaged)).items() if why.endswith(NOT_KNOWN)}
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
         return Survey(sorted(filter(is_snapshot_id, names), reverse=True), sizes, damaged, pinned)
 
@@ -141,9 +145,10 @@ class Repository:
     async def mark_damaged(self, memory: str, snapshot: str, damage: SnapshotError) -> None:
         """Remember that a snapshot was found damaged, so that nothing is built on it and it does not hold up others.
 
-        Not of one that is only not signed by a key given here: with another key it may be whole.
+        Not of one that is only not signed by a key given here, or in a format that is not known here: for others it may be
+        whole.
         """
-        if not isinstance(damage, NotSigned):
+        if not isinstance(damage, NotSigned | UnknownFormat):
             await self.store.put(Keys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
 
     async def damages(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
@@ -231,6 +236,8 @@ class Repository:
             past = [one for one in before.history if one[0] != manifest.snapshot]
             head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
         key = Keys.of(manifest.memory).head
+        if self.witnesses is not None and head.format > (state.head.format if state.head else FORMAT):
+            await self.witnesses.clear(manifest.memory)
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
         except HeadMoved:

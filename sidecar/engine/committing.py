@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.coverage import covered_by
+from sidecar.engine.coverage import covered_by, format_of
 from sidecar.engine.guards import judge
 from sidecar.engine.limiting import hot_files
 from sidecar.engine.parts import Engine, together
@@ -108,6 +108,7 @@ def manifest_of(
         covered=covered_by(choose(request.layouts, engine.layouts), roots, grown.base),
         home="" if request.adopt else shown(answer.home),
         user="" if request.adopt else shown(answer.user),
+        format=format_of(roots, entries.values(), request.projects, answer, grown.base),
     )
 
 

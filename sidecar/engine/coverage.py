@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from sidecar.inside.index import FILE, Entry
+from sidecar.engine.asking import ExportAnswer
+from sidecar.inside.index import DIR, FILE, Entry
 from sidecar.inside.roots import numbered
 from sidecar.inside.rules import Rules
-from sidecar.layouts import Covered, Layout
+from sidecar.layouts import Covered, Layout, built_in
 from sidecar.layouts.earlier import EARLIER, PROJECTS
 from sidecar.receipts import Learned
-from sidecar.snapshots.manifest import Manifest, Root
+from sidecar.snapshots.manifest import FORMAT, RAISED, Manifest, Root
 
 MOST_SHOWN = 5
 
@@ -28,6 +29,61 @@ def covered_by(asked: Iterable[Layout], roots: Collection[Root], base: Manifest 
 def rules_of(manifest: Manifest) -> dict[str, Covered]:
     """The rules that a snapshot was made by; of one that keeps none, those of the last version that kept none."""
     return manifest.covered or dict(EARLIER)
+
+
+def format_of(
+    roots: Collection[Root],
+    entries: Iterable[Entry],
+    named: Collection[str] | None,
+    answer: ExportAnswer,
+    base: Manifest | None,
+) -> int:
+    """The format of a snapshot: a raised one where the version before layouts learned would drop something of it.
+
+    That one knew other rules, and of projects only those that were ``named``, or else the home and the working folder.
+    Layouts of a config file are the same for both.
+    """
+    ours = {root.name: root for root in roots if root.layout in built_in()}
+    rules = {
+        name: _Known(EARLIER[_stem(name)])
+        for name, root in ours.items()
+        if _stem(name) in EARLIER and _was_looked_for(root, named, answer, base)
+    }
+    for path, kind, *_ in entries:
+        root, _, relative = path.partition("/")
+        if kind != DIR and root in ours and (root not in rules or not rules[root].has(relative)):
+            return RAISED
+    return FORMAT
+
+
+def _stem(name: str) -> str:
+    return name if name in EARLIER else numbered(name)[0]
+
+
+def _was_looked_for(root: Root, named: Collection[str] | None, answer: ExportAnswer, base: Manifest | None) -> bool:
+    if _stem(root.name) not in PROJECTS:
+        return True
+    if named is not None:
+        # What the base has of layouts that were not asked for stays as it was found.
+        return base is None or base.format == FORMAT or any(found.name == root.name for found in answer.roots)
+    folder = root.hint.removesuffix("/.cm") if _stem(root.name) == "cm" else root.hint
+    return folder in {"~", *answer.projects}
+
+
+class _Known:
+    """Whether rules cover a file; what they say of folders is asked once for each."""
+
+    def __init__(self, covered: Covered) -> None:
+        self._rules = Rules({"keep": list(covered.keep), "databases": [], "never": list(covered.left), "secrets": []})
+        self._folders = {"": True}
+
+    def has(self, relative: str) -> bool:
+        return self._rules.takes(relative) and self._is_open(relative.rpartition("/")[0])
+
+    def _is_open(self, folder: str) -> bool:
+        if folder not in self._folders:
+            self._folders[folder] = not self._rules.left_out(folder) and self._is_open(folder.rpartition("/")[0])
+        return self._folders[folder]
 
 
 def learned(base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry]) -> Learned | None:

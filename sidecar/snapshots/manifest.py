@@ -10,13 +10,19 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sidecar.errors import SnapshotDamaged
+from sidecar.errors import SnapshotDamaged, UnknownFormat
 from sidecar.ids import snapshot_time
 from sidecar.inside.index import Entry
 from sidecar.layouts import Covered
 from sidecar.snapshots.sealed import seal, unseal
 
 FORMAT = 1
+RAISED = 3
+"""Of a snapshot with files that the layouts of versions before did not know, and of a head that names one. Such a version
+would drop them with its next export; a number that it does not know makes it refuse. (A head of format 2 is a signpost: see
+``sidecar.snapshots.portable``.)"""
+NOT_KNOWN = "is in a format this version does not know."
+READABLE = frozenset({FORMAT, RAISED})
 LONGEST_HISTORY = 500
 LINES = 4096
 EMPTY = '""'
@@ -111,6 +117,7 @@ class Manifest:
     """The home that it was exported from; "" when that was none of an agent's, or nobody knows."""
     user: str = ""
     """The user as whom."""
+    format: int = FORMAT
 
     def encode(self) -> Encoded:
         covered = {
@@ -118,7 +125,7 @@ class Manifest:
             for name, rules in self.covered.items()
         }
         packs = [pack.as_dict() for pack in self.packs]
-        return seal({"format": FORMAT, **asdict(self), "packs": packs, "covered": covered})
+        return seal({**asdict(self), "packs": packs, "covered": covered})
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
@@ -164,9 +171,11 @@ class Head:
     hot_bytes: int = 0
     store: str = ""
     """The id of the store; "" in heads that versions wrote which did not know it."""
+    format: int = FORMAT
+    """The same as that of its snapshot."""
 
     def encode(self) -> Encoded:
-        return seal({"format": FORMAT, **asdict(self)})
+        return seal(asdict(self))
 
     @classmethod
     def decode(cls, data: Encoded, memory: str) -> Self:
@@ -191,6 +200,7 @@ class Head:
             history=history[:LONGEST_HISTORY],
             hot_bytes=manifest.hot_bytes,
             store=store or (before.store if before else ""),
+            format=manifest.format,
         )
 
     @property
@@ -212,8 +222,9 @@ def _decoded(data: bytes, kind: type[T], what: str) -> T:
         value = unseal(data)
     except ValueError as problem:
         raise SnapshotDamaged(f"{what} is damaged: {problem}.") from None
-    if value.pop("format", None) != FORMAT:
-        raise SnapshotDamaged(f"{what} is in a format this version does not know.", hint="Update the sidecar.")
+    form = value.get("format")
+    if type(form) is not int or form not in READABLE:
+        raise UnknownFormat(f"{what} {NOT_KNOWN}")
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:

@@ -76,12 +76,17 @@ class Witnesses:
         keys, there = Keys.of(head.memory), await self.generations(head.memory)
         # Also what a writer left that was held up for long.
         old = [one for one in there if one <= head.generation - KEPT]
-        new = [head, *([before] if before and before.generation not in there else [])]
+        missed = before is not None and before.generation not in there and before.format >= head.format
+        new = [head, *([before] if before and missed else [])]
         await asyncio.gather(
             *(self.store.put(keys.witness(one.generation), one.encode()) for one in new),
             self.store.delete([keys.witness(generation) for generation in old]),
         )
         self.seen[head.memory] = head
+
+    async def clear(self, memory: str) -> None:
+        """Before a head of a raised format is written: who does not know that would take an older copy for the head."""
+        await self.store.delete([Keys.of(memory).witness(one) for one in await self.generations(memory)])
 
     async def generations(self, memory: str) -> list[int]:
         """Of the copies there are, latest first; none of them is looked at."""

@@ -19,6 +19,9 @@ WITHOUT_IDS = "c71683173505ac23eb192849a40568692387865a"
 WITH_TILDES = "4ec018f1354705fc5ea7dcd39eca988b5337ca27"
 """The last version that gave every id that is not plain a folder with a ``~``."""
 
+BEFORE_OWNED = "f35a996"
+"""The last version that knew neither owned folders nor projects that nobody names."""
+
 
 class Earlier:
     """The command line of that version."""
