@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 WAITS = "waits for its restore"
+TOO_LARGE = "larger than limits.file_bytes"
 GAVE_WAY = "another one was here when the memory was restored"
 MOST_DATABASES = 50
 """Of those that are not part of a layout so many are named."""
@@ -146,7 +147,20 @@ class Export:
         return found
 
     def _walk(self, steady: Steady | None) -> list[Found]:
-        return [one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady)]
+        found = (one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady))
+        return [one for one in found if not self._is_too_large(one)]
+
+    def _is_too_large(self, found: Found) -> bool:
+        if not self.fit.leaves_out(found):
+            return False
+        self.taking.skipped.add(found.path, TOO_LARGE)
+        told = "%s has %s bytes, and was left out alone: limits.file_bytes allows %s." % (
+            found.path,
+            format(self.fit.sizes.get(found.path, found.status.st_size), ","),
+            format(self.fit.of(found.root.layout["name"])["file_bytes"], ","),
+        )
+        self.taking.warnings += [told] if told not in self.taking.warnings else []
+        return True
 
     def _stays(self, found: Found) -> bool:
         """Whether what the base has is to stay, for what is here never was it: a project that was cloned before its memory was

@@ -10,6 +10,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple
 
 from .refusal import Refusal
+from .rules import compiled
 from .walk import Found
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ class Fit:
                 return False
         total, count = sum(tally.bytes for tally in tallies.values()), sum(tally.paths for tally in tallies.values())
         return bool(total <= self.whole["bytes"] and count <= self.whole["files"])
+
+    def leaves_out(self, found: Found) -> bool:
+        """Whether a file is too large by itself, and is none that its layout knows: it is no reason to save nothing."""
+        size, layout = self.sizes.get(found.path, found.status.st_size), found.root.layout
+        limits = self.of(layout["name"])
+        if size <= self.largest or size <= limits["file_bytes"] or not stat.S_ISREG(found.status.st_mode):
+            return False
+        if "file_bytes" in limits["trim"] or found.root.rules.names(found.relative):
+            return False
+        needed = layout.get("required", []) + layout.get("tiers", {}).get("hot", [])
+        return not compiled(needed).match(found.relative)
 
     def dropped(self, found: list[Found]) -> dict[str, Dropped]:
         """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""

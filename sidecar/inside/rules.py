@@ -79,7 +79,8 @@ class Rules:
     def __init__(self, layout: dict[str, Any], root: dict[str, Any] | None = None, marked: bool = True) -> None:
         self._layout = layout
         self.patterns: list[str] = list((root or {}).get("keep") or layout["keep"] + layout["databases"])
-        if root is not None and root.get("owned"):
+        self._owned = root is not None and bool(root.get("owned"))
+        if self._owned:
             self.patterns.append(EVERYTHING)
         if not marked:
             self.patterns = [pattern for pattern in self.patterns if pattern not in layout.get("yields", [])]
@@ -89,6 +90,11 @@ class Rules:
     @cached_property
     def keep(self) -> Match:
         return compiled(self._keep).match
+
+    @cached_property
+    def names(self) -> Match:
+        """Whether its layout knows a file by name, and does not only take it for what lies in a folder of its own."""
+        return compiled(self._keep[:-1] if self._owned else self._keep).match
 
     @cached_property
     def all_below(self) -> Match:

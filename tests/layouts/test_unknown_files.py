@@ -10,9 +10,10 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt
 from tests.parts.earlier import WITHOUT_IDS, earlier
-from tests.parts.homes import OwnMachine, claude_mem_home, empty_home, engine_at, run_cli, write
+from tests.parts.homes import OwnMachine, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import database
 
 ROWS = ("CREATE TABLE t (x)", "INSERT INTO t VALUES ('remembered')")
@@ -271,3 +272,47 @@ async def test_a_restore_leaves_what_the_rules_of_its_snapshot_did_not_cover(eng
     assert (await out(later, home)).learned is None
     await restore(later, LocalSandbox(home), RestoreRequest(memory="m", snapshot=empty.snapshot or "", discard=True))
     assert not (home / ".codex/skills/y.md").exists()
+
+
+async def test_an_unknown_file_that_is_too_large_is_left_out_alone(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path / "store", limits=Limits(file_bytes=400_000))
+    home = empty_home(tmp_path / "home")
+    (home / ".claude-mem").mkdir()
+    observe(home, 5)
+    write(home / ".claude-mem/models/huge.bin", b"x" * 400_001)
+    write(home / ".claude-mem/models/small.bin", b"x")
+    for outcome in ("committed", "unchanged"):
+        receipt = await out(engine, home)
+        assert receipt.outcome == outcome, receipt.reason
+        left = [row.path for row in receipt.skipped if row.reason == "larger than limits.file_bytes"]
+        assert left == ["claude-mem/models/huge.bin"]
+        (told,) = [warning for warning in receipt.warnings if "huge.bin" in warning]
+        assert told.startswith(
+            "claude-mem/models/huge.bin has 400,001 bytes, and was left out alone: limits.file_bytes"
+        )
+    # One that grew beyond the limit since goes likewise, a database too, whose rows are still in its log.
+    write(home / ".claude-mem/models/small.bin", b"x" * 500_000)
+    log = sqlite3.connect(home / ".claude-mem/memory.db")
+    log.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (x);")
+    log.execute("INSERT INTO t VALUES (zeroblob(600000))")
+    log.commit()
+    receipt = await out(engine, home)
+    assert receipt.outcome == "committed", receipt.reason
+    assert {row.path for row in receipt.skipped if row.reason == "larger than limits.file_bytes"} == {
+        f"claude-mem/{name}" for name in ("models/huge.bin", "models/small.bin", "memory.db")
+    }
+    log.close()
+    # It stays where it is, also when the memory is restored there.
+    back = await restore(engine, LocalSandbox(home), RestoreRequest(memory="m"))
+    assert back.outcome == "complete" and (home / ".claude-mem/models/huge.bin").stat().st_size == 400_001
+
+
+async def test_a_known_file_that_is_too_large_is_a_reason_to_reject(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path / "store", limits=Limits(file_bytes=400_000))
+    home = empty_home(tmp_path / "home")
+    (home / ".claude-mem").mkdir()
+    observe(home, 5)
+    write(home / ".claude-mem/corpora/huge.json", b"x" * 400_001)
+    receipt = await out(engine, home)
+    assert receipt.outcome == "rejected" and receipt.reason is not None
+    assert receipt.reason.code == "limit-file-bytes"
