@@ -48,8 +48,17 @@ def test_a_sandbox_is_attached_listed_and_detached(tmp_path: Path, home: Path) -
 def test_of_several_one_is_named(tmp_path: Path, home: Path) -> None:
     store, other = tmp_path / "store", empty_home(tmp_path / "other")
     with serving(store, tmp_path / "log") as service:
-        for folder in (home, other):
+        for folder in (other, home):
             assert at(service, store, "attach", "me", "--sandbox", f"local:{folder}").code == 0
+        assert at(service, store, "attach", "another", "--sandbox", f"local:{other}").code == 0
+        listed = at(service, store, "attachments").document["attachments"]
+        asked = service.http.get("/v1/attachments").json()["attachments"]
+        assert [(row["memory"], row["sandbox"]) for row in listed] == [
+            ("another", f"local:{other}"),
+            ("me", f"local:{home}"),
+            ("me", f"local:{other}"),
+        ], "by memory and sandbox, whichever came first"
+        assert [row["sandbox"] for row in asked] == [row["sandbox"] for row in listed]
         refused = at(service, store, "detach", "me")
         assert (refused.code, refused.error) == (1, "several-attachments")
         assert f"local:{other}" in refused.stderr and "--sandbox REF" in refused.stderr

@@ -263,6 +263,30 @@ def test_what_was_restored_and_never_saved_is_an_exit_code(tmp_path: Path, code:
     assert saved.returncode == code, "and beside it one that is saved"
 
 
+def test_what_another_left_unsaved_on_the_store_is_told_and_is_no_exit_code(tmp_path: Path) -> None:
+    home, mine = empty_home(tmp_path / "home"), empty_home(tmp_path / "mine")
+    write(home / "MEMORY.md", b"# remembered\n" * 10)
+    assert run_cli("export", "m", "--sandbox", f"local:{home}", store=tmp_path / "store").code == 0
+    leaves = f"""
+        import os
+        from sidecar.client import Client
+        Client().restore("m", sandbox="local:{home}")
+        os.unlink("{home}/MEMORY.md")
+    """
+    assert _run(tmp_path / "store", *_python(leaves)).returncode == 1
+    talks = f"""
+        import time
+        from sidecar.client import Client
+        with Client() as client, client.conversation("mine", sandbox="local:{mine}"):
+            while not [one for one in client.attachments() if one.memory == "m" and one.owner]:
+                time.sleep(0.1)
+            open("{mine}/MEMORY.md", "a").write("said\\n")
+    """
+    ran = _run(tmp_path / "store", *_python(talks))
+    assert ran.returncode == 0, ran.stderr
+    assert "not saved, and not begun here" in ran.stderr and "rejected (empty)" in ran.stderr
+
+
 def test_a_signal_after_the_command_ended_ends_the_saving_at_once(tmp_path: Path) -> None:
     with E2BEmulator() as e2b:
         box = e2b.create()

@@ -62,6 +62,7 @@ class Keeper:
         self._turn = asyncio.Lock()
         self._ending = Locks()
         self._lost_here: dict[Place, Attachment] = {}
+        self._begun_here: set[Place] = set()
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
         sidecar.keeper = self
 
@@ -85,6 +86,10 @@ class Keeper:
     def looked_after(self) -> list[Attachment]:
         return self._ledger.looked_after
 
+    def has_begun(self, attachment: Attachment) -> bool:
+        """Whether somebody restored, attached or exported it through this service: others were only taken over."""
+        return attachment.place in self._begun_here
+
     def at_risk(self) -> list[Attachment]:
         """Ours that are lost, or were not saved for two checkpoints or by the last export."""
         return [one for one in self.attachments if one.at_risk]
@@ -99,7 +104,9 @@ class Keeper:
         return await self._attachments.only(memory)
 
     async def find_all(self) -> list[Attachment]:
-        return [held.attachment for held in await self._attachments.all()]
+        """Every one there is, by memory and sandbox."""
+        found = [held.attachment for held in await self._attachments.all()]
+        return sorted(found, key=lambda one: one.place)
 
     async def forget_memory(self, memory: str) -> None:
         """A memory is deleted: an export of one of its sandboxes would begin it again."""
@@ -147,6 +154,7 @@ class Keeper:
             opened_here=restored is not None,
         )
         self._lost_here.pop(place, None)
+        self._begun_here.add(place)
         if before is not None and before.owner not in ("", owner):
             # Whatever the former owner has under way can no longer become the head.
             await self._sidecar.engine.repository.fence(place[0])
@@ -173,6 +181,7 @@ class Keeper:
         Trouble with writing that down is no trouble of the export: at worst there is one more checkpoint.
         """
         place = (receipt.memory, receipt.sandbox)
+        self._begun_here.add(place)
         try:
             if not await self._ledger.change(place, lambda one: after_export(one, receipt)) and row is not None:
                 await self._ledger.change_anothers(row, lambda one: after_export(one, receipt))

@@ -138,7 +138,10 @@ async def _wind_down(
     *,
     with_callers: bool,
 ) -> bool:
-    """Take no more, finish what runs, save what is attached. Return whether something was left undone, or is not saved."""
+    """Take no more, finish what runs, save what is attached. Return whether something was left undone, or is not saved.
+
+    ``with_callers``: what was begun elsewhere, and is not saved, is no fault of those who called here.
+    """
     sidecar.operations.stop()
     log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
     ending = asyncio.ensure_future(_finish(sidecar, keeper, grace, with_callers=with_callers))
@@ -150,12 +153,17 @@ async def _wind_down(
         about = {"memory": operation.memory, "sandbox": operation.sandbox}
         log.error("not finished", operation=operation.id, kind=operation.kind, **about)
         sidecar.events.publish("service.unfinished", operation=operation.id, verb=operation.kind, **about)
+    ours = []
     for attachment in attachments:
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
         how = {"state": attachment.state, "problem": attachment.problem, "last_saved": attachment.saved}
+        if with_callers and not keeper.has_begun(attachment):
+            log.warning("not saved, and not begun here", conversation=attachment.conversation, **how, **about)
+            continue
+        ours.append(attachment)
         log.error("not saved", conversation=attachment.conversation, **how, **about)
         sidecar.events.publish("attachment.unsaved", conversation=attachment.conversation, **how, **about)
-    return bool(operations or attachments)
+    return bool(operations or ours)
 
 
 async def _finish(
