@@ -30,7 +30,7 @@ from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.inside.databases import quick_check
 from sidecar.inside.index import DIR, FILE
 from sidecar.inside.packing import CHUNK
-from sidecar.inside.roots import hint_for, numbered
+from sidecar.inside.roots import hint_for, numbered, project_of
 from sidecar.inside.rules import compiled
 from sidecar.inside.walk import MOST_SKIPPED
 from sidecar.layouts import Root
@@ -255,6 +255,11 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
         if known.project and root.hint.startswith("~"):
             project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
             waits_for = place_of(replace(known, below="", marked=False), project) if question["withhold"] else ""
+        top = project_of(known.paths, known.below, root.hint) if question["projects"] is None else ""
+        if top and not known.project:
+            was = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
+            known = replace(known, paths=(was, *known.paths))
+            waits_for = place_of(Root(name=known.name, project=True), top) if question["withhold"] else ""
         place = place_of(replace(known, marked=False), project, question["projects"])
         if not known.project and (known.file or not known.paths):  # a setting says where it is, and a shell reads none
             place = place_of(Root(name=known.name, project=True), root.hint)

@@ -552,7 +552,11 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     for root, layout, spec, number in sorted(found, key=lambda row: bool(row[2].get("settings"))):
         file, waits = "", False
         if not spec.get("project"):
-            folder, file = _own_folder(spec, home, folders_named(projects, home), folders, root["hint"])
+            top = project_of(spec["paths"], spec.get("below", ""), root["hint"]) if projects is None else ""
+            project = at_hint(top, home)
+            tops = folders_named(projects, home) + ([project] if top else [])
+            folder, file = _own_folder(spec, home, tops, folders, root["hint"])
+            waits = bool(top and request.get("withhold")) and is_in(folder, project) and not os.path.isdir(project)
             if spec.get("settings") and not _may_be_at(folder, file, home, contained):
                 # A setting of this sandbox that names no place for a memory: it goes where it was.
                 folder, file = _own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
@@ -570,6 +574,13 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
         (withheld if waits else roots).append(placed)
     _check_apart(roots)
     return Placing(_together(_contained(roots, contained)), withheld)
+
+
+def project_of(paths: Iterable[str], below: str, hint: str) -> str:
+    """The project in the home that a root was in which may be in one (``./…``), by its hint; "" where it was in none."""
+    ways = [(path[1:] + "/" + below).rstrip("/") for path in paths if path.startswith("./")]
+    tops = [hint[: -len(way)] for way in ways if hint.endswith(way)]
+    return next((top for top in tops if top.startswith("~/")), "")
 
 
 def _without(path: str, below: str) -> str:

@@ -13,8 +13,10 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.asking import ExportAnswer
 from sidecar.errors import BadConfig, UnknownLayout
 from sidecar.layouts import Layout, built_in, choose
+from sidecar.ports import Sandbox
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import OwnMachine, empty_home, engine_at, run_cli, write
+from tests.parts.memories import BareSandbox, shell_tools
 from tests.parts.samples import SAMPLES, leaked, pai
 
 
@@ -107,6 +109,27 @@ async def test_pai_is_where_its_memory_is(place: str, engine: Engine, tmp_path: 
     await restore(engine, LocalSandbox(other), RestoreRequest(memory="m", projects=("~/app",)))
     assert (other / place / "MEMORY/STATE/current-work.json").is_file()
     assert (await export(engine, LocalSandbox(other), request)).outcome == "unchanged"
+
+
+@pytest.mark.parametrize("python", [True, False])
+async def test_pai_of_a_named_project_comes_back_in_that_project(python: bool, engine: Engine, tmp_path: Path) -> None:
+    tools = shell_tools(tmp_path / "tools")
+
+    def sandbox(home: Path) -> Sandbox:
+        return LocalSandbox(home) if python else BareSandbox(home, tools)
+
+    home, other = empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
+    write(home / "app/.opencode/MEMORY/WORK/x/META.yaml", b"title: x\n")
+    write(home / "app/.opencode/projects/a.jsonl", b"{}\n")
+    sent = await export(engine, sandbox(home), ExportRequest(memory="m", projects=("~/app",)))
+    assert sent.outcome == "committed"
+    waits = await restore(engine, sandbox(other), RestoreRequest(memory="m", withhold_projects=True))
+    assert (waits.outcome, (other / "app").exists(), (other / ".opencode").exists()) == ("complete", False, False)
+    assert {row.name for row in waits.withheld} >= {"pai", "pai-sessions"}
+    third = empty_home(tmp_path / "third")
+    assert (await restore(engine, sandbox(third), RestoreRequest(memory="m"))).outcome == "complete"
+    assert (third / "app/.opencode/MEMORY/WORK/x/META.yaml").is_file() and not (third / ".opencode").exists()
+    assert (third / "app/.opencode/projects/a.jsonl").is_file()
 
 
 async def test_projects_keep_their_order_though_not_each_has_every_memory(engine: Engine, tmp_path: Path) -> None:
