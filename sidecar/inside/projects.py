@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from .containment import Containment, is_apart, is_in
 
@@ -78,6 +78,8 @@ def find_projects(
     """
     markers = markers_of(specs)
     firsts = frozenset(name.split("/")[0] for name, _ in markers)
+    files = [name for name, is_folder in markers if not is_folder and "/" not in name]
+    leaves = _Leaves()
     layer = [start for start in starts if start != "/" and not any(is_in(start, folder) for folder in closed)]
     found: List[str] = []
     seen, taken, looked_at, warnings = set(starts), set(closed), 0, []
@@ -87,13 +89,14 @@ def find_projects(
         inner: List[str] = []
         deepest = layer if depth == DEEPEST else []
         for folder in layer[: MOST_FOLDERS - looked_at]:
-            if depth == DEEPEST:
+            leaf = depth > 0 and leaves.has(folder)
+            if leaf or depth == DEEPEST:
                 # To ask for a few names costs less than to list the folder, and no exceptions.
-                likely = any(os.access(folder + "/" + name, os.F_OK) for name in firsts)
+                likely = any(os.access(folder + "/" + name, os.F_OK) for name in (files if leaf else firsts))
                 if likely and is_marked(folder, markers) and not any(map(os.path.lexists, _tops(folder))):
                     found.append(folder)
                 continue
-            names, likely = _inner(folder, firsts)
+            names, likely = _inner(folder, firsts, leaves)
             marked = likely and is_marked(folder, markers)
             if marked and folder not in starts:
                 found.append(folder)
@@ -123,6 +126,30 @@ def find_projects(
     return Search(found[:MOST_FOUND], warnings)
 
 
+class _Leaves:
+    """Tells folders without folders in them by their links, of which most file systems count one for each folder.
+
+    Where one does is seen by the folders that were listed: it is believed only of a device that was right every time.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Dict[int, bool] = {}
+
+    def has(self, folder: str) -> bool:
+        try:
+            status = os.lstat(folder)
+        except OSError:
+            return False
+        return status.st_nlink == 2 and self._counts.get(status.st_dev, False)
+
+    def learn(self, folder: str, inner: int) -> None:
+        """Compare with how many folders there are in one; where there are none, nothing can be told."""
+        if inner:
+            status = os.lstat(folder)
+            right = status.st_nlink == inner + 2
+            self._counts[status.st_dev] = self._counts.get(status.st_dev, True) and right
+
+
 def _tops(folder: str) -> List[str]:
     return [os.path.join(folder, name) for name in ENVIRONMENT]
 
@@ -136,10 +163,10 @@ def _holds_notes(folder: str) -> bool:
     return any(name.endswith(".md") and name.lower() != "readme.md" for name in names)
 
 
-def _inner(folder: str, firsts: FrozenSet[str]) -> Tuple[List[str], bool]:
+def _inner(folder: str, firsts: FrozenSet[str], leaves: Optional[_Leaves] = None) -> Tuple[List[str], bool]:
     """The folders in a folder, and whether there may be a marker; nothing where nothing is to be looked for."""
     names: List[str] = []
-    likely, wanted = False, firsts.union(ENVIRONMENT)
+    likely, wanted, inner = False, firsts.union(ENVIRONMENT), 0
     try:
         with os.scandir(folder) as scan:
             for entry in scan:
@@ -148,8 +175,12 @@ def _inner(folder: str, firsts: FrozenSet[str]) -> Tuple[List[str], bool]:
                     if name in ENVIRONMENT:
                         return [], False
                     likely = True
-                if entry.is_dir(follow_symlinks=False) and name not in NEVER_IN:
-                    names.append(name)
+                if entry.is_dir(follow_symlinks=False):
+                    inner += 1
+                    if name not in NEVER_IN:
+                        names.append(name)
+        if leaves is not None:
+            leaves.learn(folder, inner)
     except OSError:  # not ours to read, or gone
         return [], False
     return names, likely

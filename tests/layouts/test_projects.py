@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.inside import projects
+from sidecar.inside.containment import Containment
 from sidecar.inside.projects import MOST_FOLDERS
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, observe, run_cli, titles, write
@@ -261,3 +265,33 @@ async def test_a_project_just_too_deep_is_named(engine: Engine, home: Path) -> N
     assert await roots(engine, receipt) == {"project": "~/src/host/acme/site"}
     told = [line for line in receipt.warnings if "folders deep" in line]
     assert [line.split()[0] for line in told] == [f"{home}/src/host/acme/platform/core"] and "--project" in told[0]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_folders_are_told_by_their_links_only_where_the_file_system_counts_those(
+    counts: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = ["a/MEMORY.md", "a/b/c/MEMORY.md", "d/.git/HEAD", "d/e/f/.cm/x"]
+    for place in places:
+        write(home / place, b"x")
+    (home / "d/e/empty").mkdir()
+    listed: list[str] = []
+
+    def status(place: str) -> os.stat_result:
+        found = os.stat(place, follow_symlinks=False)
+        if not os.path.isdir(place):
+            return found
+        folders = [one for one in os.listdir(place) if os.path.isdir(f"{place}/{one}")] if counts else []
+        return os.stat_result([*found[:3], 2 + len(folders), *found[4:]])
+
+    def scan(place: str) -> Any:
+        listed.append(os.path.relpath(place, home))
+        return scandir(place)
+
+    scandir = os.scandir
+    monkeypatch.setattr(projects.os, "lstat", status)
+    monkeypatch.setattr(projects.os, "scandir", scan)
+    specs = [{"markers": ["MEMORY.md"]}, {"markers": [".cm/"], "below": ".cm"}]
+    found = projects.find_projects([str(home)], specs, [], frozenset(), Containment(None, frozenset()))
+    assert [os.path.relpath(folder, home) for folder in found.folders] == ["a", "a/b/c", "d/e/f"]
+    assert ("d/e/empty" in listed) != counts
