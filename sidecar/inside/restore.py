@@ -28,6 +28,7 @@ from .walk import SQLITE_TAILS, Found
 
 WORKER_SECONDS = 15.0
 LONGEST_SETTINGS = 16 << 20
+REPLACED = "What was exported from here last (%s) never became the head, and is not here any more: it stands beside it."
 
 
 class Restore:
@@ -110,7 +111,7 @@ class Restore:
             "bytes": sum(entry.size for entry in files),
             "databases": checks,
             "skipped": self.skipped,
-            "warnings": self.warnings + self._discarded(),
+            "warnings": self.warnings + self._replaced() + self._discarded(),
             "roots": self._roots_told(),
             "withheld": self._withheld_told(),
             "set_aside": self.aside.told() if self.aside.files else None,
@@ -193,6 +194,14 @@ class Restore:
             return None  # what came with a project that was withheld until now is set aside
         told = self.holdings.unsaved(self.old)
         return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
+
+    def _replaced(self) -> list[str]:
+        """What was exported from here before, and is in the store but not in the head; what was just saved is told anyway."""
+        own, heads = self.holdings.own, self.request["heads"]
+        if self.seed or self.request["saved"] or own is None or not own.stored or not heads:
+            return []
+        last = own.stored[0]
+        return [] if last in heads or last == self.request["snapshot"] else [REPLACED % last]
 
     def _discarded(self) -> list[str]:
         gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []

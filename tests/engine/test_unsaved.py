@@ -783,3 +783,22 @@ async def test_discard_replaces_everything_and_says_what_went(engine: Engine, pr
     receipt = await _complete(engine, fresh, discard=True)
     assert receipt.set_aside is None and "claude-mem/claude-mem.db" in receipt.warnings[0]
     assert (await _complete(engine, fresh)).warnings == []
+
+
+async def test_a_diverged_export_that_a_restore_replaces_is_named_once(engine: Engine, provider: Provider) -> None:
+    one, two = provider.box(), provider.box()
+    claude_mem_home(one.home, rows=5)
+    await _committed(engine, one)
+    await _complete(engine, two)
+    observe(one.home, 1, "first")
+    head = await _committed(engine, one)
+    observe(two.home, 1, "second")
+    beside = await _export(engine, two)
+    assert beside.outcome == "diverged"
+    receipt = await _complete(engine, two)
+    assert (receipt.snapshot, receipt.saved_first) == (head, None)
+    assert [warning for warning in receipt.warnings if str(beside.snapshot) in warning] == [
+        f"What was exported from here last ({beside.snapshot}) never became the head, and is not here any more:"
+        " it stands beside it."
+    ]
+    assert (await _complete(engine, two)).warnings == []
