@@ -20,6 +20,8 @@ RENEWED, BELIEVED, DEAD = 0.2, 0.6, 0.8
 
 
 class LeaseLost(SidecarError):
+    """Another service looks after this sandbox now."""
+
     code = "lease-lost"
     retryable = True
     default_hint = "Another service looks after this sandbox now; nothing was lost."
