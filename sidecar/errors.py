@@ -50,7 +50,10 @@ from typing import ClassVar
 
 
 class SidecarError(Exception):
-    """The root. Nothing the product raises on purpose is outside this tree."""
+    """Something unexpected went wrong.
+
+    The root: nothing the product raises on purpose is outside this tree.
+    """
 
     code: str = "failed"
     retryable: bool = False

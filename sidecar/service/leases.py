@@ -20,7 +20,7 @@ RENEWED, BELIEVED, DEAD = 0.2, 0.6, 0.8
 
 
 class LeaseLost(SidecarError):
-    """Another service looks after this sandbox now."""
+    """The service no longer holds the lease on a sandbox."""
 
     code = "lease-lost"
     retryable = True
