@@ -358,7 +358,10 @@ EXAMPLE = Event(
     sandbox="e2b:i3x9k2",
     details={"conversation": "c1", "unsaved_seconds": 212.0},
 )
-CHECK = """import hashlib, hmac, time
+CHECK = """import hashlib
+import hmac
+import time
+
 
 def is_genuine(secret: str, headers, body: bytes) -> bool:
     at = headers["Memory-Sidecar-Time"]
