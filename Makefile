@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign servers faults outage image lint format bench clean
+.PHONY: help run demo test campaign servers faults outage image lint format reference bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
+	@echo "make reference  write the pages that come from the code: docs/reference and docs/options.md"
 
 # What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml
@@ -65,6 +66,9 @@ lint: .venv/dev
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reference: .venv/dev
+	$(BIN)/python -m docs.generate
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks

@@ -27,6 +27,7 @@
     │   ├── SandboxNotAllowed      a folder of this machine that may not be a sandbox
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   ├── ProgramFailed          the in-sandbox program said what went wrong
+    │   ├── RestoreIncomplete      exit 4: it was to be restored and then attached
     │   └── NotSavedFirst          what a restore would replace could not be saved
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
@@ -39,8 +40,9 @@
     ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
     └── Interrupted                exit 130 told to end before it was done (a retry can help)
 
-Each class carries a stable ``code`` for programs, ``retryable`` for callers, and each instance a message (what happened)
-and a hint (what to do) for people.
+Each class carries a stable ``code`` for programs, ``retryable`` for callers and a hint (what to do) for people, and each
+instance a message (what happened). The first line of each docstring is what docs/reference/errors.md says of the code. Other
+modules have subclasses of their own; a subclass that declares no code is told as its parent.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ from typing import ClassVar
 
 
 class SidecarError(Exception):
-    """The root. Nothing the product raises on purpose is outside this tree."""
+    """Something unexpected went wrong.
+
+    The root: nothing the product raises on purpose is outside this tree.
+    """
 
     code: str = "failed"
     retryable: bool = False
     exit_code: ClassVar[int] = 1
-    default_hint: ClassVar[str] = ""
+    default_hint: ClassVar[str] = "This is a fault of the sidecar itself: its log has the cause. Please report it."
 
     def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -64,7 +69,7 @@ class SidecarError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Both, for whoever prints it or lets it end the program."""
+        """The message and the hint, for a log or a traceback."""
         return f"{self.message} {self.hint}".rstrip()
 
     def as_dict(self) -> dict[str, object]:
@@ -72,23 +77,35 @@ class SidecarError(Exception):
 
 
 class UsageError(SidecarError):
+    """What was asked for makes no sense, or cannot be done this way."""
+
     code = "usage"
     exit_code = 2
+    default_hint = "`memory-sidecar COMMAND --help` shows what a command takes; over HTTP, /openapi.json does."
 
 
 class BadMemoryId(UsageError):
+    """The id of a memory is not one."""
+
     code = "bad-memory-id"
     default_hint = "Use 1 to 200 characters; '/' may separate parts, but no part may be empty, '.' or '..'."
 
 
 class BadReference(UsageError):
+    """A sandbox, a store, a snapshot or an option is not written as it should be."""
+
     code = "bad-reference"
+    default_hint = "`memory-sidecar COMMAND --help` shows how it is written."
 
 
 class BadConfig(UsageError):
-    """``at`` is where in the file the wrong setting is: its section and key."""
+    """The config file, or a variable that stands for an option, has a wrong setting.
+
+    ``at`` is where in the file the wrong setting is: its section and key.
+    """
 
     code = "bad-config"
+    default_hint = "`memory-sidecar config options` lists every option and its default."
 
     def __init__(self, message: str, *, hint: str = "", at: tuple[str | int, ...] = ()) -> None:
         super().__init__(message, hint=hint)
@@ -96,69 +113,107 @@ class BadConfig(UsageError):
 
 
 class UnknownLayout(UsageError):
+    """There is no layout of that name."""
+
     code = "unknown-layout"
+    default_hint = "`memory-sidecar layouts` lists those there are."
 
 
 class UnknownReason(UsageError):
+    """There is no guard of that name to allow."""
+
     code = "unknown-reason"
+    default_hint = "The reference of error codes lists the guards."
 
 
 class NothingToAccept(UsageError):
+    """The snapshot is not one that a guard rejected or that diverged, so there is nothing to accept."""
+
     code = "nothing-to-accept"
     default_hint = "`memory-sidecar log MEMORY` shows which snapshots were rejected, or have diverged."
 
 
 class NoIndex(UsageError):
+    """There is no database to search."""
+
     code = "no-index"
     default_hint = "Set MEMORY_SIDECAR_POSTGRES to the URL of a Postgres database; see docs/search.md."
 
 
 class DriverMissing(UsageError):
+    """The package that talks to Postgres is not installed."""
+
     code = "driver-missing"
+    default_hint = "pip install 'memory-sidecar[postgres]'"
 
 
 class StoreError(SidecarError):
+    """The store failed in a way that has no code of its own."""
+
     code = "store-failed"
+    default_hint = "`memory-sidecar doctor` checks the store."
 
 
 class StoreUnreachable(StoreError):
+    """The store did not answer."""
+
     code = "store-unreachable"
     retryable = True
     default_hint = "Check the endpoint and the network, then run the same command again; that is always safe."
 
 
 class StoreDenied(StoreError):
+    """The store refused the credentials, or what they may do."""
+
     code = "store-denied"
     default_hint = "Check the credentials and that they may read, write, list and delete under this prefix."
 
 
 class StoreMissing(StoreError):
+    """The bucket, the folder or the mount of the store is not there."""
+
     code = "store-missing"
+    default_hint = "Create it, or correct the store's URL; the sidecar never makes a bucket or a mount."
 
 
 class StoreFull(StoreError):
+    """The store has no room left."""
+
     code = "store-full"
     default_hint = "Free some space or enlarge the disk, then run the same command again; the head did not move."
 
 
 class StoreUnsafe(StoreError):
+    """The S3 server ignores conditional writes, so two writers could overwrite each other."""
+
     code = "store-no-conditional-writes"
+    default_hint = "Use another server, or add single-writer=true to the store's URL and run one sidecar at a time."
 
 
 class EncryptionRefused(StoreError):
+    """The server does not encrypt as ``sse=`` in the store's URL asks."""
+
     code = "store-encryption-refused"
+    default_hint = "Leave sse= out of the store's URL, or set up a key service on the server."
 
 
 class KeyRefused(StoreError):
+    """The server does not accept an object of that name."""
+
     code = "store-key-refused"
+    default_hint = "Use letters, digits, '-', '_' and '.' in the prefix of the store's URL."
 
 
 class SecondWriter(StoreError):
+    """Another sidecar is writing to a store that only one may write to."""
+
     code = "store-second-writer"
     default_hint = "Let one sidecar write to this store at a time: stop the other, or have it done by that one."
 
 
 class KeyNeeded(StoreError):
+    """The store is encrypted or signed, and the key for that was not given."""
+
     code = "key-needed"
     default_hint = (
         "Set [encryption] identity_files (MEMORY_SIDECAR_IDENTITY_FILE) or passphrase_file (MEMORY_SIDECAR_PASSPHRASE_FILE)"
@@ -167,29 +222,44 @@ class KeyNeeded(StoreError):
 
 
 class ObjectMissing(StoreError):
+    """An object that the store should hold is not there."""
+
     code = "object-missing"
+    default_hint = "`memory-sidecar verify` shows which snapshots are whole."
 
 
 class HeadMoved(StoreError):
+    """Another writer replaced the same object first: a compare-and-swap was lost."""
+
     code = "head-moved"
     retryable = True
+    default_hint = "Run the same command again; it starts from what is in the store now."
 
 
 class SnapshotError(SidecarError):
+    """A snapshot, or something kept for a memory, cannot be used."""
+
     code = "snapshot-failed"
+    default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
 
 
 class MemoryNotFound(SnapshotError):
+    """The store has no memory of that id."""
+
     code = "memory-not-found"
     default_hint = "`memory-sidecar list` shows the memories of this store."
 
 
 class SnapshotNotFound(SnapshotError):
+    """The memory has no such snapshot."""
+
     code = "snapshot-not-found"
     default_hint = "`memory-sidecar log MEMORY` shows its snapshots."
 
 
 class SnapshotDamaged(SnapshotError):
+    """Part of a snapshot is missing, or differs from what was written."""
+
     code = "snapshot-damaged"
     default_hint = "`memory-sidecar verify MEMORY` shows which snapshots are whole."
 
@@ -200,9 +270,13 @@ class UnknownFormat(SnapshotDamaged):
 
 
 class ObjectRefused(SnapshotDamaged):
-    """``version`` is what a swap that replaces the object must still find."""
+    """An encrypted object was altered, or put in the place of another.
+
+    ``version`` is what a swap that replaces the object must still find.
+    """
 
     code = "object-refused"
+    default_hint = "`memory-sidecar verify` shows what else differs; put the object back from a copy of the store."
 
     def __init__(self, message: str, *, version: str | None = None, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -210,28 +284,40 @@ class ObjectRefused(SnapshotDamaged):
 
 
 class NotSigned(ObjectRefused):
+    """An object is not signed by a key that is trusted."""
+
     code = "not-signed"
     default_hint = (
-        "Somebody else wrote it, or it is from before signing was turned on: then `memory-sidecar rekey --trust-unsigned`"
-        " signs what is there."
+        "It was written without the signing key, or before signing was turned on: then `memory-sidecar rekey"
+        " --trust-unsigned` signs what is there."
     )
 
 
 class BaseCollected(SnapshotError):
+    """A pack that an export builds on was removed from the store meanwhile."""
+
     code = "base-collected"
     retryable = True
     default_hint = "Run the same command again: it starts from what is in the store now. The head did not move."
 
 
 class SandboxError(SidecarError):
+    """The sandbox or its provider failed in a way that has no code of its own."""
+
     code = "sandbox-failed"
+    default_hint = "`memory-sidecar doctor --sandbox REF` shows whether it can be worked with."
 
 
 class SandboxNotFound(SandboxError):
+    """The provider has no sandbox of that id, or the folder is not there."""
+
     code = "sandbox-not-found"
+    default_hint = "Check the id, and that the provider's key belongs to the same account."
 
 
 class SandboxGone(SandboxError):
+    """The sandbox has ended."""
+
     code = "sandbox-gone"
     default_hint = (
         "What was exported before is safe: `memory-sidecar log MEMORY` shows it; restore it into a new sandbox."
@@ -239,24 +325,36 @@ class SandboxGone(SandboxError):
 
 
 class SandboxAsleep(SandboxError):
+    """The sandbox is paused or stopped."""
+
     code = "sandbox-asleep"
     default_hint = "Add --wake to start it again for this, or start it yourself."
 
 
 class SandboxDenied(SandboxError):
+    """The provider refused the key, or what it may do."""
+
     code = "sandbox-denied"
+    default_hint = "Check the provider's key in the environment, such as E2B_API_KEY or DAYTONA_API_KEY."
 
 
 class SandboxNotAllowed(SandboxError):
+    """A folder of this machine may not be a sandbox here."""
+
     code = "sandbox-not-allowed"
+    default_hint = "Add it to [service] local_roots in the config."
 
 
 class SandboxFull(SandboxError):
+    """The disk of the sandbox is full."""
+
     code = "disk-full"
     default_hint = "Free some space in the sandbox, then try again; the memory there is as it was."
 
 
 class SandboxUnwritable(SandboxError):
+    """The sandbox does not let its user write where the sidecar has to."""
+
     code = "sandbox-unwritable"
     default_hint = (
         "Make /tmp in the sandbox a folder that this user may write to, or name another user with --user, then try again;"
@@ -265,22 +363,31 @@ class SandboxUnwritable(SandboxError):
 
 
 class SdkMissing(SandboxError):
+    """The SDK of the provider is not installed."""
+
     code = "sdk-missing"
+    default_hint = "pip install 'memory-sidecar[e2b]' or 'memory-sidecar[daytona]'"
 
 
 class SandboxUnreachable(SandboxError):
+    """The sandbox or its provider did not answer."""
+
     code = "sandbox-unreachable"
     retryable = True
     default_hint = "Check the network and the provider's status, then run the same command again; that is always safe."
 
 
 class SandboxBusy(SandboxError):
+    """The sandbox, or its provider, is busy with something else."""
+
     code = "sandbox-busy"
     retryable = True
     default_hint = "Wait a little, then run the same command again; that is always safe."
 
 
 class SandboxTimeout(SandboxError):
+    """A command in the sandbox took too long."""
+
     code = "sandbox-timeout"
     retryable = True
     default_hint = (
@@ -289,21 +396,38 @@ class SandboxTimeout(SandboxError):
 
 
 class TransferFailed(SandboxError):
+    """A file did not arrive at the sandbox, or did not come from it."""
+
     code = "transfer-failed"
     retryable = True
     default_hint = "Run the same command again; that is always safe."
 
 
 class ProgramFailed(SandboxError):
+    """The program inside the sandbox could not go on; its own code says why."""
+
     code = "sandbox-program-failed"
+    default_hint = "Look at what the message names in the sandbox, then try again. The head did not move."
+
+
+class RestoreIncomplete(SandboxError):
+    """A sandbox was to be restored and then attached, and the restore is incomplete."""
+
+    code = "restore-incomplete"
+    exit_code = 4
+    default_hint = "What the sandbox had is as it was, and it is not looked after. Restore it first, or attach without."
 
 
 class NotSavedFirst(SandboxError):
+    """A restore would replace memory that is in no snapshot, and it could not be saved first."""
+
     code = "unsaved"
     default_hint = "Export it, or say --discard to lose it. The sandbox is as it was."
 
 
 class UntrustedSandbox(SidecarError):
+    """What came out of a sandbox or a tarball was refused."""
+
     code = "untrusted"
     default_hint = (
         "Nothing was stored and the head did not move. Look at what runs in that sandbox before trying again."
@@ -311,44 +435,64 @@ class UntrustedSandbox(SidecarError):
 
 
 class BadAnswer(UntrustedSandbox):
+    """The sandbox's answer is not what the program writes."""
+
     code = "bad-answer"
 
 
 class OutputTooLarge(UntrustedSandbox):
+    """The sandbox's answer is larger than it may be."""
+
     code = "output-too-large"
 
 
 class MemoryMismatch(UntrustedSandbox):
+    """The sandbox answered for another memory than the one asked for."""
+
     code = "memory-mismatch"
 
 
 class UnsafePath(UntrustedSandbox):
+    """A path is absolute, leads out of its root, or is no path."""
+
     code = "unsafe-path"
 
 
 class UnsafeLink(UntrustedSandbox):
+    """A link leads out of its root."""
+
     code = "unsafe-link"
 
 
 class UnsafeMember(UntrustedSandbox):
+    """A tarball holds something that is neither file, folder nor link."""
+
     code = "unsafe-member"
 
 
 class SizeMismatch(UntrustedSandbox):
+    """What arrived is not as long as the sandbox said."""
+
     code = "size-mismatch"
     retryable = True
 
 
 class DigestMismatch(UntrustedSandbox):
+    """What arrived does not have the hash that the sandbox said."""
+
     code = "digest-mismatch"
     retryable = True
 
 
 class PackBomb(UntrustedSandbox):
+    """A pack or tarball unpacks to more than it may."""
+
     code = "pack-bomb"
 
 
 class UnpackTimeout(UntrustedSandbox):
+    """A pack or tarball took longer to read than it may."""
+
     code = "unpack-timeout"
     default_hint = (
         "Nothing was stored and the head did not move. If it is only large, raise [timing] unpack in the config; else look at"
@@ -357,33 +501,48 @@ class UnpackTimeout(UntrustedSandbox):
 
 
 class SinkError(SidecarError):
+    """The database that is searched failed in a way that has no code of its own. No export waits for it."""
+
     code = "index-failed"
+    default_hint = "Look at the database's log; `memory-sidecar index` then brings it up to date."
 
 
 class SinkUnreachable(SinkError):
+    """Postgres did not answer."""
+
     code = "index-unreachable"
     retryable = True
     default_hint = "Check that Postgres runs and can be reached. What it misses is caught up with by itself."
 
 
 class SinkBusy(SinkError):
+    """Postgres is busy: a lock or a time limit stopped the query."""
+
     code = "index-busy"
     retryable = True
     default_hint = "Try again in a moment; what is missing is caught up with by itself."
 
 
 class SinkDenied(SinkError):
+    """Postgres refused the password, or what the role may do."""
+
     code = "index-denied"
     default_hint = "The role needs to create a schema, or to own the one in [postgres] schema; see docs/search.md."
 
 
 class SinkUnfit(SinkError):
+    """The database cannot hold what it has to."""
+
     code = "index-unfit"
+    default_hint = "Use a Postgres database with the encoding UTF8; see docs/search.md."
 
 
 class LimitExceeded(SidecarError):
-    """``code`` says which limit: limit-bytes, limit-file-bytes, limit-files, limit-depth, limit-packed, limit-memory-bytes,
-    limit-store-bytes."""
+    """The memory is larger than a limit allows. The head did not move.
+
+    ``code`` says which limit: limit-bytes, limit-file-bytes, limit-files, limit-depth, limit-packed, limit-memory-bytes,
+    limit-store-bytes.
+    """
 
     code = "limit-exceeded"
     exit_code = 3
@@ -391,6 +550,8 @@ class LimitExceeded(SidecarError):
 
 
 class Interrupted(SidecarError):
+    """The command was interrupted before it was done."""
+
     code = "interrupted"
     retryable = True
     exit_code = 130

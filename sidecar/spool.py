@@ -25,6 +25,8 @@ PREFIX = "memory-sidecar-spool-"
 
 
 class SpoolFull(SidecarError):
+    """The temporary folder of the sidecar is full."""
+
     code = "spool-full"
     default_hint = "Free space in the temporary folder, or point TMPDIR to a larger disk; nothing was changed."
 

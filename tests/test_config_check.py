@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import fnmatch
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sidecar.cli.main import main
-from sidecar.service.settings import EVENTS
 from tests.parts.homes import PROJECT, run_cli, tree
 from tests.parts.keys import identity
 
@@ -138,26 +134,3 @@ def test_a_port_in_use_is_one_line_and_no_traceback(tmp_path: Path) -> None:
         f"memory-sidecar: {bind} cannot be listened on: Address already in use"
     )
     assert "--bind" in line
-
-
-def test_every_event_that_is_told_can_be_asked_for() -> None:
-    told = {text for file in (PROJECT / "sidecar").rglob("*.py") for text in _published(file)}
-    assert len(told) > 12
-    assert {kind for kind in told if not fnmatch.filter(EVENTS, kind)} == set()
-
-
-def _published(file: Path) -> set[str]:
-    """The texts in the first argument of each call of ``publish``; of one that is put together, what is known of it."""
-    kinds: set[str] = set()
-    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    named: Callable[[ast.Call], str] = lambda call: getattr(call.func, "attr", "")  # noqa: E731
-    for call in (call for call in calls if named(call) == "publish" and call.args):
-        kind = call.args[0]
-        if isinstance(kind, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.Constant) else "*" for part in kind.values]
-            kinds.add("".join(map(str, parts)))
-        else:
-            kinds |= {
-                node.value for node in ast.walk(kind) if isinstance(node, ast.Constant) and "." in str(node.value)
-            }
-    return kinds

@@ -15,29 +15,27 @@ from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProb
 from sidecar.client.answers import Attached, Overview
 from sidecar.client.settings import URL
 from sidecar.engine import Engine
-from sidecar.errors import SidecarError
+from sidecar.errors import RestoreIncomplete, SidecarError
 from sidecar.ids import instance_key
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
-INCOMPLETE, INCOMPLETE_EXIT = "restore-incomplete", 4
 PATIENCE = Retries(attempts=2)
 """Somebody waits at a terminal."""
 
 
 class NoService(SidecarError):
+    """No service answered that could look after a sandbox."""
+
     code = "no-service"
+    default_hint = "Start one with `memory-sidecar serve`, or set MEMORY_SIDECAR_URL."
 
 
 class OtherStore(SidecarError):
+    """The service that answered works on another store."""
+
     code = "other-store"
-
-
-class NotAttachable(SidecarError):
-    """A restore before the attachment was incomplete."""
-
-    code = INCOMPLETE
-    exit_code = INCOMPLETE_EXIT
+    default_hint = "Give both the same store, or set MEMORY_SIDECAR_URL to the service of this store."
 
 
 async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
@@ -57,8 +55,8 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
                 **more,
             )
         except SidecarProblem as problem:
-            if problem.code == INCOMPLETE:
-                raise NotAttachable(problem.message, hint=problem.hint) from None
+            if problem.code == RestoreIncomplete.code:
+                raise RestoreIncomplete(problem.message, hint=problem.hint) from None
             raise
     one = answer.attachment
     words: list[str | Table] = restore_result(answer.restored).words if answer.restored else []

@@ -186,8 +186,8 @@ def options_page() -> str:
         "| `store` | `MEMORY_SIDECAR_STORE` | a folder under the user's data home | Where snapshots live |",
         "| `direct` | `MEMORY_SIDECAR_DIRECT` | `false` | Packs straight between sandbox and bucket |",
         "| | `MEMORY_SIDECAR_TOKEN` | | Bearer tokens the service accepts, separated by commas |",
-        "| | `MEMORY_SIDECAR_URL`, `MEMORY_SIDECAR_CA` | | For the [client](client.md): where the service is, and a file with "
-        "the certificates that vouch for it |",
+        "| | `MEMORY_SIDECAR_URL`, `MEMORY_SIDECAR_CA` | | For the [client](conductor.md): where the service is, and a file "
+        "with the certificates that vouch for it |",
         "| | `MEMORY_SIDECAR_POSTGRES` | | The URL of a Postgres database to search memories in: see [search](search.md) |",
     ]
     for section, kind in SECTIONS.items():

@@ -38,7 +38,10 @@ TODAY = "Moved the queue to Redis. Next: the flaky test in the importer.\n"
 
 
 class DemoFailed(SidecarError):
+    """The demo did not bring the memory back."""
+
     code = "demo-failed"
+    default_hint = "Run it again; if it fails again, report it with what it printed."
 
 
 def run_demo(args: argparse.Namespace) -> Result:

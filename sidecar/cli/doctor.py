@@ -27,12 +27,17 @@ LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no
 
 
 class StoredInTheClear(StoreError):
+    """Keys are set, and some snapshots are still stored unencrypted."""
+
     code = "stored-in-the-clear"
     default_hint = "`memory-sidecar rekey` encrypts them; the readable packs go once their grace period is over."
 
 
 class NoMemoryThere(SandboxError):
+    """The sandbox holds no memory of any layout."""
+
     code = "no-memory"
+    default_hint = "`memory-sidecar layouts` shows where memory is looked for; --project names a project."
 
 
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:

@@ -30,8 +30,11 @@ BY_SIGNAL = 128
 
 
 class CannotStart(UsageError):
+    """The command after `run --` cannot be started."""
+
     code = "cannot-start"
     exit_code = 127
+    default_hint = "Check its name and that it may be executed."
 
 
 async def run_run(engine: Engine, args: argparse.Namespace) -> Result:

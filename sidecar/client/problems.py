@@ -30,7 +30,9 @@ PASSING = frozenset({429, 502, 503, 504, *range(520, 525)})
 
 
 class SidecarProblem(SidecarError):
-    """The service said no."""
+    """The service answered with an error; ``code`` is the code that it sent."""
+
+    default_hint = ""  # what to do is for the service to say
 
     def __init__(
         self,
@@ -50,7 +52,10 @@ class SidecarProblem(SidecarError):
 
 
 class ServiceUnreachable(SidecarError):
-    """``sent`` is False when the request certainly did not arrive."""
+    """No answer came from the service, however often it was tried.
+
+    ``sent`` is False when the request certainly did not arrive.
+    """
 
     code = "service-unreachable"
     retryable = True
@@ -65,11 +70,15 @@ class ServiceUnreachable(SidecarError):
 
 
 class UnexpectedAnswer(SidecarError):
+    """Something answered that is not a sidecar, or a much older one."""
+
     code = "unexpected-answer"
     default_hint = "Check that the address is that of a sidecar, and that it is not much older than this client."
 
 
 class NotRestored(SidecarError):
+    """A conversation did not begin, because the restore is incomplete."""
+
     code = "not-restored"
     default_hint = "The sandbox is as it was. Restore another snapshot, or begin anyway with require_restore=False."
 
@@ -79,14 +88,18 @@ class NotRestored(SidecarError):
 
 
 class NotSaved(SidecarError):
+    """A conversation ended, and its export did not become the head."""
+
     code = "not-saved"
+    default_hint = (
+        "Compare it with the head (diff); accept makes it the head, and so does an export with force=True or,"
+        " where one guard objects, allow=[its code]."
+    )
 
     def __init__(self, receipt: ExportReceipt) -> None:
         kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
         super().__init__(
             f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_reason(receipt)} {kept}.",
-            hint="Compare it with the head (diff); accept makes it the head, and so does an export with force=True"
-            " or, where one guard objects, allow=[its code].",
         )
         self.receipt = receipt
 

@@ -33,6 +33,8 @@ MOST_LEFT_OUT = 50
 
 
 class NotAnArchive(SidecarError):
+    """The file is not a whole tarball, or holds no memory."""
+
     code = "not-an-archive"
     default_hint = "Give a .tar, .tar.gz or .tar.zst of a home that holds a memory, such as .claude-mem/."
 

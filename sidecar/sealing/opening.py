@@ -24,6 +24,8 @@ ENCRYPTED = "This store is encrypted, and no key was given."
 
 
 class KeysLost(StoreError):
+    """The objects that hold the store's keys are gone."""
+
     code = "store-keys-lost"
     default_hint = (
         f"Put the object `{RECORD}` back from a copy of the store; docs/security.md says what else can be done."

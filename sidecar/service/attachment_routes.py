@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from sidecar.engine import ExportRequest, RestoreRequest
-from sidecar.errors import SandboxError
+from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments import Attachment, Care
@@ -26,11 +26,6 @@ router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments
 all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
 TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 Which = Annotated[str, Query(alias="sandbox", max_length=1000, description="Which one, where there are several.")]
-
-
-class RestoreIncomplete(SandboxError):
-    code = "restore-incomplete"
-    default_hint = "What the sandbox had is as it was, and it is not looked after. Restore it first, or attach without."
 
 
 class AttachmentBody(Body):

@@ -33,16 +33,22 @@ Place = tuple[str, str]
 
 
 class NotAttached(SnapshotError):
+    """No sandbox of the memory is attached, or not the one named."""
+
     code = "not-attached"
     default_hint = "PUT /v1/memories/{memory}/attachment attaches a sandbox."
 
 
 class SeveralAttachments(SnapshotError):
+    """Several sandboxes of the memory are attached, and none was named."""
+
     code = "several-attachments"
     default_hint = "Say which one is meant: ?sandbox=REF, or --sandbox REF."
 
 
 class AttachmentDamaged(ObjectRefused):
+    """The object that describes an attachment cannot be read or trusted."""
+
     code = "attachment-damaged"
     default_hint = "Attach the sandbox again."
 

@@ -1,4 +1,4 @@
-"""What happens, for whoever listens: each event once to every listener that is quick enough."""
+"""What happens, for those who listen: each event once to every listener that is quick enough."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Any
 
 import structlog
 
+from sidecar.service.event_types import ACCEPTED
+
 REMEMBERED = 500
 WAITING = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """``number`` grows by one with each event of a process; ``type`` is such as "export.committed"."""
+    """``number`` grows by one with each event of a process; ``type`` is one of ``EVENTS``."""
 
     number: int
     type: str
@@ -27,10 +29,6 @@ class Event:
     memory: str = ""
     sandbox: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-
-
-ACCEPTED = "guard.accepted"
-"""Something became the head that guards objected to: it came again and again, or a person said so (``by``)."""
 
 
 class Events:
@@ -57,7 +55,7 @@ class Events:
         return event
 
     def repeat(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
-        """What was published before and happened again: it is counted, and nobody else hears of it."""
+        """What was published before and happened again: it is counted, and no listener hears of it."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         event = Event(number=0, type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
         self._count(event)
@@ -79,7 +77,7 @@ class Events:
         """Events as they come; first those still remembered with a number above ``after``."""
         with self._queue() as queue:
             newest = self._past[-1].number if self._past else 0
-            # Numbers begin anew with each process: one from another is no number of ours.
+            # Numbers start at 1 in each process: one from another process says nothing here.
             last = newest if after is None else after if after <= newest else 0
             for event in [event for event in self._past if event.number > last]:
                 last = event.number
@@ -100,6 +98,6 @@ class Events:
 
 
 def tell_accepted(events: Events, *, memory: str, sandbox: str = "", **details: Any) -> None:
-    """Say, as loudly as can be, that something became the head that guards objected to."""
+    """Log and publish that something became the head although guards objected."""
     structlog.get_logger("sidecar").warning("accepted what guards objected to", memory=memory, **details)
     events.publish(ACCEPTED, memory=memory, sandbox=sandbox, **details)

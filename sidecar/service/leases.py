@@ -20,6 +20,8 @@ RENEWED, BELIEVED, DEAD = 0.2, 0.6, 0.8
 
 
 class LeaseLost(SidecarError):
+    """The service no longer holds the lease on a sandbox."""
+
     code = "lease-lost"
     retryable = True
     default_hint = "Another service looks after this sandbox now; nothing was lost."

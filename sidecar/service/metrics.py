@@ -9,7 +9,8 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sidecar.service.events import ACCEPTED, Event
+from sidecar.service.event_types import ACCEPTED
+from sidecar.service.events import Event
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -40,7 +41,7 @@ class Metrics:
         )
         self._newest = Gauge(
             "memory_sidecar_newest_snapshot_age_seconds",
-            "Since a memory's head was made, whoever made it; what other services do is seen within ten minutes",
+            "Since a memory's head was made, by this service or another; what others do is seen within ten minutes",
             ["memory"],
             registry=self.registry,
         )
@@ -50,8 +51,12 @@ class Metrics:
             ["memory"],
             registry=self.registry,
         )
-        self._running = Gauge("memory_sidecar_operations_running", "Under way", registry=self.registry)
-        self._waiting = Gauge("memory_sidecar_operations_waiting", "In the queue", registry=self.registry)
+        self._running = Gauge(
+            "memory_sidecar_operations_running", "Exports and restores under way", registry=self.registry
+        )
+        self._waiting = Gauge(
+            "memory_sidecar_operations_waiting", "Exports and restores in the queue", registry=self.registry
+        )
         self._attached = Gauge("memory_sidecar_attachments", "Sandboxes looked after", registry=self.registry)
         self._at_risk = Gauge(
             "memory_sidecar_attachments_at_risk",
@@ -69,7 +74,7 @@ class Metrics:
         )
         self._accepted = Counter(
             "memory_sidecar_accepted",
-            "Snapshots that became the head though guards objected: they came again and again, or a person said so",
+            "Snapshots that became the head although guards objected: they came repeatedly, or a person accepted them",
             ["reason", "by"],
             registry=self.registry,
         )
@@ -81,7 +86,7 @@ class Metrics:
         )
         self._drilled = Gauge(
             "memory_sidecar_last_good_drill_timestamp_seconds",
-            "When a snapshot was last brought back whole, by this service",
+            "When this service last brought a snapshot back whole",
             registry=self.registry,
         )
         self._made: dict[str, float] = {}

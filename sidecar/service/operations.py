@@ -23,21 +23,26 @@ Receipt = ExportReceipt | RestoreReceipt
 
 
 class TooBusy(SidecarError):
+    """As much is waiting as may wait."""
+
     code = "too-busy"
     retryable = True
     default_hint = "Wait as long as Retry-After says, then send the same request again."
 
 
 class Stopping(SidecarError):
+    """The service is about to stop, or stopped before this was done."""
+
     code = "stopping"
     retryable = True
     default_hint = "The service is about to end; send the same request again once it is back."
 
 
 class Needless(SidecarError):
-    """What was queued is not wanted any more when its turn comes: nothing happened, and there is nothing to tell."""
+    """What was queued was not wanted any more when its turn came. Nothing happened."""
 
     code = "needless"
+    default_hint = "Nothing to do."
 
 
 @dataclass(slots=True)

@@ -22,6 +22,11 @@ from sidecar.spool import SpoolFull
 
 RETRY_SECONDS = 5
 MEDIA_TYPE = "application/problem+json"
+HTTP_CODES, OTHER_HTTP = (
+    {401: "unauthorized", 404: "not-found", 405: "method-not-allowed", 413: "too-large"},
+    "http-error",
+)
+"""What an error of HTTP itself is called."""
 
 # The first that fits. What a sandbox or its provider did is a failed dependency, not a failure of the service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
@@ -68,10 +73,14 @@ class Problem:
     type: str = "about:blank"
 
 
+def status_of(kind: type[SidecarError]) -> int:
+    """The HTTP status that errors of this kind are answered with."""
+    return next((status for known, status in STATUS if issubclass(kind, known)), 500)
+
+
 def problem_of(error: SidecarError) -> Problem:
-    status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
     return Problem(
-        status=status,
+        status=status_of(type(error)),
         title=error.code.replace("-", " ").capitalize(),
         detail=error.message,
         code=error.code,
@@ -102,9 +111,7 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = {401: "unauthorized", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}.get(
-        error.status_code, "http-error"
-    )
+    code = HTTP_CODES.get(error.status_code, OTHER_HTTP)
     title = code.replace("-", " ").capitalize()
     problem = Problem(status=error.status_code, title=title, detail=str(error.detail), code=code)
     return answer(problem, dict(error.headers or {}))

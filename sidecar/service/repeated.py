@@ -29,6 +29,8 @@ SETTLED = "This call was sent before; the service ended before it could answer, 
 
 
 class KeyReused(UsageError):
+    """The Idempotency-Key was used for another call."""
+
     code = "idempotency-key-reused"
     default_hint = "Use a new Idempotency-Key for each call that is not a repetition."
 

@@ -27,7 +27,10 @@ MOST_LOOKED_AT = 20
 
 
 class ConversationClosed(Needless):
+    """The caller exported or detached the sandbox before the checkpoint's turn came."""
+
     code = "conversation-closed"
+    default_hint = "Nothing to do."
 
 
 class TakenOver(LeaseLost):

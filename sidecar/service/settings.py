@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from sidecar.errors import BadConfig
 from sidecar.local_policy import LocalPolicy
 from sidecar.loopback import is_loopback
-from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.sections import check_least
 from sidecar.service.authorities import ANY, Authority
+from sidecar.service.event_types import EVENTS
 
 FORMS = ("auto", "json", "console")
 LEAST = {
@@ -112,17 +112,6 @@ def address(bind: str) -> tuple[str, int]:
         hint = "Write host:port, such as 127.0.0.1:8077."
         raise BadConfig(f"{bind!r} is no address to listen on.", hint=hint, at=("service", "bind"))
     return host.strip("[]"), int(port)
-
-
-EVENTS = (
-    *(f"export.{outcome}" for outcome in (*ExportOutcome, "failed")),
-    *(f"restore.{outcome}" for outcome in (*RestoreOutcome, "failed")),
-    *("attachment.attached", "attachment.detached", "attachment.taken-over", "attachment.unsaved"),
-    *("drill.failed", "drill.passed", "guard.accepted"),
-    *("index.down", "index.incomplete", "index.recovered", "index.updated"),
-    *("retention.forgot", "sandbox.ended", "sandbox.lost", "service.unfinished"),
-)
-"""All that a service tells of."""
 
 
 def check_events(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:

@@ -25,17 +25,23 @@ LONGEST_NUMBER = 20
 
 
 class UnsupportedMediaType(UsageError):
+    """The body is of a content type that is not taken here."""
+
     code = "unsupported-media-type"
     default_hint = f"Send the header Content-Type with one of these: {', '.join(MEDIA_TYPES)}."
 
 
 class UploadTimeout(SidecarError):
+    """A tarball took too long to arrive."""
+
     code = "upload-timeout"
     retryable = True
     default_hint = "Nothing was stored. Send it again over a faster line, or raise [timing] unpack in the config."
 
 
 class UploadCut(SidecarError):
+    """A tarball did not arrive as a whole."""
+
     code = "upload-cut"
     retryable = True
     default_hint = "Nothing was stored; send it again."

@@ -1,6 +1,6 @@
-"""Webhooks: chosen events as signed POSTs, tried again until somebody takes them or a day is over.
+"""Webhooks: chosen events as signed POSTs, tried again until the receiver takes them or a day is over.
 
-What is to be sent lies in the store until it was: a service that dies in between leaves it to the next one.
+An event is in the store until it was sent: a service that dies in between leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,18 @@ def signature(secret: str, at: str, body: bytes) -> str:
     return hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
+def body_of(event: Event) -> bytes:
+    return json.dumps(asdict(event)).encode()
+
+
+def headers_of(kind: str, body: bytes, at: str, secret: str) -> dict[str, str]:
+    """What a call carries beside its body. ``at`` is in whole seconds since 1970; without a secret nothing is signed."""
+    headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": kind, "Memory-Sidecar-Time": at}
+    if secret:
+        headers["Memory-Sidecar-Signature"] = f"sha256={signature(secret, at, body)}"
+    return headers
+
+
 class Deliveries:
     """Sends one webhook's events, in order, at least once each."""
 
@@ -51,7 +63,7 @@ class Deliveries:
     def take(self, event: Event) -> None:
         if any(fnmatch.fnmatchcase(event.type, pattern) for pattern in self._hook.events):
             name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
-            self._put(_Parcel(f"{self._folder}{name}", event.type, json.dumps(asdict(event)).encode()))
+            self._put(_Parcel(f"{self._folder}{name}", event.type, body_of(event)))
 
     def _put(self, parcel: _Parcel) -> None:
         try:
@@ -103,10 +115,7 @@ class Deliveries:
 
     async def _send(self, parcel: _Parcel) -> str:
         """Why it was not taken; "" when it was."""
-        at = str(int(time.time()))
-        headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": parcel.type, "Memory-Sidecar-Time": at}
-        if self._secret:
-            headers["Memory-Sidecar-Signature"] = f"sha256={signature(self._secret, at, parcel.body)}"
+        headers = headers_of(parcel.type, parcel.body, str(int(time.time())), self._secret)
         try:
             answer = await self._client.post(self._hook.url, content=parcel.body, headers=headers)
         except httpx.HTTPError as problem:

@@ -30,10 +30,11 @@ ATTEMPTS = 5
 
 
 class HeadRestless(SnapshotError):
-    """The head moved each time its snapshot had been read. The next look finds it."""
+    """The head moved each time its snapshot had been read. The next try finds it."""
 
     code = "head-restless"
     retryable = True
+    default_hint = "Nothing to do: the rows are brought up to date by the next try."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,37 @@
+"""Every type of event that a service tells of, with a line on what it means.
+
+Webhooks choose among these, docs/reference/events.md lists them, and a test finds a ``publish`` of any other.
+"""
+
+from __future__ import annotations
+
+from sidecar.receipts import ExportOutcome, RestoreOutcome
+
+ACCEPTED = "guard.accepted"
+
+EVENTS = {
+    f"export.{ExportOutcome.COMMITTED}": "An export was stored and is the head now.",
+    f"export.{ExportOutcome.UNCHANGED}": "An export found nothing new and stored nothing.",
+    f"export.{ExportOutcome.DIVERGED}": "An export was stored beside the head: its sandbox did not start from the head.",
+    f"export.{ExportOutcome.REJECTED}": "A guard or a limit kept an export from becoming the head.",
+    "export.failed": "An export failed. The head did not move.",
+    f"restore.{RestoreOutcome.COMPLETE}": "A restore put the memory in place, or found it there already.",
+    f"restore.{RestoreOutcome.INCOMPLETE}": "A restore was not done. The sandbox is as it was.",
+    f"restore.{RestoreOutcome.EMPTY}": "There was no snapshot to restore yet.",
+    "restore.failed": "A restore failed.",
+    "attachment.attached": "A sandbox was attached.",
+    "attachment.detached": "A sandbox was detached.",
+    "attachment.taken-over": "This service took over a sandbox from a service that no longer runs.",
+    "attachment.unsaved": "The service stops, and a sandbox it looks after is not saved.",
+    "drill.passed": "A snapshot was brought back whole into a scratch sandbox.",
+    "drill.failed": "A snapshot could not be brought back whole into a scratch sandbox.",
+    ACCEPTED: "A snapshot became the head although guards objected: it came repeatedly, or a person accepted it (`by`).",
+    "index.updated": "A memory's rows for search were brought up to date.",
+    "index.incomplete": "Part of a memory cannot be searched; `problem` says why.",
+    "index.down": "The database for search cannot be used. It is tried again until it can.",
+    "index.recovered": "The database for search can be used again.",
+    "retention.forgot": "Retention rules removed snapshots, or packs that no snapshot needs.",
+    "sandbox.ended": "A sandbox ended after its conversation was exported. Nothing is lost.",
+    "sandbox.lost": "A sandbox ended within a conversation. What it wrote in its last `unsaved_seconds` may be lost.",
+    "service.unfinished": "The service stopped before an export or a restore was done.",
+}

@@ -1,0 +1,72 @@
+"""The pages that come from the code say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.generate import CHECK, SECRET, pages, trees
+from sidecar.service import event_types
+from sidecar.service.event_types import EVENTS
+from sidecar.service.settings import check_events
+from tests.parts.homes import PROJECT
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_a_page_is_what_the_code_says(page: Path) -> None:
+    assert page.read_text() == pages()[page], "run `make reference`"
+
+
+def test_no_other_page_is_in_the_folder_of_reference_pages() -> None:
+    assert set((PROJECT / "docs/reference").iterdir()) == {page for page in pages() if page.parent.name == "reference"}
+
+
+def test_every_event_that_is_published_has_a_type_and_every_type_is_published() -> None:
+    published = {kind for tree in trees() for kind in _published(tree)}
+    assert {kind for kind in published if not fnmatch.filter(EVENTS, kind)} == set()
+    assert {kind for kind in EVENTS if not any(fnmatch.fnmatchcase(kind, one) for one in published)} == set()
+
+
+def _published(tree: ast.AST) -> Iterator[str]:
+    """The type in each call of ``publish``; of one that is put together, a pattern."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if getattr(call.func, "id", getattr(call.func, "attr", "")) != "publish":
+            continue
+        match call.args[0]:
+            case ast.JoinedStr(values=values):
+                # Only the verb and the outcome of an operation are put together.
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "*" for part in values]
+                assert len(parts) in (2, 3) and parts[1].startswith("."), ast.unparse(call)
+                yield "".join(parts)
+            case ast.Name(id=name):
+                yield getattr(event_types, name)
+            case kind:
+                texts = [node.value for node in ast.walk(kind) if isinstance(node, ast.Constant)]
+                assert texts, ast.unparse(call)
+                yield from map(str, texts)
+
+
+def test_the_webhook_example_passes_the_check_that_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PROJECT / "docs/reference/webhooks.md").read_text()
+    head, body = re.findall(r"```http\n(.*?)\n\n(.*?)\n```", page, re.DOTALL)[0]
+    headers = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+    shown: dict[str, object] = {}
+    exec(CHECK, shown)
+    is_genuine, time = shown["is_genuine"], shown["time"]
+    assert callable(is_genuine) and CHECK in page
+    monkeypatch.setattr(time, "time", lambda: float(headers["Memory-Sidecar-Time"]))
+    assert is_genuine(SECRET, headers, body.encode())
+    assert not is_genuine(SECRET, headers, body.encode() + b" ")
+    assert not is_genuine("another", headers, body.encode())
+
+
+def test_the_webhook_settings_on_the_page_are_taken() -> None:
+    page = (PROJECT / "docs/reference/webhooks.md").read_text()
+    (hook,) = tomllib.loads(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])["webhooks"]
+    check_events(hook["events"], ())
