@@ -1,8 +1,9 @@
-"""``python -m sidecar`` as a process that costs milliseconds: forked from one that has it loaded, and a real one otherwise.
+"""Processes that cost milliseconds: ``python -m sidecar`` and the program of local sandboxes, forked from ones that have them
+loaded, and real ones otherwise.
 
-It has its own pid, environment, working directory and descriptors, dies of signals as any other, and runs ``sidecar`` as
-``__main__`` does, to the end of the interpreter. What it does not have is a command line and an environment of its own in
-``/proc``, nor settings that Python reads when it starts (``PYTHON…``): what is about those needs ``subprocess``.
+Each has its own pid, environment, working directory and descriptors, dies of signals as any other, and runs what it is as
+``python`` does. What it does not have is a command line and an environment of its own in ``/proc``, nor settings that Python
+reads when it starts (``PYTHON…``): what is about those needs ``subprocess``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,18 @@ SLOW_TO_LOAD = ("uvicorn", "boto3", "s3transfer.manager", "psycopg", "pyrage", "
 Stream = int | IO[Any] | None
 """As ``subprocess.Popen`` takes it."""
 
+PYTHON = {"sidecar": [], "program": ["-I", "-S"]}
+"""With what options each kind is started."""
+
+programs_are_forked = False
+"""Whether the programs of local sandboxes are forked too (``tests.parts.forked_command``)."""
+
+known: dict[str, str] = {}
+"""Addresses that this process was told."""
+
 
 class Sidecar:
-    """One process, with what the tests use of ``subprocess.Popen``."""
+    """One process of ``python -m sidecar`` (or of another kind), with what the tests use of ``subprocess.Popen``."""
 
     def __init__(
         self,
@@ -54,9 +64,10 @@ class Sidecar:
         text: bool = False,
         start_new_session: bool = False,
         files: int = 0,
+        kind: str = "sidecar",
     ) -> None:
         """With ``files`` it may have no more than so many open. ``code``: the folder of the sidecar that is run."""
-        self.args = ["sidecar", *map(str, words)]
+        self.args = [kind, *map(str, words)]
         self.returncode: int | None = None
         self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
@@ -73,9 +84,10 @@ class Sidecar:
                 "session": start_new_session,
                 "files": files,
                 "mask": _mask(),
+                "programs": _zygote(PROJECT, "program") if programs_are_forked and code == PROJECT else "",
             }
             self._zygote = socket.socket(socket.AF_UNIX)
-            self._zygote.connect(_zygote(code))
+            self._zygote.connect(_zygote(code, kind))
             socket.send_fds(self._zygote, [b"."], given)
             self._zygote.sendall(json.dumps(request).encode() + b"\n")
         self._told = self._zygote.makefile("rb")
@@ -182,13 +194,15 @@ def _mask() -> int:
 
 
 @functools.cache
-def _zygote(code: Path) -> str:
+def _zygote(code: Path, kind: str) -> str:
     """Start the process that has loaded this code and that the others are forked from, once. Return its address."""
+    if kind in known:
+        return known[kind]
     folder = tempfile.mkdtemp(prefix="sidecars-")
     address = f"{folder}/socket"
-    program = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    starter = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, __file__, address],
+        [sys.executable, *PYTHON[kind], "-c", starter, __file__, address, kind],
         cwd=code,
         env={name: value for name, value in os.environ.items() if not name.startswith(("MEMORY_SIDECAR_", "AWS_"))},
         stdin=subprocess.PIPE,
@@ -206,7 +220,14 @@ def _zygote(code: Path) -> str:
     return address
 
 
-def _load() -> None:
+def _load_program() -> None:
+    """Import all that a program may come to need, under the names it has in a sandbox."""
+    sys.path.append(str(PROJECT / "sidecar"))
+    for module in pkgutil.iter_modules([str(PROJECT / "sidecar/inside")]):
+        importlib.import_module(f"inside.{module.name}")
+
+
+def _load_sidecar() -> None:
     """Import all that a sidecar may come to need."""
     import adapters
     import sidecar
@@ -215,10 +236,9 @@ def _load() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for name in SLOW_TO_LOAD:
+    for name in SLOW_TO_LOAD if Path.cwd() == PROJECT else ():  # those of other versions are few
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    assert threading.active_count() == 1, "a thread would be missing in every process that is forked"
 
 
 class _Zygote:
@@ -296,7 +316,18 @@ def _live(request: Mapping[str, Any]) -> None:
     sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = _text(1, "strict")
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace")
-    sys.argv = list(request["words"])
+    kind, *words = request["words"]
+    if kind == "program":
+        from inside.main import main  # type: ignore[import-not-found]
+
+        code = main(*words)
+        sys.stdout.flush()
+        os._exit(code)
+    if request["programs"]:
+        from tests.parts.forked_command import fork_programs
+
+        fork_programs(request["programs"])
+    sys.argv = [kind, *words]
     runpy.run_module("sidecar", run_name="__main__", alter_sys=True)
 
 
@@ -307,10 +338,11 @@ def _text(number: int, errors: str) -> io.TextIOWrapper:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _load()
+    {"sidecar": _load_sidecar, "program": _load_program}[sys.argv[-1]]()
+    assert threading.active_count() == 1, "a thread would be missing in every process that is forked"
     gc.collect()
     gc.freeze()
-    zygote = _Zygote(sys.argv[-1])
+    zygote = _Zygote(sys.argv[-2])
     print("ready", flush=True)
     if (wanted := zygote.next_request()) is not None:
         _live(wanted)

@@ -21,6 +21,8 @@ from tests.retention import model
 from tests.retention.states import NOW, random_rules, random_snapshots
 from tests.retention.stores import CONTENTS, manifest_of, packs_in, put_head, put_packs, put_snapshots
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 STATES, AT_ONCE, MEMORY, HOUR = 10_000, 1_000, "m", 3600.0
 QUICK = 500
 """So many of them in the default run, the rest in the campaign."""
