@@ -272,7 +272,6 @@ class _Zygote:
                 if pid == 0:
                     return self._become(connection)
                 self._running[pid] = connection
-                connection.sendall(b"%d\n" % pid)
 
     def _tell_of_ended(self) -> None:
         while self._running:
@@ -294,6 +293,9 @@ class _Zygote:
         _, given, _, _ = socket.recv_fds(connection, 1, 3)
         with connection, connection.makefile("rb") as lines:
             request: dict[str, Any] = json.loads(lines.readline())
+            if request["session"]:
+                os.setsid()
+            connection.sendall(b"%d\n" % os.getpid())  # not before its group can be killed
         for number, descriptor in enumerate(given):
             os.dup2(descriptor, number)
         for descriptor in given:
@@ -303,8 +305,6 @@ class _Zygote:
 
 def _live(request: Mapping[str, Any]) -> None:
     """Be ``python -m sidecar`` with these words."""
-    if request["session"]:
-        os.setsid()
     if request["files"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (request["files"], request["files"]))
     os.umask(request["mask"])
