@@ -32,14 +32,15 @@ from pathlib import Path
 from typing import IO, Any
 
 PROJECT = Path(__file__).resolve().parents[2]
+OWN = (PROJECT, "sidecar")
 SLOW_TO_LOAD = ("uvicorn", "boto3", "s3transfer.manager", "psycopg", "pyrage", "e2b", "daytona._sync.daytona")
 """What the sidecar imports only when it is needed."""
 
 Stream = int | IO[Any] | None
 """As ``subprocess.Popen`` takes it."""
 
-PYTHON = {"sidecar": [], "program": ["-I", "-S"]}
-"""With what options each kind is started."""
+PYTHON = {"program": ["-I", "-S"]}
+"""With what options Python is started, by the kind of process."""
 
 programs_are_forked = False
 """Whether the programs of local sandboxes are forked too (``tests.parts.forked_command``)."""
@@ -49,7 +50,7 @@ known: dict[str, str] = {}
 
 
 class Sidecar:
-    """One process of ``python -m sidecar`` (or of another kind), with what the tests use of ``subprocess.Popen``."""
+    """One process, with what the tests use of ``subprocess.Popen``."""
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class Sidecar:
         files: int = 0,
         kind: str = "sidecar",
     ) -> None:
-        """With ``files`` it may have no more than so many open. ``code``: the folder of the sidecar that is run."""
+        """With ``files`` it may have no more than so many open. ``code``: the folder of the sidecar that is run. ``kind``:
+        ``sidecar``, ``program`` (of a sandbox), or any module that is to be run as ``python -m`` does."""
         self.args = [kind, *map(str, words)]
         self.returncode: int | None = None
         self.stdin: IO[Any] | None = None
@@ -84,7 +86,7 @@ class Sidecar:
                 "session": start_new_session,
                 "files": files,
                 "mask": _mask(),
-                "programs": _zygote(PROJECT, "program") if programs_are_forked and code == PROJECT else "",
+                "programs": _zygote(PROJECT, "program") if programs_are_forked and (code, kind) == OWN else "",
             }
             self._zygote = socket.socket(socket.AF_UNIX)
             self._zygote.connect(_zygote(code, kind))
@@ -198,11 +200,11 @@ def _zygote(code: Path, kind: str) -> str:
     """Start the process that has loaded this code and that the others are forked from, once. Return its address."""
     if kind in known:
         return known[kind]
-    folder = tempfile.mkdtemp(prefix="sidecars-")
+    folder = tempfile.mkdtemp(prefix="sidecars-", dir="/tmp")  # whatever a test says about temporary folders
     address = f"{folder}/socket"
     starter = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     process = subprocess.Popen(
-        [sys.executable, *PYTHON[kind], "-c", starter, __file__, address, kind],
+        [sys.executable, *PYTHON.get(kind, []), "-c", starter, __file__, address, kind],
         cwd=code,
         env={name: value for name, value in os.environ.items() if not name.startswith(("MEMORY_SIDECAR_", "AWS_"))},
         stdin=subprocess.PIPE,
@@ -328,7 +330,7 @@ def _live(request: Mapping[str, Any]) -> None:
 
         fork_programs(request["programs"])
     sys.argv = [kind, *words]
-    runpy.run_module("sidecar", run_name="__main__", alter_sys=True)
+    runpy.run_module(kind, run_name="__main__", alter_sys=True)
 
 
 def _text(number: int, errors: str) -> io.TextIOWrapper:
@@ -338,7 +340,13 @@ def _text(number: int, errors: str) -> io.TextIOWrapper:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    {"sidecar": _load_sidecar, "program": _load_program}[sys.argv[-1]]()
+    wanted_kind = sys.argv[-1]
+    if wanted_kind == "sidecar":
+        _load_sidecar()
+    elif wanted_kind == "program":
+        _load_program()
+    else:
+        importlib.import_module(wanted_kind)
     assert threading.active_count() == 1, "a thread would be missing in every process that is forked"
     gc.collect()
     gc.freeze()
