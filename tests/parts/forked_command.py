@@ -1,4 +1,4 @@
-"""The program of local sandboxes, forked from a process that has it loaded: a real one, for a tenth of the CPU."""
+"""The program of local sandboxes, forked from a process that has it loaded: a real one, for half of the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ForkedCommand(Command):
 
     def run(self, script: str) -> Finished:
         request = REQUEST.search(script)
-        usual = self._environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+        usual = self._environment.get("PATH", "").split(os.pathsep)[0] == str(Path(sys.executable).parent)
         if request is None or not usual or program._CHECK + program._FIND + program._RUN not in script:
             return super().run(script)
         process = forked_sidecar.Sidecar(

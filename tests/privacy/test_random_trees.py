@@ -20,8 +20,6 @@ from tests.parts.homes import engine_at
 from tests.parts.in_process import InProcess
 from tests.parts.secret_trees import NEEDLE, Planted, everything_in
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 STRICT = Privacy(private="remove", credentials="redact", databases="redact")
 TREES, EACH, ALL = 30, 10, 5000
 
