@@ -112,11 +112,12 @@ def path(memory: str, *rest: str) -> str:
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something to come true."""
-    deadline = time.monotonic() + seconds
+    """Wait for something to come true. Who asks more and more rarely leaves the machine to those who are waited for."""
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not true():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.3)
 
 
 @contextmanager
