@@ -29,6 +29,7 @@ help:
 	@echo "Adding what the tests need: a real S3 server, Postgres, a browser's driver, the SDKs (once; 1 GB, minutes):"
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --editable . --group dev
+	-@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null  # some have files for other Pythons
 	@touch $@
 
 run: .venv/ready
@@ -39,7 +40,7 @@ demo: .venv/ready
 
 test: .venv/dev
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
 campaign: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.parts import memories
+from adapters.sandboxes import local
+from tests.parts import forked_sidecar, memories
 from tests.parts.earlier_services import earlier_service
 from tests.parts.fault_table import table_of
+from tests.parts.forked_command import ForkedCommand
 from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
 from tests.parts.postgres import Database, Server, postgres
@@ -216,6 +218,16 @@ def open_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
             return provider
 
         yield opened
+
+
+@pytest.fixture(scope="module")
+def forked_programs() -> Iterator[None]:
+    """In local sandboxes of these tests, and of the services and commands that they start, the program is forked from a
+    process that has it loaded. For tests that are about what it does, and not about its process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked_sidecar, "programs_are_forked", True)
+        patch.setattr(local, "Command", ForkedCommand)
+        yield
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.s3_servers import free_port
 from tests.parts.services import TOKEN, Service, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -44,6 +44,8 @@ from tests.parts.homes import (
 )
 from tests.parts.s3_servers import S3Server
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 GIB = 1 << 30
 

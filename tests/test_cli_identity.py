@@ -9,6 +9,8 @@ import pytest
 from sidecar.cli import main
 from tests.parts.homes import Ran, claude_mem_home, empty_home, observe, run_cli, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent-7"
 
 

@@ -13,6 +13,8 @@ import pytest
 from emulators import DaytonaEmulator, E2BEmulator, Fault
 from tests.parts.homes import PROJECT, Ran, claude_mem_home, memory_tree, observe, run_cli, told
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 Server = E2BEmulator | DaytonaEmulator
 BOTH = pytest.mark.parametrize("provider", ["e2b", "daytona"])
 EITHER = pytest.mark.parametrize("provider", ["e2b", pytest.param("daytona", marks=pytest.mark.slow)])

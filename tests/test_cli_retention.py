@@ -10,6 +10,8 @@ import pytest
 from tests.parts.commands import done
 from tests.parts.homes import empty_home, run_cli, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 
 

@@ -16,13 +16,17 @@ import httpx
 import pytest
 
 from emulators import E2BEmulator
+from tests.parts import forked_sidecar
+from tests.parts.forked_sidecar import Sidecar
 from tests.parts.homes import PROJECT, empty_home, run_cli, write
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 OWN_TOKEN = "a-token-that-was-set-before-0123456789"
 
 
 def _command(store: Path, *child: str, more: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "sidecar", "run", f"--store=file:{store}", *more, "--", *child]
+    return ["run", f"--store=file:{store}", *more, "--", *child]
 
 
 def _python(program: str) -> tuple[str, ...]:
@@ -34,12 +38,10 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 def _run(store: Path, *child: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _command(store, *child), cwd=PROJECT, env=_environment(**more), capture_output=True, text=True, timeout=60
-    )
+    return forked_sidecar.run(_command(store, *child), env=_environment(**more), text=True)
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def _line(process: Sidecar) -> str:
     """The next line that the command prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -102,7 +104,7 @@ def test_a_command_that_cannot_be_started_exits_127_and_says_why(tmp_path: Path)
 def test_a_command_is_not_started_when_the_service_cannot_be(tmp_path: Path) -> None:
     child = _python(f"open({str(tmp_path / 'ran')!r}, 'w')")
     command = _command(tmp_path / "store", *child, more=("--bind", "127.0.0.1"))
-    ran = subprocess.run(command, cwd=PROJECT, env=_environment(), capture_output=True, text=True, timeout=60)
+    ran = forked_sidecar.run(command, env=_environment(), text=True)
     assert ran.returncode == 2 and "address" in ran.stderr
     assert not (tmp_path / "ran").exists()
 
@@ -121,9 +123,8 @@ def test_signals_reach_the_command_which_may_still_use_the_sidecar(tmp_path: Pat
         print(Client().export("m", sandbox="local:{home}").outcome)
         raise SystemExit(5)
     """
-    process = subprocess.Popen(
+    process = Sidecar(
         _command(tmp_path / "store", *_python(program)),
-        cwd=PROJECT,
         env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -161,9 +162,8 @@ def test_a_command_that_went_well_exits_1_when_something_could_not_be_saved(tmp_
         box = e2b.create()
         write(box.home / "MEMORY.md", b"# remembered\n")
         program = ATTACHES.format(sandbox=f"e2b:{box.id}") + "    input()\n"
-        process = subprocess.Popen(
+        process = Sidecar(
             _command(tmp_path / "store", *_python(program)),
-            cwd=PROJECT,
             env=_environment(**e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="3"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -202,9 +202,8 @@ RESTORES = """
 def test_a_redeploy_within_a_conversation_loses_nothing(tmp_path: Path, program: str, number: signal.Signals) -> None:
     """SIGTERM to all of it, as a platform sends it; or the command alone is killed."""
     home = empty_home(tmp_path / "home")
-    process = subprocess.Popen(
+    process = Sidecar(
         _command(tmp_path / "store", *_python(program.format(home=home))),
-        cwd=PROJECT,
         env=_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -291,9 +290,8 @@ def test_a_signal_after_the_command_ended_ends_the_saving_at_once(tmp_path: Path
     with E2BEmulator() as e2b:
         box = e2b.create()
         write(box.home / "MEMORY.md", b"# remembered\n")
-        process = subprocess.Popen(
+        process = Sidecar(
             _command(tmp_path / "store", *_python(ATTACHES.format(sandbox=f"e2b:{box.id}") + "    input()\n")),
-            cwd=PROJECT,
             env=_environment(
                 **e2b.environment(), MEMORY_SIDECAR_SERVICE_GRACE="300", MEMORY_SIDECAR_SERVICE_LOG="json"
             ),
@@ -322,11 +320,14 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once_each_time(tmp_path: Path)
     program = """
         import signal, time
         seen = []
-        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        def see(number, frame):
+            seen.append(number)
+            print("got", len(seen), flush=True)
+        signal.signal(signal.SIGINT, see)
         print("ready", flush=True)
-        deadline = time.monotonic() + 1.5
-        while time.monotonic() < deadline:
+        while len(seen) < 3:
             time.sleep(0.01)
+        time.sleep(0.5)  # one that came twice has come by then
         print("seen", len(seen), flush=True)
     """
     leader, follower = os.openpty()
@@ -334,14 +335,14 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once_each_time(tmp_path: Path)
     if not pid:  # a session of its own, with the pseudo-terminal as its terminal
         _login(follower)
         os.chdir(PROJECT)
-        os.execve(sys.executable, _command(tmp_path / "store", *_python(program)), _environment())
+        command = _command(tmp_path / "store", *_python(program))
+        os.execve(sys.executable, [sys.executable, "-m", "sidecar", *command], _environment())
     os.close(follower)
-    said = _until(leader, "ready")
-    for _ in range(3):
+    _until(leader, "ready")
+    for number in range(1, 4):
         os.write(leader, b"\x03")
-        time.sleep(0.3)
-    said += _until(leader, "seen")
-    assert "seen 3" in said
+        _until(leader, f"got {number}")
+    assert "seen 3" in _until(leader, "seen")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(leader)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sidecar.cli.main import main
-from tests.parts.homes import PROJECT, run_cli, tree
+from tests.parts import forked_sidecar
+from tests.parts.homes import run_cli, tree
 from tests.parts.keys import identity
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -62,8 +61,7 @@ def _config(folder: Path, text: str) -> Path:
 def test_what_serve_refuses_is_found_in_its_words(what: str, tmp_path: Path) -> None:
     text, said = REFUSED[what]
     config = _config(tmp_path, text)
-    command = [sys.executable, "-m", "sidecar", "serve", f"--config={config}"]
-    served = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    served = forked_sidecar.run(["serve", f"--config={config}"], text=True)
     assert served.returncode in (1, 2) and said in served.stderr and "Traceback" not in served.stderr, served.stderr
 
     checked = run_cli("config", "check", f"--config={config}", store="")
@@ -127,8 +125,7 @@ def test_a_port_that_the_running_service_has_is_no_mistake(tmp_path: Path) -> No
 def test_a_port_in_use_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "sidecar", "serve", f"--bind={bind}"]
-        ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+        ran = forked_sidecar.run(["serve", f"--bind={bind}"], text=True)
     (line,) = ran.stderr.splitlines()
     assert ran.returncode == 2 and line.startswith(
         f"memory-sidecar: {bind} cannot be listened on: Address already in use"

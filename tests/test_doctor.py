@@ -12,6 +12,8 @@ from sidecar.cli.main import main
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.keys import identity
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 
 

@@ -13,6 +13,8 @@ from sidecar.ids import memory_key, portable_folder
 from tests.parts.earlier import WITH_TILDES, WITHOUT_IDS, Earlier, earlier
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, observe, run_cli, titles
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent-7"
 
 

@@ -20,6 +20,8 @@ from tests.parts.homes import PROJECT, Tree, claude_mem_home, observe, three_tie
 from tests.parts.hostile_archives import PLANTED, plant
 from tests.parts.s3_servers import S3Server
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 READER = PROJECT / "docs" / "read_snapshot.py"
 ODD_ID = "acme/Agent 7 🧠"
 

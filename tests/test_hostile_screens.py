@@ -24,11 +24,14 @@ import pytest
 
 from sidecar.characters import printable
 from sidecar.cli.screen import ProgressBar
+from tests.parts import forked_sidecar
 from tests.parts.former import former_ids
 from tests.parts.homes import PROJECT, empty_home, run_cli, three_tier_home, write
 from tests.parts.memories import Name, Provider, shell_tools
 from tests.parts.postgres import Database
 from tests.parts.services import TOKEN, path
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31mb\rc\x08\x7f\u202ed\u2066e\u200bf\u2028g\ufeff\ue000[red]h[bold]"
 BROKEN = f"{HOSTILE}\nmemory-sidecar: all is well"
@@ -207,9 +210,7 @@ def _environment() -> dict[str, str]:
 
 
 def _piped(words: list[str]) -> bytes:
-    ran = subprocess.run(
-        [sys.executable, "-m", "sidecar", *words], cwd=PROJECT, env=_environment(), capture_output=True, timeout=120
-    )
+    ran = forked_sidecar.run(words, env=_environment())
     assert ran.returncode in (0, 1, 2, 3, 4, 127), ran
     assert b"Traceback" not in ran.stderr, ran.stderr.decode()
     return ran.stdout + ran.stderr
@@ -218,14 +219,7 @@ def _piped(words: list[str]) -> bytes:
 def _on_a_terminal(words: list[str]) -> bytes:
     """All that a command puts on a terminal, its bars included."""
     ours, theirs = pty.openpty()
-    command = subprocess.Popen(
-        [sys.executable, "-m", "sidecar", *words],
-        cwd=PROJECT,
-        env=_environment(),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    command = forked_sidecar.Sidecar(words, env=_environment(), stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown, deadline = bytearray(), time.monotonic() + 120
     with suppress(OSError):  # the other end is closed
@@ -284,13 +278,7 @@ def test_json_is_exact(scene: Scene) -> None:
     shown = run_cli("show", "m", store=scene.store).document
     assert shown["label"] == BROKEN
     assert f"project/memory/{BROKEN}" in {entry["path"] for entry in shown["entries"]}
-    raw = subprocess.run(
-        [sys.executable, "-m", "sidecar", "list", f"--store=file:{scene.store}", "--json"],
-        cwd=PROJECT,
-        env=_environment(),
-        capture_output=True,
-        timeout=60,
-    ).stdout
+    raw = forked_sidecar.run(["list", f"--store=file:{scene.store}", "--json"], env=_environment()).stdout
     assert _acting(raw) == [] and ODD_ID in {row["memory"] for row in json.loads(raw)["memories"]}
 
 
@@ -303,13 +291,7 @@ def test_what_a_program_in_a_sandbox_says(tmp_path: Path, open_provider: Callabl
     provider = open_provider("e2b")
     box = provider.box(tools=tools)
     three_tier_home(box.home)
-    ran = subprocess.run(
-        [sys.executable, "-m", "sidecar", "export", "m", f"--sandbox={box.ref}", f"--store=file:{tmp_path}/store"],
-        cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        timeout=120,
-    )
+    ran = forked_sidecar.run(["export", "m", f"--sandbox={box.ref}", f"--store=file:{tmp_path}/store"])
     assert ran.returncode == 1 and b"exit code 5" in ran.stderr and b"trying again" in ran.stderr, ran
     assert _acting(ran.stdout + ran.stderr) == [], ran
     assert b"\\x1b]0;owned" in ran.stderr
@@ -320,7 +302,7 @@ def test_a_search_shows_what_it_found_and_does_nothing(tmp_path: Path, database:
     write(home / "MEMORY.md", f"# heron {HOSTILE}\n\nthe heron {HOSTILE} nests\n".encode())
     assert run_cli("export", "m", f"--sandbox=local:{home}", store=tmp_path / "store").code == 0
     words = ["search", f"--store=file:{tmp_path}/store", "heron"]
-    ran = subprocess.run([sys.executable, "-m", "sidecar", *words], cwd=PROJECT, capture_output=True, timeout=60)
+    ran = forked_sidecar.run(words)
     assert ran.returncode == 0 and b"heron" in ran.stdout, ran
     assert _acting(ran.stdout + ran.stderr) == [], ran
 

@@ -26,6 +26,8 @@ from tests.parts.former import former_ids
 from tests.parts.homes import empty_home, run_cli, three_tier_home, write
 from tests.parts.services import path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.mark.parametrize(
     "bad", ["", ".", "..", "../x", "a/../b", "/a", "a/", "a//b", " ", "a/ /b", "a\nb", "a\0b", "x" * 201, "\ud800"]

@@ -19,6 +19,8 @@ from sidecar.snapshots.portable import SIGNPOST, PortableStore
 from sidecar.snapshots.sealed import unseal
 from tests.parts.memory_store import MemoryStore
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent-7"
 KEYS = Keys.of(MEMORY)
 OLD, NEW = f"memories/{memory_key(MEMORY)}/", f"memories/{portable_folder(memory_key(MEMORY))}/"

@@ -18,6 +18,7 @@ from tests.parts.services import TOKEN
 
 STEPS, STEPS_ELSEWHERE, STEPS_OF_PROCESSES = 16, 9, 8
 QUICK_STEPS = 8
+QUICK_DAYS = 3
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def days(first: int, last: int, quick: int) -> list[object]:
     return [pytest.param(seed, marks=() if seed < first + quick else pytest.mark.slow) for seed in range(first, last)]
 
 
-@pytest.mark.parametrize("seed", days(0, 240, 6))
+@pytest.mark.parametrize("seed", days(0, 240, QUICK_DAYS))
 def test_a_day_in_this_process(
     seed: int,
     tmp_path: Path,
@@ -42,7 +43,7 @@ def test_a_day_in_this_process(
     monkeypatch.setenv("MEMORY_SIDECAR_TOKEN", TOKEN)
     make_mortal(monkeypatch, program)
     with quiet_logs(tmp_path / "log"):
-        Day(seed, tmp_path, InThisProcess(), provider_of("local")).live(QUICK_STEPS if seed < 6 else STEPS)
+        Day(seed, tmp_path, InThisProcess(), provider_of("local")).live(QUICK_STEPS if seed < QUICK_DAYS else STEPS)
 
 
 @pytest.mark.parametrize("name", ["e2b", "daytona"])

@@ -91,7 +91,8 @@ def test_killed_at_any_moment_it_loses_nothing_it_acknowledged(
             time.sleep(chance.uniform(0.2, 1.5))
             service.kill()
             service.start()
-        time.sleep(2)
+        before = [len(caller.acknowledged) for caller in callers]
+        until(lambda: all(len(caller.acknowledged) > count for caller, count in zip(callers, before, strict=True)))
         stop.set()
         for caller in callers:
             caller.join(60)

@@ -40,6 +40,8 @@ from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, titles, write
 from tests.parts.s3_servers import free_port
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 TOKEN = "a-token-of-the-client-tests-0123456789"
 QUICK = Retries(attempts=5, seconds=20, first_wait=0.02, longest_wait=0.1)
 Make = Callable[..., Any]

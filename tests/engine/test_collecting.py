@@ -29,6 +29,8 @@ from tests.parts.commands import ended, start
 from tests.parts.homes import empty_home, write
 from tests.parts.s3_servers import S3Server
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 KEYS = Keys.of(MEMORY)
 ALL = Retention()

@@ -15,6 +15,8 @@ import pytest
 from tests.parts.homes import Ran, empty_home, observe, run_cli, tree, write
 from tests.parts.services import serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 VICTIM = "victim"
 
 

@@ -28,6 +28,8 @@ from tests.parts.homes import (
     without_cache,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 OBJECTS = [f"{kind}-{number}" for kind in ("pack", "index", "manifest") for number in (1, 2, 3)] + ["head"]
 Damage = Callable[[bytes], bytes | None]

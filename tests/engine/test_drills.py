@@ -18,6 +18,8 @@ from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engin
 from tests.parts.samples import SAMPLES
 from tests.parts.services import path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 
 

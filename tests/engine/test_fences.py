@@ -11,6 +11,8 @@ from sidecar.engine import ExportRequest, export
 from sidecar.errors import SidecarError
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 REQUEST = ExportRequest(memory="m")
 
 

@@ -14,6 +14,8 @@ from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:

@@ -109,7 +109,7 @@ def _large(box: Box) -> Box:
     return box
 
 
-@pytest.mark.parametrize("name", ["local", "e2b", "daytona"])
+@pytest.mark.parametrize("name", ["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 async def test_no_link_is_in_a_command_line(slow: Engine, open_provider: Open, name: Name) -> None:
     provider = open_provider(name)
     box, other = _large(provider.box()), provider.box()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import tarfile
 import time
 from collections import Counter
@@ -18,7 +16,8 @@ import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.inside.roots import hint_for
-from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, run_cli, tree
+from tests.parts import forked_sidecar
+from tests.parts.homes import WatchedSandbox, empty_home, run_cli, tree
 from tests.parts.hostile_archives import (
     ANSWERS,
     ARCHIVES,
@@ -82,11 +81,10 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _lines(deep: Path, *words: str, seconds: float) -> list[dict[str, Any]]:
     """What a process of its own says of what it read."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.parts.hostile_archives", *words, str(deep)],
-        cwd=PROJECT,
+    ran = forked_sidecar.run(
+        [*words, deep],
+        kind="tests.parts.hostile_archives",
         env={**os.environ, "TMPDIR": str(deep / "spool")},
-        capture_output=True,
         text=True,
         timeout=seconds,
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import OutputTooLarge, SandboxTimeout, SidecarError
+from tests.parts import forked_sidecar
 from tests.parts.forgery import (
     BIG_AFTER,
     BOMBS,
@@ -31,7 +30,7 @@ from tests.parts.forgery import (
     honest,
     request_in,
 )
-from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, tree
+from tests.parts.homes import WatchedSandbox, empty_home, engine_at, tree
 
 T = TypeVar("T")
 ROOM = 400 << 10
@@ -74,13 +73,11 @@ def test_a_lie_is_refused_with_its_own_code_and_nothing_is_written(case: str, en
 def test_a_bomb_is_refused_quickly_and_in_little_memory(case: str, engine: Engine, tmp_path: Path) -> None:
     code, _ = CASES[case]
     before = tree(tmp_path)
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.parts.forgery", case, str(tmp_path / "store")],
-        cwd=PROJECT,
+    ran = forked_sidecar.run(
+        [case, tmp_path / "store"],
+        kind="tests.parts.forgery",
         env={**os.environ, "TMPDIR": str(tmp_path / "spool")},
-        capture_output=True,
         text=True,
-        timeout=60,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = json.loads(ran.stdout)

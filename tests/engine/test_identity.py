@@ -26,10 +26,12 @@ from tests.parts.homes import memory_tree, write
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
 from tests.parts.memories import Box, Name, Provider, engine_on, grow, plain_home, shell_tools
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY, MISTYPED = "acme/agent-7", "acme/agnet-7"
 
 
-@pytest.fixture(params=["local", "e2b", "daytona"])
+@pytest.fixture(params=["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 def provider(request: pytest.FixtureRequest, open_provider: Callable[[Name], Provider]) -> Provider:
     return open_provider(request.param)
 

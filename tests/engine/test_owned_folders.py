@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.parts.homes import empty_home, run_cli, tree, without_cache, write
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 CONFIG = """
 [layouts.notes]

@@ -14,10 +14,12 @@ from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import run_cli, titles, tree, without_cache, write
 from tests.parts.memories import Box, Name, Provider, engine_on, grow, manifests_of, plain_home, shell_tools
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 
 
-@pytest.fixture(params=["local", "e2b", "daytona"])
+@pytest.fixture(params=["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 def provider(request: pytest.FixtureRequest, open_provider: Callable[[Name], Provider]) -> Provider:
     return open_provider(request.param)
 

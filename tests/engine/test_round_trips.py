@@ -17,6 +17,8 @@ from sidecar.repository import Repository
 from sidecar.snapshots.verify import verify
 from sidecar.wiring import open_sandbox, open_store
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 STEPS = 14
 
 

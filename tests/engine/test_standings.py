@@ -16,6 +16,8 @@ from sidecar.cli import main
 from tests.parts.homes import Ran, claude_mem_home, empty_home, observe, run_cli, titles
 from tests.parts.services import path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 
 

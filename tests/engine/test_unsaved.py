@@ -36,8 +36,12 @@ from tests.parts.memories import (
     shell_tools,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
-everywhere = pytest.mark.parametrize("provider", ["local", "e2b", "daytona"], indirect=True)
+everywhere = pytest.mark.parametrize(
+    "provider", ["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(params=["local"])

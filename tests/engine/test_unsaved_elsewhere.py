@@ -68,7 +68,7 @@ async def _complete(engine: Engine, box: Box, memory: str = MEMORY, **asked: Any
 # Without Python
 
 
-@pytest.mark.parametrize("provider", ["local", "e2b", "daytona"], indirect=True)
+@pytest.mark.parametrize("provider", ["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)], indirect=True)
 async def test_a_sandbox_without_python_keeps_what_no_snapshot_has(
     engine: Engine, provider: Provider, tools: Path
 ) -> None:

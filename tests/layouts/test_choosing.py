@@ -19,6 +19,8 @@ from tests.parts.homes import OwnMachine, empty_home, engine_at, run_cli, write
 from tests.parts.memories import BareSandbox, shell_tools
 from tests.parts.samples import SAMPLES, leaked, pai
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 class Moved(OwnMachine):
     """A sandbox with some variables set."""

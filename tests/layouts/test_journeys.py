@@ -15,6 +15,8 @@ from tests.parts.homes import PROJECT as CODE
 from tests.parts.memories import Box, Name, Provider, engine_on, strays
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, database, leaked, memory
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent 7"
 PROJECTS = (f"~/{PROJECT}",)
 

@@ -21,6 +21,8 @@ from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.resolving import resolve
 from tests.parts.homes import empty_home, engine_at, forget_caches, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "m"
 LONG = f"/tmp/real/h/claude/{'d' * 120}/{'é' * 60}/🧠/x_y"
 

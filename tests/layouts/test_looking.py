@@ -12,6 +12,8 @@ from sidecar.layouts import built_in
 from tests.parts.homes import empty_home, run_cli, tree, write
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, memory
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from sidecar.engine.looking import show_snapshot
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import empty_home, engine_at, tree, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:

@@ -18,6 +18,8 @@ from sidecar.inside.projects import MOST_FOLDERS
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, observe, run_cli, titles, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:

@@ -13,6 +13,8 @@ from sidecar.snapshots.fetch import fetch_entries
 from sidecar.spool import spool
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 HOMES, SLICE = 2_000, 40
 
 AGENTS = (".claude-mem", ".claude", ".codex", ".openclaw", ".hermes", ".letta", ".mcp-memory", ".local/share/opencode")

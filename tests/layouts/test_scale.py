@@ -11,6 +11,8 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from tests.parts.memories import Name, Provider, engine_on
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 FILES = 9_000
 
 

@@ -16,6 +16,8 @@ from tests.parts.earlier import WITHOUT_IDS, earlier
 from tests.parts.homes import OwnMachine, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import database
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 ROWS = ("CREATE TABLE t (x)", "INSERT INTO t VALUES ('remembered')")
 
 

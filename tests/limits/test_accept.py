@@ -18,6 +18,8 @@ from sidecar.wiring import open_repository
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.services import TOKEN, path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent"
 
 

@@ -20,6 +20,8 @@ from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_cach
 from tests.parts.memories import damage_database
 from tests.parts.services import serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 
 

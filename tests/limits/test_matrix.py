@@ -16,6 +16,8 @@ from tests.parts.commands import done
 from tests.parts.homes import Ran, observe, run_cli, titles, tree, write
 from tests.parts.providers import Made, Provider
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 KEYS = ("bytes", "file_bytes", "files", "depth", "packed_bytes", "memory_bytes", "store_bytes")
 CODES = {key: f"limit-{key.replace('_', '-')}" for key in KEYS} | {"packed_bytes": "limit-packed"}
 HOT = ("MEMORY.md", "SESSION-STATE.md", ".claude-mem/settings.json", ".claude-mem/.cleanup-v1-applied")

@@ -33,6 +33,8 @@ from tests.parts.memory_store import MemoryStore
 from tests.parts.providers import Made, Provider
 from tests.parts.services import path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 HOUR = 3600.0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,10 @@ from sidecar.limits import Limits
 from sidecar.receipts import ExportReceipt
 from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
-from tests.parts.homes import PROJECT, WatchedSandbox, empty_home, engine_at, run_cli, tree, write
+from tests.parts import forked_sidecar
+from tests.parts.homes import WatchedSandbox, empty_home, engine_at, run_cli, tree, write
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "conductor"
 
@@ -192,13 +193,10 @@ def test_a_limit_below_the_hot_tier_is_refused_at_start_with_its_line(home: Path
     words = ["export", MEMORY, "--sandbox", f"local:{home}", "--project", "~"]
     assert run_cli(*words, store=store).code == 0
     config.write_text("[limits]\nfiles = 100\nbytes = 19999\n")
-    served = subprocess.run(
-        [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0", f"--config={config}"],
-        cwd=PROJECT,
+    served = forked_sidecar.run(
+        ["serve", f"--store=file:{store}", "--bind=127.0.0.1:0", f"--config={config}"],
         env={**os.environ, "MEMORY_SIDECAR_TOKEN": "a-token-for-the-tests-0123456789"},
-        capture_output=True,
         text=True,
-        timeout=60,
     )
     assert served.returncode == 2
     assert f"{config}:3: [limits] bytes is 19,999, below the hot tier of 'conductor'" in served.stderr

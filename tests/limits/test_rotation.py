@@ -9,6 +9,8 @@ import pytest
 
 from tests.parts.homes import Ran, empty_home, run_cli, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 SESSION = "0b5a3c1e-77aa-4d52-9f3e-1c2d3e4f5a{:02x}"
 PROJECT = ".claude/projects/-home-user-app"

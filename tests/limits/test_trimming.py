@@ -24,6 +24,8 @@ from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, told, tree, write
 from tests.parts.memories import BareSandbox, shell_tools
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/agent-7"
 OLD = 1_600_000_000
 

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.parts.homes import PROJECT, Ran, run_cli
+from tests.parts.forked_sidecar import Sidecar
+from tests.parts.homes import Ran, run_cli
 
 PYTHON_38 = (*sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")), "python3.8")
 
@@ -26,21 +26,19 @@ def done(*words: str | Path, store: str | Path) -> dict[str, Any]:
 
 def start(
     *words: str | Path, store: str | Path, env: Mapping[str, str] | None = None, own_group: bool = False
-) -> subprocess.Popen[bytes]:
+) -> Sidecar:
     """Start a command with ``--json``; with ``own_group`` everything it starts in its own session can be killed with it."""
     command, *rest = map(str, words)
-    return subprocess.Popen(
-        [sys.executable, "-m", "sidecar", command, f"--store={url_of(store)}", "--json", *rest],
-        cwd=PROJECT,
+    return Sidecar(
+        [command, f"--store={url_of(store)}", "--json", *rest],
         env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=own_group,
     )
 
 
-def ended(process: subprocess.Popen[bytes], timeout: float = 120) -> Ran:
+def ended(process: Sidecar, timeout: float = 120) -> Ran:
     """What a started command came back with; a killed one has no document."""
     stdout, stderr = process.communicate(timeout=timeout)
     said = stderr.decode(errors="replace")

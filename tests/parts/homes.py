@@ -16,8 +16,6 @@ import random
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from sidecar.ports import Finished, Ground
 from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.wiring import open_store
+from tests.parts import forked_sidecar
 from tests.parts.leaks import leaked
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -284,13 +283,7 @@ def run_cli(*words: str | Path, store: str | Path, env: Mapping[str, str] | None
 
 
 def _in_a_process(words: list[str], env: Mapping[str, str] | None) -> tuple[int, str, str]:
-    ran = subprocess.run(
-        [sys.executable, "-m", "sidecar", *words],
-        cwd=PROJECT,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        timeout=120,
-    )
+    ran = forked_sidecar.run(words, env={**os.environ, **(env or {})})
     return ran.returncode, ran.stdout.decode(errors="replace"), ran.stderr.decode(errors="replace")
 
 

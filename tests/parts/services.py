@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.parts.forked_sidecar import Sidecar
 from tests.parts.homes import PROJECT
 from tests.parts.leaks import leaked
 
@@ -43,19 +43,24 @@ class Service:
         config = log.with_suffix(".toml")
         given = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         config.write_text(f"[service]\n{given}\n{more}")
-        self._command = [sys.executable, "-m", "sidecar", "serve", f"--store={store}", f"--config={config}"]
+        self._words = ["serve", f"--store={store}", f"--config={config}"]
         if "bind" not in settings:
-            self._command += ["--bind=127.0.0.1:0"]
-        if files:
-            self._command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *self._command]
+            self._words += ["--bind=127.0.0.1:0"]
+        self._files = files
         self._env = {**os.environ, "MEMORY_SIDECAR_TOKEN": token, **env}
         self.start()
 
     def start(self) -> None:
         before = len(self.lines())
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, cwd=self.code, env=self._env, stderr=log, stdout=subprocess.DEVNULL
+            self.process = Sidecar(
+                self._words,
+                cwd=self.code,
+                code=self.code,
+                env=self._env,
+                stderr=log,
+                stdout=subprocess.DEVNULL,
+                files=self._files,
             )
         deadline = time.monotonic() + 30
         while True:
@@ -107,11 +112,12 @@ def path(memory: str, *rest: str) -> str:
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something to come true."""
-    deadline = time.monotonic() + seconds
+    """Wait for something to come true. Who asks more and more rarely leaves the machine to those who are waited for."""
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not true():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.3)
 
 
 @contextmanager
@@ -144,17 +150,10 @@ def without_settings(**more: str) -> dict[str, str]:
 @contextmanager
 def printed(tmp_path: Path, *, terminal: bool, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """What a service prints when it is ready, on a terminal or into a pipe; it runs meanwhile."""
-    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0"]
+    words = ["serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0"]
     reading, writing = pty.openpty() if terminal else os.pipe()
     with (tmp_path / "stderr").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=PROJECT,
-            env=without_settings(**(env or {})),
-            stdout=writing,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-        )
+        process = Sidecar(words, env=without_settings(**(env or {})), stdout=writing, stderr=log)
     os.close(writing)
     try:
         said, deadline = "", time.monotonic() + 60

@@ -12,6 +12,8 @@ from tests.parts.claude_mem import Worker
 from tests.parts.homes import engine_at
 from tests.parts.secret_trees import everything_in
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 SECRET = "zqjxkvw"
 
 

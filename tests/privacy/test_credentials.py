@@ -9,6 +9,8 @@ import pytest
 from sidecar.inside.credentials import KINDS, Credentials, may_hold
 from tests.parts.secret_trees import CREDENTIALS, LETTERS
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 OTHERS = {
     "aws-secret-key": ('aws_secret_access_key = "{}"', "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEYxx"),
     "openrouter-key": ("{}", "sk-or-v1-" + "0a" * 32),

@@ -28,6 +28,8 @@ from tests.parts.in_process import InProcess
 from tests.parts.memories import TOOLS
 from tests.parts.secret_trees import everything_in
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 TOKEN = "ghp_" + "a1B2" * 9
 SECRET = "zqjxkvw"
 NOTE = f"# Notes\n\n<private>{SECRET}</private>\nkey {TOKEN}\n"

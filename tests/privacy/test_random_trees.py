@@ -21,7 +21,7 @@ from tests.parts.in_process import InProcess
 from tests.parts.secret_trees import NEEDLE, Planted, everything_in
 
 STRICT = Privacy(private="remove", credentials="redact", databases="redact")
-TREES, EACH, ALL = 30, 10, 5000
+TREES, EACH, ALL, QUICK = 30, 5, 5000, 10
 
 
 async def tried(seed: int, folder: Path, sandbox: Callable[[Path], Sandbox] = InProcess) -> int:
@@ -84,7 +84,9 @@ def _compare(planted: Planted, other: Path) -> None:
         assert NEEDLE.encode() not in raw.lower()
 
 
-@pytest.mark.parametrize("first", range(0, TREES, EACH))
+@pytest.mark.parametrize(
+    "first", [pytest.param(n, marks=() if n < QUICK else pytest.mark.slow) for n in range(0, TREES, EACH)]
+)
 async def test_nothing_planted_is_found_in_the_store(first: int, tmp_path: Path) -> None:
     secrets = 0
     for seed in range(first, first + EACH):

@@ -14,6 +14,8 @@ from sidecar.inside.pages import Pages, concerns
 from sidecar.inside.scrubbing import Policy, Report
 from sidecar.inside.tables import Unscrubbable, scrub
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 SECRET = "zqjxkvw-hunter2"
 TEXT = f"public <private>{SECRET} and more</private> rest"
 LEFT = "public [private] rest"

@@ -14,10 +14,13 @@ from sidecar.retention.settings import Rules
 from tests.retention import model
 from tests.retention.states import NOW, new_id, random_rules, random_snapshots
 
-STATES, AT_ONCE = 10_000, 1_000
+STATES, AT_ONCE, QUICK = 10_000, 1_000, 3_000
 
 
-@pytest.mark.parametrize("first", range(0, STATES, AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(n, marks=() if n < QUICK else pytest.mark.slow) for n in range(0, STATES, AT_ONCE)],
+)
 def test_the_plan_is_what_the_model_says(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         chance = random.Random(seed)

@@ -21,8 +21,10 @@ from tests.retention import model
 from tests.retention.states import NOW, random_rules, random_snapshots
 from tests.retention.stores import CONTENTS, manifest_of, packs_in, put_head, put_packs, put_snapshots
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 STATES, AT_ONCE, MEMORY, HOUR = 10_000, 1_000, "m", 3600.0
-QUICK = 500
+QUICK = 200
 """So many of them in the default run, the rest in the campaign."""
 
 
@@ -119,11 +121,12 @@ def test_nothing_that_is_needed_goes_and_nothing_else_stays(
     asyncio.run(all_of_them())
 
 
-def test_the_light_way_after_an_export_forgets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, 1_000), marks=pytest.mark.slow)], ids=str)
+def test_the_light_way_after_an_export_forgets_the_same(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forgetting, "datetime", Frozen)
 
     async def all_of_them() -> None:
-        for seed in range(1_000):
+        for seed in seeds:
             world = World(seed)
             await world.write()
             if not any(row.is_head for row in world.rows):

@@ -46,6 +46,8 @@ from tests.parts.keys import (
     recipient,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 KEYS = Keys.of(MEMORY)
 NEW = Given(identities=(OTHER,), signing_key=OTHER_SIGNING)

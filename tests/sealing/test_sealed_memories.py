@@ -32,6 +32,8 @@ from tests.parts.homes import (
 from tests.parts.keys import BOTH, ENCRYPTED, ONE, OTHER, SIGNED, engine_with, environment, recipient
 from tests.parts.memories import grow
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "acme/secret-agent"
 
 

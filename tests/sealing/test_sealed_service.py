@@ -6,17 +6,18 @@ import asyncio
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, export
-from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, run_cli
+from tests.parts import forked_sidecar
+from tests.parts.homes import claude_mem_home, empty_home, observe, run_cli
 from tests.parts.keys import BOTH, engine_with, environment
 from tests.parts.services import path, serving, until
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "acme/secret-agent"
 CONVERSATION = "talk-with-mrs-miller"
@@ -69,8 +70,7 @@ def test_a_copied_store_tells_nothing(tmp_path: Path) -> None:
 def test_a_service_without_the_key_does_not_start(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), rows=3), tmp_path / "store"
     asyncio.run(export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY)))
-    words = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{store}", "--bind=127.0.0.1:0"]
-    ended = subprocess.run(words, cwd=PROJECT, capture_output=True, timeout=60)
+    ended = forked_sidecar.run(["serve", f"--store=file:{store}", "--bind=127.0.0.1:0"])
     assert ended.returncode == 1
     assert b"This store is encrypted" in ended.stderr
     assert b"Traceback" not in ended.stderr

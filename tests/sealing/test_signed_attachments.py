@@ -21,6 +21,8 @@ from sidecar.service.settings import Service
 from sidecar.service.sidecar import Sidecar
 from tests.parts.keys import ENCRYPTED, SIGNED, engine_with
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 LASTING = Care(lasting=True)
 

@@ -39,6 +39,8 @@ from sidecar.spool import spool
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
 from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_with, recipient
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY = "conductor"
 KEYS = Keys.of(MEMORY)
 LATE = 10**14

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -15,8 +13,11 @@ import httpx
 import pytest
 
 from sidecar.ids import Keys
-from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, observe, three_tier_home
+from tests.parts import forked_sidecar
+from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe, three_tier_home
 from tests.parts.services import Service, path, serving
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 JSON = {"Content-Type": "application/json"}
 
@@ -138,13 +139,7 @@ def test_without_a_token_only_probes_are_answered(shared: Service) -> None:
 
 
 def test_without_any_token_nothing_but_loopback_is_bound(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}", "--bind", "0.0.0.0:0"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    ran = forked_sidecar.run(["serve", f"--store=file:{tmp_path}", "--bind", "0.0.0.0:0"], text=True)
     assert ran.returncode == 2
     assert "MEMORY_SIDECAR_TOKEN" in ran.stderr and "Traceback" not in ran.stderr
 

@@ -23,6 +23,8 @@ from tests.parts.homes import claude_mem_home, empty_home, three_tier_home
 from tests.parts.hostile_archives import ARCHIVES, ELSEWHERE, GIB, GOOD, NAME, _gz, file, header, zeros
 from tests.parts.services import TOKEN, Service, path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 OCTETS = {"Content-Type": "application/octet-stream"}
 LAWFUL = _gz(GOOD, file(NAME, b'{"lawful": true}'), bytes(1024))
 PROMPT = 5.0

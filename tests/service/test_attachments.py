@@ -19,6 +19,8 @@ from tests.parts.s3_servers import S3Server
 from tests.parts.services import Service, path, serving, until
 from tests.parts.wire import wire_to
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def e2b(monkeypatch: pytest.MonkeyPatch) -> Iterator[E2BEmulator]:

@@ -21,6 +21,8 @@ from tests.parts.homes import claude_mem_home, empty_home, write
 from tests.parts.raw import receive, request, send
 from tests.parts.services import TOKEN, Service, path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 HALF = b"POST /v1/memories/me/exports HTTP/1.1\r\nHost: localhost\r\nContent-"
 OWN = [("Host", "localhost"), ("Authorization", f"Bearer {TOKEN}")]
 QUICK = {"header_timeout": 1, "body_timeout": 1}

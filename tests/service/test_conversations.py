@@ -16,7 +16,9 @@ from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, run
 from tests.parts.providers import Provider
 from tests.parts.services import TOKEN, Service, path, serving, until
 
-PROVIDERS = pytest.mark.parametrize("name", ["local", "e2b", "daytona"])
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
+PROVIDERS = pytest.mark.parametrize("name", ["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 SOON = {"checkpoint_every": 1}
 
 

@@ -17,6 +17,8 @@ from tests.parts.homes import claude_mem_home, empty_home, forget_caches
 from tests.parts.raw import Answer, request, send
 from tests.parts.services import TOKEN, Service, path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 JSON = ("Content-Type", "application/json")
 BEARER = ("Authorization", f"Bearer {TOKEN}")
 MEMORIES = "/v1/memories"

@@ -16,6 +16,8 @@ from tests.parts.hostile_requests import Hostile, hostile_requests
 from tests.parts.raw import Answer, receive
 from tests.parts.services import TOKEN, Service, path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 NOWHERE = {"E2B_API_URL": "http://127.0.0.1:9", "DAYTONA_API_URL": "http://127.0.0.1:9"}
 AT_ONCE = 8
 BATCH = 400

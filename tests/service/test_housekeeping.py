@@ -8,8 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.parts.homes import empty_home, forget_caches, write
 from tests.parts.services import Service, path, serving
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
 def exports(service: Service, home: Path, memory: str, count: int) -> list[str]:

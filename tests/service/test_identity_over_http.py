@@ -11,6 +11,8 @@ from sidecar.client import AsyncClient, Client, NotSaved, SidecarProblem
 from tests.parts.homes import claude_mem_home, empty_home, observe, run_cli
 from tests.parts.services import TOKEN, Service, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 MEMORY, MISTYPED = "acme/agent-7", "acme/agnet-7"
 
 

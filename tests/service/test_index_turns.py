@@ -14,6 +14,8 @@ from sidecar.service.index_metrics import IndexMetrics
 from sidecar.service.indexing import Indexing
 from sidecar.sink.indexing import Indexed
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 class Scripted:
     """An index that notes what it is asked, and does as told."""

@@ -11,6 +11,8 @@ import pytest
 from sidecar.service import jobs
 from sidecar.service.jobs import Jobs
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 async def test_what_is_due_in_an_hour_is_due_now_when_the_clock_is_put_back_by_an_hour(
     monkeypatch: pytest.MonkeyPatch,

@@ -20,6 +20,8 @@ from sidecar.service.settings import Service
 from sidecar.service.sidecar import Sidecar
 from tests.parts.homes import empty_home, engine_at, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 def keeper_at(store: Path) -> Keeper:
     return Keeper(Sidecar(engine_at(store), Service()), Jobs())

@@ -18,9 +18,12 @@ from sidecar.client import Client
 from sidecar.client.settings import client_settings
 from sidecar.errors import BadConfig
 from sidecar.local_token import make_token, read_token, token_path
+from tests.parts import forked_sidecar
 from tests.parts.homes import PROJECT, empty_home
 from tests.parts.s3_servers import free_port
 from tests.parts.services import TOKEN, printed, serving, without_settings
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 A_TOKEN = "0123456789abcdef" * 4
 
@@ -47,8 +50,8 @@ def keep(state: Path, text: str = A_TOKEN, mode: int = 0o600) -> Path:
 
 def refused(tmp_path: Path, *words: str, **more: str) -> str:
     """What a service that does not start says."""
-    command = [sys.executable, "-m", "sidecar", "serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0", *words]
-    ran = subprocess.run(command, cwd=PROJECT, env=without_settings(**more), capture_output=True, text=True, timeout=60)
+    command = ["serve", f"--store=file:{tmp_path}/store", "--bind=127.0.0.1:0", *words]
+    ran = forked_sidecar.run(command, env=without_settings(**more), text=True)
     assert ran.returncode == 2, ran
     assert "Traceback" not in ran.stderr and A_TOKEN not in ran.stderr + ran.stdout
     return ran.stderr
@@ -273,22 +276,10 @@ def test_a_client_that_was_there_before_the_first_service_finds_its_token(tmp_pa
 
 def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: Path) -> None:
     program = "import os, sidecar.client as c; print(os.environ['MEMORY_SIDECAR_TOKEN'], c.Client().memories())"
-    command = [
-        sys.executable,
-        "-m",
-        "sidecar",
-        "run",
-        f"--store=file:{tmp_path}/store",
-        "--",
-        sys.executable,
-        "-c",
-        program,
-    ]
+    command = ["run", f"--store=file:{tmp_path}/store", "--", sys.executable, "-c", program]
 
     def said(**more: str) -> str:
-        ran = subprocess.run(
-            command, cwd=PROJECT, env=without_settings(**more), capture_output=True, text=True, timeout=60
-        )
+        ran = forked_sidecar.run(command, env=without_settings(**more), text=True)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.splitlines()[-1]
 
@@ -297,7 +288,7 @@ def test_a_command_beside_the_service_has_the_same_token(tmp_path: Path, state: 
     nowhere = said(XDG_STATE_HOME="/dev/null/nowhere")
     assert re.fullmatch(r"[0-9a-f]{64} \[\]", nowhere) and nowhere != own
     kept(state).chmod(0o644)
-    ran = subprocess.run(command, cwd=PROJECT, env=without_settings(), capture_output=True, text=True, timeout=60)
+    ran = forked_sidecar.run(command, env=without_settings(), text=True)
     assert ran.returncode == 2 and "by others" in ran.stderr and "Traceback" not in ran.stderr
 
 

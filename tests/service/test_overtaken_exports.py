@@ -17,6 +17,8 @@ from sidecar.service.settings import Service
 from sidecar.service.sidecar import Sidecar
 from tests.parts.homes import empty_home, engine_at, write
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 Hook = Callable[[], Awaitable[None]]
 
 

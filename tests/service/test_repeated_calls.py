@@ -14,6 +14,8 @@ from sidecar.ids import Keys
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.services import Service, path, serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:

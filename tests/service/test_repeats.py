@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
 from sidecar.service import logs
 from sidecar.service.repeats import KINDS, REST, Repeats
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
 def test_a_few_of_a_kind_pass_in_a_minute_and_the_rest_is_counted() -> None:

@@ -16,6 +16,8 @@ from tests.parts.homes import empty_home, write
 from tests.parts.memories import grow, grow_large, plain_home
 from tests.parts.services import TOKEN, Service, path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:

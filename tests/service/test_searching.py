@@ -16,6 +16,8 @@ from tests.parts.postgres import Database, Server
 from tests.parts.remembering import Agent
 from tests.parts.services import TOKEN, Service, path, serving, until
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Agent:

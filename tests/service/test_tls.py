@@ -6,7 +6,6 @@ import datetime
 import ipaddress
 import socket
 import ssl
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,8 +20,10 @@ from sidecar.client import Client, Retries, ServiceUnreachable
 from sidecar.errors import BadConfig
 from sidecar.service.settings import Service as Settings
 from sidecar.service.tls import load_tls
-from tests.parts.homes import PROJECT
+from tests.parts import forked_sidecar
 from tests.parts.services import TOKEN, serving
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
 
 ONCE = Retries(attempts=1)
 
@@ -120,8 +121,7 @@ def test_the_line_of_a_bad_file_is_told_before_anything_is_served(
     cert, _ = certificate(tmp_path / "own")
     config = tmp_path / "c.toml"
     config.write_text(f"store = 'file:{tmp_path}/store'\n[service]\ntls_cert = '{cert}'\ntls_key = '{tmp_path}/none'\n")
-    command = [sys.executable, "-m", "sidecar", *words, f"--config={config}"]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    ran = forked_sidecar.run([*words, f"--config={config}"], text=True)
     assert ran.returncode == code and "Traceback" not in ran.stderr
     assert f"{config}:4: [service] tls_key" in ran.stdout + ran.stderr
 
@@ -131,10 +131,8 @@ def test_a_command_beside_the_service_needs_no_certificate(tmp_path: Path) -> No
     config = tmp_path / "c.toml"
     config.write_text(f"[service]\ntls_cert = '{cert}'\ntls_key = '{key}'\n")
     child = "import os, sidecar.client as c; print(os.environ['MEMORY_SIDECAR_URL'], c.Client().memories())"
-    command = [sys.executable, "-m", "sidecar", "run", f"--store=file:{tmp_path}/store", f"--config={config}", "--"]
-    ran = subprocess.run(
-        [*command, sys.executable, "-c", child], cwd=PROJECT, capture_output=True, text=True, timeout=60
-    )
+    command = ["run", f"--store=file:{tmp_path}/store", f"--config={config}", "--", sys.executable, "-c", child]
+    ran = forked_sidecar.run(command, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("http://127.0.0.1:") and ran.stdout.endswith("[]\n")
 

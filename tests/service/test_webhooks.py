@@ -18,6 +18,8 @@ import pytest
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.services import serving
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 SECRET = "a-secret-that-signs-webhooks"
 
 

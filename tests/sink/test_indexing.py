@@ -27,6 +27,8 @@ from tests.parts.homes import engine_at
 from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 def index_of(engine: Engine, **settings: object) -> MemoryIndex:
     sink = open_sink(Postgres(**settings))  # type: ignore[arg-type]

@@ -19,6 +19,8 @@ from tests.parts.homes import Ran, forget_caches, run_cli, told
 from tests.parts.postgres import PASSWORD, Database
 from tests.parts.remembering import Agent
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 NOWHERE = f"postgresql://somebody:{PASSWORD}@127.0.0.1:9/memories"
 
 
