@@ -24,7 +24,12 @@ class ForkedCommand(Command):
     def run(self, script: str) -> Finished:
         request = REQUEST.search(script)
         usual = self._environment.get("PATH", "").split(os.pathsep)[0] == str(Path(sys.executable).parent)
-        if request is None or not usual or program._CHECK + program._FIND + program._RUN not in script:
+        if (
+            not self._home.is_dir()
+            or request is None
+            or not usual
+            or program._CHECK + program._FIND + program._RUN not in script
+        ):
             return super().run(script)
         process = forked_sidecar.Sidecar(
             [request[1]],
