@@ -20,8 +20,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import adapters
 import sidecar
-from sidecar.cli.configuring import options_page
-from sidecar.engine.asking import Trouble, problem_from
+from sidecar.cli.configuring import render_options_page
+from sidecar.engine.asking import ProgramError, build_error
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
 from sidecar.limits import CODES, REASONS
 from sidecar.service.event_types import EVENTS
@@ -109,7 +109,7 @@ OVER_HTTP = {
 def pages() -> dict[Path, str]:
     """Every page that is made, by where it is."""
     return {
-        DOCS / "options.md": options_page(),
+        DOCS / "options.md": render_options_page(),
         DOCS / "reference/errors.md": errors_page(),
         DOCS / "reference/events.md": events_page(),
         DOCS / "reference/metrics.md": metrics_page(),
@@ -185,7 +185,7 @@ def errors_page() -> str:
         *_table(
             ("code", "what happened", "what to do"),
             (
-                (f"`{code}`", about, problem_from(Trouble(code=code, message="")).hint)
+                (f"`{code}`", about, build_error(ProgramError(code=code, message="")).hint)
                 for code, about in _complete(IN_THE_SANDBOX, _refusals())
             ),
         ),

@@ -22,7 +22,7 @@ def is_unseen(character: str) -> bool:
     return ord(character) in _UNSEEN or unicodedata.category(character) == "Cf"
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """A text on one line that does nothing but show: whatever else is in it is written as its escape, ``\\x1b``.
 
     That is all controls, line breaks, marks of direction, characters without width, blanks other than " ", lone surrogates

@@ -13,28 +13,28 @@ from typing import Any
 
 from sidecar.engine.parts import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
-from sidecar.layouts import Layout, built_in
-from sidecar.layouts.custom import custom
+from sidecar.layouts import Layout, load_built_in
+from sidecar.layouts.custom import read_custom_layouts
 from sidecar.limits import Guards, Limits
-from sidecar.lines import Lines
+from sidecar.lines import TomlLines
 from sidecar.patterns import check_layout_patterns
-from sidecar.policies import check_guards, check_limits, check_privacy, with_required
+from sidecar.policies import apply_required, check_guards, check_limits, check_privacy
 from sidecar.privacy import Privacy
-from sidecar.retention.settings import Retention, Rules
-from sidecar.retention.settings import check as check_retention
+from sidecar.retention.settings import Retention, RetentionRules
+from sidecar.retention.settings import check_retention as check_retention
 from sidecar.sealing.given import VARIABLES
 from sidecar.sealing.settings import Encryption, Signing
 from sidecar.sections import (
     PREFIX,
     check_known,
-    converted,
-    from_text,
-    given,
-    number,
-    section,
-    settable,
-    shown,
-    variable,
+    check_value,
+    convert,
+    format_setting,
+    list_given_keys,
+    list_settable,
+    name_variable,
+    read_section,
+    read_variable,
 )
 from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.sink.settings import Postgres, check_postgres
@@ -58,10 +58,10 @@ class Config:
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
     webhooks: list[Webhook] = field(default_factory=list)
-    layouts: Mapping[str, Layout] = field(default_factory=built_in)
+    layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
 
-def default_store() -> str:
+def build_default_store() -> str:
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return f"file:{data}/memory-sidecar"
 
@@ -88,100 +88,102 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
 
     Raise ``BadConfig`` naming the line and the key that is wrong, and the nearest right one.
     """
-    file = config_file(path)
-    text = _read(file) if file else ""
+    file = find_config_file(path)
+    text = _read_text(file) if file else ""
     try:
-        return _config(_table(text, file), store)
+        return _build_config(_parse_toml(text, file), store)
     except BadConfig as problem:
-        raise placed(problem, file, text) from None
+        raise add_location(problem, file, text) from None
 
 
-def config_file(path: str | None) -> str:
+def find_config_file(path: str | None) -> str:
     """The file that is read; empty when there is none."""
     return path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
 
 
-def placed(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
+def add_location(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
     """The same problem, with the variable or the line of the file that it is in."""
     message = problem.message
-    for at, name in _set_by_variables().items():
-        message = re.sub(re.escape(shown(at)) + r"(?!\w)", name, message)
+    for at, name in _list_set_variables().items():
+        message = re.sub(re.escape(format_setting(at)) + r"(?!\w)", name, message)
         if at == problem.at:
             return BadConfig(message if name in message else f"{name}: {message}", hint=problem.hint)
     if file and problem.at:
-        message = f"{_place(file, problem.at, text)}: {message}"
+        message = f"{_find_location(file, problem.at, text)}: {message}"
     return BadConfig(message, hint=problem.hint)
 
 
-def store_placed(problem: BadReference, path: str | None, store: str | None) -> BadReference:
+def add_store_location(problem: BadReference, path: str | None, store: str | None) -> BadReference:
     """The same problem with a store's URL, with the variable or the line that it was read from."""
     if store:
         return problem
-    file, name = config_file(path), "MEMORY_SIDECAR_STORE"
-    where = name if os.environ.get(name) else _place(file, ("store",)) if file else "store"
+    file, name = find_config_file(path), "MEMORY_SIDECAR_STORE"
+    where = name if os.environ.get(name) else _find_location(file, ("store",)) if file else "store"
     return BadReference(f"{where}: {problem.message}", hint=problem.hint)
 
 
-def _place(file: str, at: tuple[str | int, ...], text: str | None = None) -> str:
-    line = Lines(_read(file) if text is None else text).of(at)
+def _find_location(file: str, at: tuple[str | int, ...], text: str | None = None) -> str:
+    line = TomlLines(_read_text(file) if text is None else text).of(at)
     return f"{file}:{line}" if line else file
 
 
-def _set_by_variables() -> dict[tuple[str | int, ...], str]:
+def _list_set_variables() -> dict[tuple[str | int, ...], str]:
     """The options that the environment sets, each with its variable."""
     variables = {
-        (name, entry.name): variable(name, entry.name) for name in SECTIONS for entry in settable(SECTIONS[name])
+        (name, entry.name): name_variable(name, entry.name)
+        for name in SECTIONS
+        for entry in list_settable(SECTIONS[name])
     }
     return {at: name for at, name in variables.items() if os.environ.get(name)}
 
 
-def _config(table: dict[str, Any], store: str | None) -> Config:
+def _build_config(table: dict[str, Any], store: str | None) -> Config:
     check_known(table, [entry.name for entry in fields(Config)], ())
-    wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or default_store()
+    wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or build_default_store()
     if not isinstance(wanted, str):
         raise BadConfig("store must be a text.", hint='Write store = "file:/var/lib/memories".', at=("store",))
-    direct = from_text("MEMORY_SIDECAR_DIRECT", bool)
+    direct = read_variable("MEMORY_SIDECAR_DIRECT", bool)
     direct = table.get("direct", False) if direct is None else direct
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
-    layouts = {**built_in(), **custom(table.get("layouts", {}))}
+    layouts = {**load_built_in(), **read_custom_layouts(table.get("layouts", {}))}
     check_layout_patterns(layouts.values())
-    limits = check_limits(section(table, "limits", Limits), given(table, "limits", Limits), layouts)
-    guards = check_guards(section(table, "guards", Guards), layouts)
-    timing = check_timing(section(table, "timing", Timing))
+    limits = check_limits(read_section(table, "limits", Limits), list_given_keys(table, "limits", Limits), layouts)
+    guards = check_guards(read_section(table, "guards", Guards), layouts)
+    timing = check_timing(read_section(table, "timing", Timing))
     return Config(
         store=wanted,
         direct=direct,
         limits=limits,
         guards=guards,
-        privacy=check_privacy(section(table, "privacy", Privacy), layouts),
+        privacy=check_privacy(read_section(table, "privacy", Privacy), layouts),
         timing=timing,
-        retention=_retention(table, timing),
-        restore=check_restore(section(table, "restore", RestoreSettings)),
-        service=check_service(section(table, "service", Service)),
-        postgres=check_postgres(section(table, "postgres", Postgres)),
-        encryption=section(table, "encryption", Encryption),
-        signing=section(table, "signing", Signing),
-        webhooks=_webhooks(table.get("webhooks", [])),
-        layouts=with_required(layouts, guards),
+        retention=_build_retention(table, timing),
+        restore=check_restore(read_section(table, "restore", RestoreSettings)),
+        service=check_service(read_section(table, "service", Service)),
+        postgres=check_postgres(read_section(table, "postgres", Postgres)),
+        encryption=read_section(table, "encryption", Encryption),
+        signing=read_section(table, "signing", Signing),
+        webhooks=_build_webhooks(table.get("webhooks", [])),
+        layouts=apply_required(layouts, guards),
     )
 
 
-def unknown_variables() -> dict[str, str]:
+def list_unknown_variables() -> dict[str, str]:
     """Variables that look like ours and are not, each with the nearest that is."""
-    known = {variable(name, entry.name) for name, kind in SECTIONS.items() for entry in settable(kind)}
+    known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
 
 
-def _webhooks(rows: Any) -> list[Webhook]:
+def _build_webhooks(rows: Any) -> list[Webhook]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadConfig("webhooks must be written as [[webhooks]].", at=("webhooks",))
     hooks = []
     for place, row in enumerate(rows):
         check_known(row, [entry.name for entry in fields(Webhook)], ("webhooks", place))
-        hook = converted(row, Webhook, ("webhooks", place))
+        hook = convert(row, Webhook, ("webhooks", place))
         if not hook.url.startswith(("http://", "https://")):
             raise BadConfig("A webhook's url must begin with http:// or https://.", at=("webhooks", place, "url"))
         if hook.secret_env and not os.environ.get(hook.secret_env):
@@ -194,7 +196,7 @@ def _webhooks(rows: Any) -> list[Webhook]:
     return hooks
 
 
-def _read(file: str) -> str:
+def _read_text(file: str) -> str:
     try:
         return Path(file).read_text("utf-8")
     except OSError as problem:
@@ -203,25 +205,25 @@ def _read(file: str) -> str:
         raise BadConfig(f"The config {file} is not TOML: {problem}.") from None
 
 
-def _retention(table: dict[str, Any], timing: Timing) -> Retention:
+def _build_retention(table: dict[str, Any], timing: Timing) -> Retention:
     rows = table.get("retention", {})
     tables = rows.get("memories", {}) if isinstance(rows, dict) else {}
     memories: dict[str, dict[str, Any]] = {}
     for pattern, rules in tables.items() if isinstance(tables, dict) else ():
         at = ("retention", "memories", pattern)
         if not isinstance(rules, dict):
-            raise BadConfig(f"{shown(at)} must be a table.", at=at)
-        check_known(rules, Rules.__dataclass_fields__, at)
-        memories[pattern] = {key: number(value, (*at, key)) for key, value in rules.items()}
+            raise BadConfig(f"{format_setting(at)} must be a table.", at=at)
+        check_known(rules, RetentionRules.__dataclass_fields__, at)
+        memories[pattern] = {key: check_value(value, (*at, key)) for key, value in rules.items()}
     if memories:
         table = {**table, "retention": {**rows, "memories": memories}}
-    retention = section(table, "retention", Retention)
+    retention = read_section(table, "retention", Retention)
     keys = {key: set(memories[key]) for key in memories}
-    check_retention(retention, {"": given(table, "retention", Retention), **keys}, timing.command)
+    check_retention(retention, {"": list_given_keys(table, "retention", Retention), **keys}, timing.command)
     return retention
 
 
-def _table(text: str, file: str) -> dict[str, Any]:
+def _parse_toml(text: str, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

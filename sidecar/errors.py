@@ -228,7 +228,7 @@ class ObjectMissing(StoreError):
     default_hint = "`memory-sidecar verify` shows which snapshots are whole."
 
 
-class HeadMoved(StoreError):
+class SwapLost(StoreError):
     """Another writer replaced the same object first: a compare-and-swap was lost."""
 
     code = "head-moved"
@@ -500,14 +500,14 @@ class UnpackTimeout(UntrustedSandbox):
     )
 
 
-class SinkError(SidecarError):
+class SearchError(SidecarError):
     """The database that is searched failed in a way that has no code of its own. No export waits for it."""
 
     code = "index-failed"
     default_hint = "Look at the database's log; `memory-sidecar index` then brings it up to date."
 
 
-class SinkUnreachable(SinkError):
+class SearchUnreachable(SearchError):
     """Postgres did not answer."""
 
     code = "index-unreachable"
@@ -515,7 +515,7 @@ class SinkUnreachable(SinkError):
     default_hint = "Check that Postgres runs and can be reached. What it misses is caught up with by itself."
 
 
-class SinkBusy(SinkError):
+class SearchBusy(SearchError):
     """Postgres is busy: a lock or a time limit stopped the query."""
 
     code = "index-busy"
@@ -523,14 +523,14 @@ class SinkBusy(SinkError):
     default_hint = "Try again in a moment; what is missing is caught up with by itself."
 
 
-class SinkDenied(SinkError):
+class SearchDenied(SearchError):
     """Postgres refused the password, or what the role may do."""
 
     code = "index-denied"
     default_hint = "The role needs to create a schema, or to own the one in [postgres] schema; see docs/search.md."
 
 
-class SinkUnfit(SinkError):
+class SearchUnfit(SearchError):
     """The database cannot hold what it has to."""
 
     code = "index-unfit"

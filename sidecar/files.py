@@ -15,17 +15,17 @@ from sidecar.errors import UsageError
 PRIVATE = 0o600
 
 
-def private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """An ``opener`` for ``open``: a file it makes is for its owner alone."""
     return os.open(path, flags, PRIVATE)
 
 
 @contextmanager
-def written_whole(target: Path) -> Iterator[BinaryIO]:
+def write_whole(target: Path) -> Iterator[BinaryIO]:
     """A file that takes its place only once all of it is written. Raise ``UsageError`` when it cannot be."""
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        with open(partial, "xb", opener=private) as file:
+        with open(partial, "xb", opener=open_private) as file:
             yield file
         os.replace(partial, target)
     except OSError as problem:
@@ -37,7 +37,7 @@ def written_whole(target: Path) -> Iterator[BinaryIO]:
 def write_new(target: Path, text: str) -> None:
     """Write a file that is not there yet. Raise ``UsageError`` when it is, or cannot be written: then there is none."""
     try:
-        with open(target, "x", encoding="utf-8", opener=private) as file:
+        with open(target, "x", encoding="utf-8", opener=open_private) as file:
             try:
                 file.write(text)
                 file.flush()
@@ -51,7 +51,7 @@ def write_new(target: Path, text: str) -> None:
         raise UsageError(f"{target} cannot be written: {problem.strerror}.") from None
 
 
-def close_to_others(descriptor: int) -> bool | None:
+def restrict_to_owner(descriptor: int) -> bool | None:
     """Make an open file readable for its owner alone. ``None``: it is so already, or no file; ``False``: it cannot be."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o077:

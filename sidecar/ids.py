@@ -50,17 +50,17 @@ def check_new_memory_id(memory: str) -> str:
     One may look like only one thing: of two ids that look the same, an agent would restore the one and export the other.
     Memories from before this rule keep their ids.
     """
-    problem = _oddity(check_memory_id(memory))
+    problem = _find_oddity(check_memory_id(memory))
     if problem:
-        better = _without_oddities(memory)
+        better = _strip_oddities(memory)
         raise BadMemoryId(
-            f"'{shown_id(memory)}' is not an id for a new memory: {problem}.",
+            f"'{escape_id(memory)}' is not an id for a new memory: {problem}.",
             hint=f"Write '{better}'." if better else "Write one that can be read off a screen and typed.",
         )
     return memory
 
 
-def _oddity(memory: str) -> str:
+def _find_oddity(memory: str) -> str:
     """What about an id would not show; empty for nearly all."""
     for character in memory:
         category = unicodedata.category(character)
@@ -74,19 +74,19 @@ def _oddity(memory: str) -> str:
     return ""
 
 
-def _without_oddities(memory: str) -> str:
+def _strip_oddities(memory: str) -> str:
     """The id that looks the same, if it is one."""
     seen = "".join(" " if unicodedata.category(c) == "Zs" else c for c in memory if not is_unseen(c))
     better = "/".join(part.strip() for part in unicodedata.normalize("NFC", seen).split("/"))
     try:
-        return better if not _oddity(check_memory_id(better)) else ""
+        return better if not _find_oddity(check_memory_id(better)) else ""
     except BadMemoryId:
         return ""
 
 
-def shown_id(memory: str) -> str:
+def escape_id(memory: str) -> str:
     """An id as people are shown it in lists: one that would not show as what it is, escaped as in a shell's ``$'…'``."""
-    if not _oddity(memory):
+    if not _find_oddity(memory):
         return memory
     plain = set(string.ascii_letters + string.digits + "/._-~@+:,=")
     return "".join(c if c in plain else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in memory)
@@ -97,9 +97,9 @@ def is_plain_id(memory: str) -> bool:
     return _PLAIN_ID.match(memory) is not None
 
 
-def memory_key(memory: str) -> str:
+def build_memory_key(memory: str) -> str:
     """A memory's folder name, in a store and in sandboxes: plain ids as they are, others readable in part and told apart by a
-    hash. In a store the folder may have the portable form of that name, see ``portable_folder``."""
+    hash. In a store the folder may have the portable form of that name, see ``build_portable_folder``."""
     check_memory_id(memory)
     if is_plain_id(memory):
         return memory
@@ -107,7 +107,7 @@ def memory_key(memory: str) -> str:
     return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
 
 
-def portable_folder(folder: str) -> str:
+def build_portable_folder(folder: str) -> str:
     """The form of a folder's name that every S3 look-alike takes; "" for one that is the same everywhere.
 
     Not all take a ``~``. Letters, digits, ``-``, ``_`` and ``.`` pass with every server we know of, and no plain id begins
@@ -117,21 +117,21 @@ def portable_folder(folder: str) -> str:
     return f"_{found[1]}_{found[2]}" if found else ""
 
 
-def folder_from_portable(name: str) -> str:
+def parse_portable_folder(name: str) -> str:
     """The folder's name whose portable form this is; any other name as it is."""
     found = _PORTABLE.match(name)
     return f"{found[1]}~{found[2]}" if found else name
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class MemoryKeys:
     """Every key of one memory."""
 
     prefix: str
 
     @classmethod
-    def of(cls, memory: str) -> Keys:
-        return cls(f"{ROOT}{memory_key(memory)}/")
+    def of(cls, memory: str) -> MemoryKeys:
+        return cls(f"{ROOT}{build_memory_key(memory)}/")
 
     @property
     def head(self) -> str:
@@ -202,38 +202,38 @@ class Keys:
     def index(self, pack: str) -> str:
         return f"{self.packs}{pack}.index.gz"
 
-    def pack_of(self, key: str) -> str:
+    def parse_pack_id(self, key: str) -> str:
         """The pack that a key below ``packs`` belongs to, be it the pack's own or its index's."""
         return key[len(self.packs) :].partition(".")[0]
 
 
-def attachment_key(memory: str) -> str:
+def build_attachment_key(memory: str) -> str:
     """Where it is written down which sandbox of a memory is looked after: the first, and the only one that versions before
     there could be several know of. Of an id that is not plain no new one is written here: not every server takes a ``~``."""
-    return f"{ATTACHMENTS}{memory_key(memory)}.json"
+    return f"{ATTACHMENTS}{build_memory_key(memory)}.json"
 
 
-def conversation_key(memory: str, sandbox: str) -> str:
+def build_conversation_key(memory: str, sandbox: str) -> str:
     """Where the same is written down for any other sandbox of a memory, below a prefix that those versions never list."""
     check_memory_id(memory)
     named = hashlib.sha256(f"{memory}\0{sandbox}".encode(errors="surrogatepass")).hexdigest()
     return f"{CONVERSATIONS}{named[:40]}.json"
 
 
-def instance_key(instance: str) -> str:
+def build_instance_key(instance: str) -> str:
     """Where a service says that it lives."""
     return f"{INSTANCES}{instance}.json"
 
 
-def outbox_prefix(url: str) -> str:
+def build_outbox_prefix(url: str) -> str:
     """Where events for a webhook wait until they are sent."""
     return f"outbox/{hashlib.sha256(url.encode()).hexdigest()[:16]}/"
 
 
-def new_snapshot_id(now: datetime, after: str = "") -> str:
+def make_snapshot_id(now: datetime, after: str = "") -> str:
     """A fresh id that sorts by time, and after ``after`` even when the clock went back; but for the last moment there is,
     which nothing comes after."""
-    if is_snapshot_id(after) and (last := snapshot_time(after)) < _LAST:
+    if is_snapshot_id(after) and (last := parse_snapshot_time(after)) < _LAST:
         now = max(now, last + timedelta(milliseconds=1))
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
 
@@ -241,12 +241,12 @@ def new_snapshot_id(now: datetime, after: str = "") -> str:
 def is_snapshot_id(text: str) -> bool:
     """Whether it could be a snapshot's id: of the right form, and with a time in it that there is."""
     try:
-        return _SNAPSHOT_ID.match(text) is not None and bool(snapshot_time(text))
+        return _SNAPSHOT_ID.match(text) is not None and bool(parse_snapshot_time(text))
     except ValueError:
         return False
 
 
-def snapshot_time(snapshot: str) -> datetime:
+def parse_snapshot_time(snapshot: str) -> datetime:
     stamp = snapshot.partition("Z-")[0]
     # By hand: `strptime` would be the slowest import of many a command.
     year, month, day, hour, minute, second, thousandths = (
@@ -255,5 +255,5 @@ def snapshot_time(snapshot: str) -> datetime:
     return datetime(year, month, day, hour, minute, second, thousandths * 1000, UTC)
 
 
-def new_pack_id() -> str:
+def make_pack_id() -> str:
     return secrets.token_hex(12)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
-from sidecar.patterns import fitting
-from sidecar.retention.settings import duration
+from sidecar.patterns import find_table
+from sidecar.retention.settings import parse_duration
 
 GIB = 1 << 30
 REJECT, TRIM = "reject", "trim"
@@ -79,16 +79,16 @@ class Limits:
 
     def of(self, memory: str) -> Limits:
         """The limits of one memory."""
-        return replace(self, **fitting(memory, self.memories, {}), memories={})
+        return replace(self, **find_table(memory, self.memories, {}), memories={})
 
-    def of_layout(self, layout: str) -> Limits:
+    def narrow_to_layout(self, layout: str) -> Limits:
         """The limits of one layout's files: ``bytes`` and ``files`` are of these alone."""
         return replace(self, **self.layouts.get(layout, {}), layouts={})
 
     def trims(self, key: str) -> bool:
         return (getattr(self, f"{key}_over") or self.over) == TRIM
 
-    def trimming(self, keys: Iterable[str] = OF_MEMORIES) -> list[str]:
+    def list_trimming(self, keys: Iterable[str] = OF_MEMORIES) -> list[str]:
         """The limits over which things are left out."""
         return [key for key in keys if self.trims(key)]
 
@@ -118,13 +118,13 @@ class Guards:
 
     def of(self, memory: str) -> Guards:
         """The guards of one memory."""
-        return replace(self, **fitting(memory, self.memories, {}), memories={})
+        return replace(self, **find_table(memory, self.memories, {}), memories={})
 
     @property
     def accept_after_seconds(self) -> float:
         """0: never."""
-        return duration(self.accept_after).total_seconds() if self.accept_after not in ("", "0") else 0.0
+        return parse_duration(self.accept_after).total_seconds() if self.accept_after not in ("", "0") else 0.0
 
-    def of_layout(self, layout: str) -> Guards:
+    def narrow_to_layout(self, layout: str) -> Guards:
         table = {key: value for key, value in self.layouts.get(layout, {}).items() if key != "required"}
         return replace(self, **table, layouts={})

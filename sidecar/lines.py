@@ -18,7 +18,7 @@ _SETTING = re.compile(rf"\s*({_KEYS})\s*=")
 _LONG = re.compile("\"\"\"|'''")
 
 
-class Lines:
+class TomlLines:
     """The lines of one file, by what they set: ``("limits", "bytes")``, ``("webhooks", 0, "url")``."""
 
     def __init__(self, text: str) -> None:
@@ -28,16 +28,16 @@ class Lines:
         within = False
         for number, line in enumerate(text.split("\n"), 1):
             if not within and (header := _HEADER.match(line)):
-                section = _parts(header[2])
+                section = _split_keys(header[2])
                 if header[1] == "[[":
                     counts[section] = counts.get(section, -1) + 1
                     section = (*section, counts[section])
-                self._note(section, number)
+                self._note_line(section, number)
             elif not within and (setting := _SETTING.match(line)):
-                self._note((*section, *_parts(setting[1])), number)
+                self._note_line((*section, *_split_keys(setting[1])), number)
             within ^= len(_LONG.findall(line)) % 2 == 1
 
-    def _note(self, path: Path, number: int) -> None:
+    def _note_line(self, path: Path, number: int) -> None:
         for end in range(1, len(path) + 1):
             self._places.setdefault(path[:end], number)
 
@@ -46,11 +46,11 @@ class Lines:
         return next((self._places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._places), 0)
 
 
-def _parts(keys: str) -> Path:
-    return tuple(_plain(part) for part in re.findall(_KEY, keys))
+def _split_keys(keys: str) -> Path:
+    return tuple(_unquote(part) for part in re.findall(_KEY, keys))
 
 
-def _plain(part: str) -> str:
+def _unquote(part: str) -> str:
     if part.startswith('"'):
         try:
             return str(json.loads(part))

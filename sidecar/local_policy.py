@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from sidecar.errors import SandboxNotAllowed
 from sidecar.inside.containment import is_in
-from sidecar.inside.roots import at_hint
-from sidecar.local_token import TokenNotKept, token_path
-from sidecar.ports import Ground
+from sidecar.inside.roots import resolve_hint
+from sidecar.local_token import TokenNotKept, find_token_path
+from sidecar.ports import AllowedPaths
 from sidecar.spool import PREFIX
 
 if TYPE_CHECKING:
@@ -42,28 +42,28 @@ class LocalPolicy:
         if self.confined and not any(is_in(folder, root) for root in self.roots):
             raise SandboxNotAllowed(f"{folder} may not be a sandbox of this service.", hint=ALLOW)
 
-    def ground(self, home: str, projects: Sequence[str] | None) -> Ground:
+    def ground(self, home: str, projects: Sequence[str] | None) -> AllowedPaths:
         """Where the roots of a memory with these projects may be. Raise ``SandboxNotAllowed``."""
         beneath = [home]
         for project in projects or ():
             # A project in the home is wherever the sandbox says it is, so it must not lead out; one elsewhere was named by
             # the caller, and is taken at that word.
-            named = os.path.normpath(os.path.join(home, at_hint(project, home)))
+            named = os.path.normpath(os.path.join(home, resolve_hint(project, home)))
             if not is_in(named, home):
                 self.check(real := os.path.realpath(named))
                 beneath.append(real)
-        return Ground((*beneath, *self.roots), self.apart)
+        return AllowedPaths((*beneath, *self.roots), self.apart)
 
 
 OF_OUR_OWN = LocalPolicy()
 """For folders that the sidecar made itself."""
 
 
-def policy_for(config: Config, config_file: str) -> LocalPolicy:
+def build_policy(config: Config, config_file: str) -> LocalPolicy:
     """What holds for commands that a person types: any folder, but nothing of the sidecar's own."""
-    from sidecar.wiring import folder_of_store
+    from sidecar.wiring import find_store_folder
 
-    store = folder_of_store(config.store)
+    store = find_store_folder(config.store)
     files = [
         *config.encryption.identity_files,
         *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("IDENTITY_FILE", "PASSPHRASE_FILE")),
@@ -73,10 +73,10 @@ def policy_for(config: Config, config_file: str) -> LocalPolicy:
     ]
     own = [*([str(store)] if store else []), *filter(None, files)]
     with contextlib.suppress(TokenNotKept):
-        own.append(str(token_path().parent))
+        own.append(str(find_token_path().parent))
     spools = os.path.join(os.path.realpath(tempfile.gettempdir()), f"{PREFIX}*")
-    return LocalPolicy(roots=_real(config.service.local_roots), apart=(*_real(own), spools))
+    return LocalPolicy(roots=_resolve_paths(config.service.local_roots), apart=(*_resolve_paths(own), spools))
 
 
-def _real(paths: Sequence[str]) -> tuple[str, ...]:
+def _resolve_paths(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(os.path.realpath(os.path.expanduser(path)) for path in paths)

@@ -25,7 +25,7 @@ class TokenNotKept(BadConfig):
     """There is no place to keep a token in."""
 
 
-def token_path() -> Path:
+def find_token_path() -> Path:
     """Where the token is kept. Raise ``TokenNotKept`` when this user has no home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
@@ -33,26 +33,26 @@ def token_path() -> Path:
         try:
             state = str(Path.home() / ".local" / "state")
         except RuntimeError:
-            raise _not_kept("There is no home folder to keep the service's token in.") from None
+            raise _build_not_kept_error("There is no home folder to keep the service's token in.") from None
     return Path(state) / "memory-sidecar" / "token"
 
 
 def read_token() -> str:
     """The token that was kept, or "". Raise ``BadConfig`` for a file that others can read or that is not this user's."""
     try:
-        path = token_path()
+        path = find_token_path()
     except TokenNotKept:
         return ""
-    return _read(path)
+    return _read_token_file(path)
 
 
-def make_token() -> str:
+def ensure_token() -> str:
     """The token that was kept, or a new one, from now on kept. Services that start at the same time get the same one.
 
     Raise ``BadConfig`` as ``read_token`` does, and ``TokenNotKept`` when it cannot be written.
     """
-    path = token_path()
-    if token := _read(path):
+    path = find_token_path()
+    if token := _read_token_file(path):
         return token
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -66,25 +66,25 @@ def make_token() -> str:
             with contextlib.suppress(FileExistsError):
                 os.link(draft.name, path)
     except OSError as problem:
-        raise _not_kept(f"The service's token cannot be kept in {path}: {problem.strerror}.") from None
-    if not (token := _read(path)):
-        raise _not_kept(f"The service's token, kept in {path}, was removed at once.")
+        raise _build_not_kept_error(f"The service's token cannot be kept in {path}: {problem.strerror}.") from None
+    if not (token := _read_token_file(path)):
+        raise _build_not_kept_error(f"The service's token, kept in {path}, was removed at once.")
     return token
 
 
-def check_keepable() -> None:
-    """Whether ``make_token`` would do, without making anything. Raise as it does."""
-    path = token_path()
-    if _read(path):
+def check_token_folder() -> None:
+    """Whether ``ensure_token`` would do, without making anything. Raise as it does."""
+    path = find_token_path()
+    if _read_token_file(path):
         return
     if path.parent.is_dir():
         _check_folder(path.parent)
     nearest = next(folder for folder in path.parents if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise _not_kept(f"The service's token cannot be kept in {path}: {nearest} cannot be written.")
+        raise _build_not_kept_error(f"The service's token cannot be kept in {path}: {nearest} cannot be written.")
 
 
-def _read(path: Path) -> str:
+def _read_token_file(path: Path) -> str:
     try:
         # Neither through a link to some other file, nor waiting for the writer of a pipe.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,14 +95,14 @@ def _read(path: Path) -> str:
     with open(file, "rb") as opened:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode):
-            raise _unsafe(path, "is not an ordinary file")
+            raise _build_unsafe_error(path, "is not an ordinary file")
         if seen.st_uid != os.geteuid():
-            raise _unsafe(path, "belongs to another user")
+            raise _build_unsafe_error(path, "belongs to another user")
         if seen.st_mode & OTHERS:
-            raise _unsafe(path, f"can be read or changed by others (mode {stat.S_IMODE(seen.st_mode):04o})")
+            raise _build_unsafe_error(path, f"can be read or changed by others (mode {stat.S_IMODE(seen.st_mode):04o})")
         token = opened.read(LONGEST).decode("ascii", "replace").strip()
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
-        raise _unsafe(path, "does not hold a token")
+        raise _build_unsafe_error(path, "does not hold a token")
     return token
 
 
@@ -115,11 +115,11 @@ def _check_folder(folder: Path) -> None:
         raise BadConfig(f"Others may write to the folder {folder}; no token is kept there.", hint=hint)
 
 
-def _unsafe(path: Path, why: str) -> BadConfig:
+def _build_unsafe_error(path: Path, why: str) -> BadConfig:
     hint = f"Remove it: the next start of the service makes a new one. {WITHOUT}"
     return BadConfig(f"The token file {path} {why}; it is not used.", hint=hint)
 
 
-def _not_kept(message: str) -> TokenNotKept:
+def _build_not_kept_error(message: str) -> TokenNotKept:
     hint = f"Set XDG_STATE_HOME to a folder that can be written. {WITHOUT}"
     return TokenNotKept(message, hint=hint, at=("service", "token"))

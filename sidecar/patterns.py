@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sidecar.errors import BadConfig, BadMemoryId
 from sidecar.ids import check_memory_id
-from sidecar.inside.rules import alternatives, compiled
+from sidecar.inside.rules import compile_patterns, expand_braces
 from sidecar.layouts import Layout
 
 T = TypeVar("T")
@@ -21,18 +21,18 @@ _OTHER = "\ue000"
 _MANY = 9
 
 
-def fitting(memory: str, tables: Mapping[str, T], otherwise: T) -> T:
+def find_table(memory: str, tables: Mapping[str, T], otherwise: T) -> T:
     """The table of the first pattern that fits a memory's id."""
-    return next((table for pattern, table in tables.items() if compiled([pattern]).match(memory)), otherwise)
+    return next((table for pattern, table in tables.items() if compile_patterns([pattern]).match(memory)), otherwise)
 
 
-def check_reached(patterns: Iterable[str], at: tuple[str, ...]) -> None:
+def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
     """Each pattern must fit some memory that none before it fits. Raise ``BadConfig``."""
     before: list[str] = []
     for pattern in patterns:
-        ids = [*filter(_may_be, _examples(pattern))]
-        if all(map(compiled(before).match, ids)):
-            takers = [repr(earlier) for earlier in before if any(map(compiled([earlier]).match, ids))]
+        ids = [*filter(_is_possible_id, _make_examples(pattern))]
+        if all(map(compile_patterns(before).match, ids)):
+            takers = [repr(earlier) for earlier in before if any(map(compile_patterns([earlier]).match, ids))]
             why = f"every memory it fits is taken by {' or '.join(takers)} before it" if ids else "it fits no memory"
             hint = "The first pattern that fits counts: write the narrower one first." if ids else ""
             raise BadConfig(f"[{'.'.join(at)}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
@@ -53,7 +53,7 @@ def check_layout_patterns(layouts: Iterable[Layout]) -> None:
                     )
 
 
-def _may_be(id: str) -> bool:
+def _is_possible_id(id: str) -> bool:
     """Whether a memory may have this id."""
     try:
         check_memory_id(id)
@@ -62,9 +62,9 @@ def _may_be(id: str) -> bool:
     return True
 
 
-def _examples(pattern: str) -> Iterator[str]:
+def _make_examples(pattern: str) -> Iterator[str]:
     """Ids that a pattern fits, with nothing, little and much for what it leaves open."""
-    for full in alternatives(pattern):
+    for full in expand_braces(pattern):
         parts = (full + "**" if full.endswith("/") else full).removeprefix("/").split("/")
         for width in (0, 1, _MANY):
             for depth in (0, 1, 2, _MANY):

@@ -15,10 +15,10 @@ from sidecar.errors import BadConfig
 from sidecar.layouts import Layout
 from sidecar.layouts.custom import check_required
 from sidecar.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
-from sidecar.patterns import check_reached
+from sidecar.patterns import check_reachable
 from sidecar.privacy import MODES as PRIVACY_MODES
 from sidecar.privacy import Privacy
-from sidecar.sections import check_known, converted, number, settable, shown
+from sidecar.sections import check_known, check_value, convert, format_setting, list_settable
 
 At = tuple[str | int, ...]
 
@@ -30,13 +30,13 @@ _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "re
 
 def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
     """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
-    limits = replace(limits, layouts=_tables(limits.layouts), memories=_tables(limits.memories))
+    limits = replace(limits, layouts=_list_tables(limits.layouts), memories=_list_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
-    check_reached(limits.memories, ("limits", "memories"))
-    keys = {entry.name for entry in settable(Limits)}
+    check_reachable(limits.memories, ("limits", "memories"))
+    keys = {entry.name for entry in list_settable(Limits)}
     memories, parts = {}, {}
     for pattern, table in limits.memories.items():
-        memories[pattern], narrowed = _narrowed(limits, table, keys, ("limits", "memories", pattern))
+        memories[pattern], narrowed = _narrow_table(limits, table, keys, ("limits", "memories", pattern))
         _check_whole(narrowed, table, ("limits", "memories", pattern))
     largest = max([0, *(table.get("bytes", 0) for table in memories.values())])
     _check_whole(limits, given, ("limits",), largest)
@@ -44,39 +44,39 @@ def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str
         at: At = ("limits", "layouts", name)
         if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
             raise BadConfig(
-                f"{shown((*at, of_all[0]))} is of a whole memory, not of a layout.",
+                f"{format_setting((*at, of_all[0]))} is of a whole memory, not of a layout.",
                 hint="Set it in [limits] or [limits.memories].",
                 at=(*at, of_all[0]),
             )
-        parts[name], narrowed = _narrowed(limits, table, _LIMITS_OF_LAYOUTS, at)
+        parts[name], narrowed = _narrow_table(limits, table, _LIMITS_OF_LAYOUTS, at)
         _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at, largest)
         for key in _OF_ALL_TOGETHER & set(table):
             most = max([getattr(limits, key), *(one.get(key, 0) for one in memories.values())])
             if parts[name][key] > most:
-                raise _contradiction((*at, key), parts[name][key], ("limits", key), most)
+                raise _build_contradiction_error((*at, key), parts[name][key], ("limits", key), most)
     return replace(limits, layouts=parts, memories=memories)
 
 
 def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
     """Guards as they are to be used. Raise ``BadConfig``."""
     _check_guard(guards, ("guards",))
-    _check_names(_tables(guards.layouts), layouts, ("guards", "layouts"))
-    check_reached(_tables(guards.memories), ("guards", "memories"))
-    keys = {entry.name for entry in settable(Guards)}
+    _check_names(_list_tables(guards.layouts), layouts, ("guards", "layouts"))
+    check_reachable(_list_tables(guards.memories), ("guards", "memories"))
+    keys = {entry.name for entry in list_settable(Guards)}
     parts, memories = {}, {}
-    for pattern, table in _tables(guards.memories).items():
+    for pattern, table in _list_tables(guards.memories).items():
         at: At = ("guards", "memories", pattern)
-        memories[pattern], narrowed = _narrowed(guards, table, keys, at)
+        memories[pattern], narrowed = _narrow_table(guards, table, keys, at)
         _check_guard(narrowed, at)
-    for name, table in _tables(guards.layouts).items():
+    for name, table in _list_tables(guards.layouts).items():
         at = ("guards", "layouts", name)
         check_known(table, _GUARDS_OF_LAYOUTS, at)
         required = table.get("required", [])
         if not isinstance(required, list) or not all(isinstance(path, str) and path for path in required):
-            raise BadConfig(f"{shown((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
+            raise BadConfig(f"{format_setting((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
         check_required(layouts[name], required, (*at, "required"))
         plain = {key: value for key, value in table.items() if key != "required"}
-        parts[name], narrowed = _narrowed(guards, plain, _GUARDS_OF_LAYOUTS, at)
+        parts[name], narrowed = _narrow_table(guards, plain, _GUARDS_OF_LAYOUTS, at)
         _check_guard(narrowed, at)
         parts[name] |= {"required": required} if "required" in table else {}
     return replace(guards, layouts=parts, memories=memories)
@@ -85,12 +85,12 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
 def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
     """Privacy as it is to be used. Raise ``BadConfig``."""
     _check_modes(privacy, ("privacy",))
-    _check_names(_tables(privacy.layouts), layouts, ("privacy", "layouts"))
-    check_reached(_tables(privacy.memories), ("privacy", "memories"))
+    _check_names(_list_tables(privacy.layouts), layouts, ("privacy", "layouts"))
+    check_reachable(_list_tables(privacy.memories), ("privacy", "memories"))
     narrower: dict[str, Any] = {"layouts": {}, "memories": {}}
     for kind, tables in (("layouts", privacy.layouts), ("memories", privacy.memories)):
-        for name, table in _tables(tables).items():
-            narrower[kind][name], narrowed = _narrowed(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
+        for name, table in _list_tables(tables).items():
+            narrower[kind][name], narrowed = _narrow_table(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
             _check_modes(narrowed, ("privacy", kind, name))
     return replace(privacy, **narrower)
 
@@ -101,10 +101,10 @@ def _check_modes(privacy: Privacy, at: At) -> None:
         if mode not in modes:
             hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, modes, 1)) else ""
             may_be = " or ".join(f'"{one}"' for one in modes)
-            raise BadConfig(f"{shown((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
+            raise BadConfig(f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
 
 
-def with_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
+def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
     """The layouts, with the paths they cannot do without as the guards say."""
     given = {name: table["required"] for name, table in guards.layouts.items() if "required" in table}
     return {
@@ -117,23 +117,27 @@ def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 
     """``largest``: how many bytes any memory may have that has limits of its own."""
     for key in (*OF_FILES, "packed_bytes"):
         if getattr(limits, key) < 1:
-            raise BadConfig(f"{shown((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key))
+            raise BadConfig(
+                f"{format_setting((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key)
+            )
     for key in sorted(_MODE_KEYS):
         mode = getattr(limits, key)
         if mode not in MODES and (mode or key == "over"):
             hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, MODES, 1)) else ""
-            raise BadConfig(f'{shown((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key))
+            raise BadConfig(
+                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key)
+            )
     if not 0 < limits.warn_at <= 1:
-        raise BadConfig(f"{shown((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
+        raise BadConfig(f"{format_setting((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
     for part, whole in (("file_bytes", "bytes"), ("packed_bytes", "memory_bytes"), ("memory_bytes", "store_bytes")):
         least, most = getattr(limits, part), getattr(limits, whole)
         if part in given and 0 < most < least and not (whole == "bytes" and least <= largest):
-            raise _contradiction((*at, part), least, (*at, whole), most)
+            raise _build_contradiction_error((*at, part), least, (*at, whole), most)
 
 
-def _contradiction(part: At, least: int, whole: At, most: int) -> BadConfig:
+def _build_contradiction_error(part: At, least: int, whole: At, most: int) -> BadConfig:
     return BadConfig(
-        f"{shown(part)} is {least}, more than {shown(whole)}, which is {most}: it could never be reached.",
+        f"{format_setting(part)} is {least}, more than {format_setting(whole)}, which is {most}: it could never be reached.",
         hint="Lower the first or raise the second.",
         at=part,
     )
@@ -141,18 +145,20 @@ def _contradiction(part: At, least: int, whole: At, most: int) -> BadConfig:
 
 def _check_guard(guards: Guards, at: At) -> None:
     if not 0 <= guards.shrink_to <= 1:
-        raise BadConfig(f"{shown((*at, 'shrink_to'))} is a share: from 0 (never object) to 1.", at=(*at, "shrink_to"))
+        raise BadConfig(
+            f"{format_setting((*at, 'shrink_to'))} is a share: from 0 (never object) to 1.", at=(*at, "shrink_to")
+        )
     for reason in guards.allow:
         if reason not in REASONS:
             near = difflib.get_close_matches(reason, REASONS, 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
             raise BadConfig(
-                f"{shown((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
+                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
             )
 
     if guards.accept_after_conversations == 1 or guards.accept_after_conversations > MOST_CONVERSATIONS:
         raise BadConfig(
-            f"{shown((*at, 'accept_after_conversations'))} must be 0 (never), or from 2 to {MOST_CONVERSATIONS}.",
+            f"{format_setting((*at, 'accept_after_conversations'))} must be 0 (never), or from 2 to {MOST_CONVERSATIONS}.",
             hint="To switch a guard off, use allow.",
             at=(*at, "accept_after_conversations"),
         )
@@ -160,21 +166,21 @@ def _check_guard(guards: Guards, at: At) -> None:
         _ = guards.accept_after_seconds
     except ValueError as problem:
         raise BadConfig(
-            f"{shown((*at, 'accept_after'))} = {guards.accept_after!r} is no duration.",
+            f"{format_setting((*at, 'accept_after'))} = {guards.accept_after!r} is no duration.",
             hint=f'{str(problem)[:1].upper()}{str(problem)[1:]}; "" is never.',
             at=(*at, "accept_after"),
         ) from None
 
 
-def _tables(tables: Tables) -> dict[str, dict[str, Any]]:
+def _list_tables(tables: Tables) -> dict[str, dict[str, Any]]:
     return {name: dict(table) for name, table in tables.items()}
 
 
-def _narrowed(whole: Any, table: Mapping[str, Any], known: Collection[str], at: At) -> tuple[dict[str, Any], Any]:
+def _narrow_table(whole: Any, table: Mapping[str, Any], known: Collection[str], at: At) -> tuple[dict[str, Any], Any]:
     """A narrower table, and the whole with it laid over. Raise ``BadConfig``."""
     check_known(table, known, at)
-    values = {key: number(value, (*at, key)) for key, value in table.items()}
-    checked = converted(values, type(whole), at)  # types only
+    values = {key: check_value(value, (*at, key)) for key, value in table.items()}
+    checked = convert(values, type(whole), at)  # types only
     values = {key: getattr(checked, key) for key in values}
     return values, replace(whole, **values)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CommandResult:
     """A command that ran to its end: its exit code and all it printed on stdout (stderr too where a provider merges them)."""
 
     exit_code: int
@@ -26,7 +26,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class SandboxStatus:
     """What a sandbox's provider says of it."""
 
     ends_at: float | None = None
@@ -38,7 +38,7 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class AllowedPaths:
     """Which places of this machine a sandbox on it may touch, by their real paths.
 
     Its roots lie beneath one of ``beneath``, after all links were followed, and never in one of ``apart``, where the sidecar
@@ -59,14 +59,14 @@ class Sandbox(Protocol):
     control_trips: int
     """How many requests went to the provider's control plane so far: to connect, to prolong."""
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         """Where the roots of a memory with these projects may be; ``None``: anywhere, for all that is there is the sandbox's.
 
         Raise ``SandboxNotAllowed`` when a project is where no sandbox may be.
         """
         ...
 
-    async def connect(self) -> Presence:
+    async def connect(self) -> SandboxStatus:
         """Reach the sandbox; what is known from an earlier call is used again.
 
         Raise ``SandboxGone``, ``SandboxAsleep`` (and it stays asleep, unless it was opened to be woken),
@@ -74,13 +74,13 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def prolong(self, seconds: float) -> Presence:
+    async def prolong(self, seconds: float) -> SandboxStatus:
         """Have it run for at least that long from now, where its provider allows; never shortens its life."""
         ...
 
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         """Run a POSIX shell script as the sandbox's user, in its working folder, with ``HOME`` set.
 
         ``environment`` is for what other users there must not see: it is set for the script and what it starts, and is
@@ -110,7 +110,7 @@ class Sandbox(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """A small object's bytes with the version to hand back to ``Store.swap``."""
 
     data: bytes
@@ -164,7 +164,7 @@ class Store(Protocol):
         """
         ...
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         """A small object, whole; ``None`` when there is none.
 
         A store that seals or signs raises ``ObjectRefused`` for one that was altered, here and when it is streamed.

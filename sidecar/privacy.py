@@ -15,7 +15,7 @@ from typing import Any
 from sidecar.inside.credentials import VERSION
 from sidecar.layouts import Layout
 from sidecar.limits import Tables
-from sidecar.patterns import fitting
+from sidecar.patterns import find_table
 
 KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
@@ -43,12 +43,12 @@ class Privacy:
 
     def of(self, memory: str) -> Privacy:
         """The policy for one memory."""
-        return replace(self, **fitting(memory, self.memories, {}), memories={})
+        return replace(self, **find_table(memory, self.memories, {}), memories={})
 
-    def of_layout(self, layout: str) -> Privacy:
+    def narrow_to_layout(self, layout: str) -> Privacy:
         return replace(self, **self.layouts.get(layout, {}), layouts={})
 
-    def lenient(self) -> Privacy:
+    def soften(self) -> Privacy:
         """The same, but what would be refused is only warned of."""
 
         def softer(table: Any) -> dict[str, str]:
@@ -64,7 +64,7 @@ class Privacy:
         def told(table: Privacy) -> dict[str, str]:
             return {key: getattr(table, key) for key in MODES}
 
-        parts = {name: told(self.of_layout(name)) for name in self.layouts}
+        parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}
         kept_out = {
             name: [layout.filters, layout.emptied]
             for name, layout in layouts.items()

@@ -141,7 +141,7 @@ os._exit(code)
 _INSTALLED = Path(__file__).parent
 
 
-def _stand() -> list[tuple[str, int, int]]:
+def _list_installed() -> list[tuple[str, int, int]]:
     """Names, sizes and times of the installed modules of the program."""
     with contextlib.suppress(OSError), os.scandir(_INSTALLED / "inside") as entries:
         found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
@@ -149,7 +149,7 @@ def _stand() -> list[tuple[str, int, int]]:
     return []
 
 
-_STAND = _stand()
+_STAND = _list_installed()
 
 
 # What a command may be has an end: 128 KiB on Linux, and quotes in it may have to be quoted twice.
@@ -157,24 +157,24 @@ _DOCSTRING = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | r
 _COMMENT = re.compile(r"^ *#.*$", re.MULTILINE)
 
 
-def bare(text: str) -> str:
+def strip_comments(text: str) -> str:
     """A module without what only its readers need; every line keeps its number."""
     text = _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text)
     return _COMMENT.sub("", text)
 
 
 @functools.cache
-def _packed(modules: tuple[str, ...]) -> str:
+def _pack_modules(modules: tuple[str, ...]) -> str:
     folder = resources.files("sidecar.inside")
-    texts = [(name, bare(folder.joinpath(f"{name}.py").read_text("utf-8"))) for name in modules]
+    texts = [(name, strip_comments(folder.joinpath(f"{name}.py").read_text("utf-8"))) for name in modules]
     # Denser than base 64 by a sixteenth, and without quotes or backslashes; `$` and the like need single quotes around it.
     return base64.b85encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
 
 
-def prepare(*verbs: str) -> None:
+def pack_programs(*verbs: str) -> None:
     """Pack what commands carry now, for these verbs or for all, rather than with the first of them."""
     for verb in verbs or MODULES:
-        _packed(MODULES[verb])
+        _pack_modules(MODULES[verb])
 
 
 LINKS = "MEMORY_SIDECAR_LINKS"
@@ -183,7 +183,7 @@ LONGEST_VARIABLE = 120 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SandboxCommand:
     """One request on its way: the command to run, the environment it needs, and the mark its answer will carry."""
 
     command: str
@@ -191,7 +191,7 @@ class Call:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def call(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> Call:
+def build_command(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> SandboxCommand:
     """The command for a request; ``fallback`` is a short shell script to run where no suitable Python is found. Without one, a
     sandbox without Python answers ``no-python``.
 
@@ -206,13 +206,13 @@ def call(request: dict[str, Any], *, fallback: str = "", installed: bool = False
     nonce = secrets.token_hex(8)
     environment = {}
     for name in LINKED & request.keys():
-        environment[LINKS] = concealed(request[name])
+        environment[LINKS] = encode_links(request[name])
         request = {**request, name: [{key: part[key] for key in part if key != "link"} for part in request[name]]}
-    text = _packed_json({**request, "nonce": nonce})
-    if installed and _STAND and _stand() == _STAND:
+    text = _pack_json({**request, "nonce": nonce})
+    if installed and _STAND and _list_installed() == _STAND:
         bootstrap, source = _CHECK + _FIND + _RUN, shlex.quote(str(_INSTALLED))
     else:
-        bootstrap, source = _CHECK + _UNPACK + _RUN, f"'{_packed(MODULES[request['do']])}'"
+        bootstrap, source = _CHECK + _UNPACK + _RUN, f"'{_pack_modules(MODULES[request['do']])}'"
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
@@ -227,37 +227,37 @@ esac
 done
 if [ $r = {UNSUITABLE} ]; then
 nonce={nonce}
-{fallback or _no_python(request, nonce)}
+{fallback or _build_no_python_answer(request, nonce)}
 r=$?
 fi
 exit $r
 """
-    return Call(command, nonce, environment)
+    return SandboxCommand(command, nonce, environment)
 
 
-def shell_call(script: str) -> Call:
+def build_shell_command(script: str) -> SandboxCommand:
     """The command for a shell script that answers as the program does."""
     nonce = secrets.token_hex(8)
-    return Call(f"nonce={nonce}\n{script}", nonce)
+    return SandboxCommand(f"nonce={nonce}\n{script}", nonce)
 
 
-def concealed(parts: Sequence[Mapping[str, Any]]) -> str:
+def encode_links(parts: Sequence[Mapping[str, Any]]) -> str:
     """The links of these parts as a variable's value; longer than ``LONGEST_VARIABLE``, no sandbox may take it."""
-    return _packed_json([part["link"] for part in parts])
+    return _pack_json([part["link"] for part in parts])
 
 
-def _packed_json(value: Any) -> str:
+def _pack_json(value: Any) -> str:
     return base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
 
 
-def _no_python(request: dict[str, Any], nonce: str) -> str:
+def _build_no_python_answer(request: dict[str, Any], nonce: str) -> str:
     text = json.dumps({"status": "no-python", "memory": request["memory"], "snapshot": request["snapshot"]})
     begin, end = (f"memory-sidecar {nonce} {word}" for word in ("begin", "end"))
     removed = "".join(f"rm -f {shlex.quote(path)}\n" for path in request.get("uploads", ()))
     return f"{removed}printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
 
 
-def answer(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
+def parse_output(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
     """Find the framed answer in a command's output: the JSON object and the bundle that came along, if any.
 
     Raise ``BadAnswer`` when there is none, it is not what the program prints, or did not arrive as it was printed (then a

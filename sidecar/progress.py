@@ -19,7 +19,7 @@ class Progress(Protocol):
         ...
 
 
-class Unwatched:
+class NoProgress:
     """Nobody watches."""
 
     def about(self, snapshot: str) -> None:

@@ -15,21 +15,21 @@ from datetime import UTC, datetime
 
 from sidecar.errors import (
     BadMemoryId,
-    HeadMoved,
     NotSigned,
     ObjectRefused,
     SnapshotDamaged,
     SnapshotError,
     SnapshotNotFound,
+    SwapLost,
     UnknownFormat,
 )
-from sidecar.ids import Keys, check_memory_id, check_new_memory_id, is_snapshot_id, new_snapshot_id
-from sidecar.ports import Store, Stored
-from sidecar.snapshots.folders import memories_in
-from sidecar.snapshots.history import rebuilt_head
+from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
+from sidecar.ports import Store, StoredObject
+from sidecar.snapshots.folders import list_memories
+from sidecar.snapshots.history import rebuild_head
 from sidecar.snapshots.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest
 from sidecar.snapshots.store_id import ensure_store_id, read_store_id
-from sidecar.snapshots.witnesses import Witnesses
+from sidecar.snapshots.witnesses import HeadCopies
 
 LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8
@@ -85,29 +85,29 @@ class Repository:
     """Reads and writes one store. Knows nothing of sandboxes."""
 
     store: Store
-    witnesses: Witnesses | None = None
+    witnesses: HeadCopies | None = None
     """In a signed store: copies of heads, to tell one that was put back."""
 
     async def head(self, memory: str) -> HeadState:
         """The head of a memory; an empty state when it has none."""
         if self.witnesses is None:
-            return await self._read_head(memory)
+            return await self._load_head(memory)
         witnesses = self.witnesses
         state, copies, ids = await asyncio.gather(
-            self._read_head(memory), witnesses.generations(memory), self.snapshot_ids(memory)
+            self._load_head(memory), witnesses.list_generations(memory), self.list_snapshot_ids(memory)
         )
-        made = await witnesses.made_after(memory, state.head, ids)
+        made = await witnesses.list_made_after(memory, state.head, ids)
         if made or copies[:1] > [state.head.generation if state.head else 0]:
             # It may just have moved, and the copy or the snapshot been written after it was read.
-            state = await self._read_head(memory)
-        later = await witnesses.later(memory, state.head, copies, made)
+            state = await self._load_head(memory)
+        later = await witnesses.find_later(memory, state.head, copies, made)
         notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
         return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
 
-    async def _read_head(self, memory: str) -> HeadState:
+    async def _load_head(self, memory: str) -> HeadState:
         version = None
         try:
-            stored = await self.store.get(Keys.of(memory).head)
+            stored = await self.store.get(MemoryKeys.of(memory).head)
             if stored is None:
                 return HeadState()
             version = stored.version
@@ -117,9 +117,9 @@ class Repository:
         except SnapshotDamaged as damage:
             return HeadState(None, version, damage.message)
 
-    async def snapshot_ids(self, memory: str) -> list[str]:
+    async def list_snapshot_ids(self, memory: str) -> list[str]:
         """Every snapshot of a memory that has a manifest, newest first."""
-        keys = Keys.of(memory)
+        keys = MemoryKeys.of(memory)
         names = [
             info.key[len(keys.snapshots) :].removesuffix(".json") async for info in self.store.list(keys.snapshots)
         ]
@@ -127,19 +127,21 @@ class Repository:
 
     async def survey(self, memory: str) -> Survey:
         """List everything of a memory once."""
-        keys = Keys.of(memory)
+        keys = MemoryKeys.of(memory)
         sizes = {info.key: info.size async for info in self.store.list(keys.prefix)}
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
         if damaged:
             # An earlier version calls a snapshot damaged whose format it does not know.
-            damaged -= {name for name, why in (await self.damages(memory, damaged)).items() if why.endswith(NOT_KNOWN)}
+            damaged -= {
+                name for name, why in (await self.read_damage(memory, damaged)).items() if why.endswith(NOT_KNOWN)
+            }
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
         return Survey(sorted(filter(is_snapshot_id, names), reverse=True), sizes, damaged, pinned)
 
     async def pinned(self, memory: str) -> set[str]:
         """The snapshots of a memory that no rule may take."""
-        keys = Keys.of(memory)
+        keys = MemoryKeys.of(memory)
         return {info.key[len(keys.pins) :] async for info in self.store.list(keys.pins)}
 
     async def mark_damaged(self, memory: str, snapshot: str, damage: SnapshotError) -> None:
@@ -149,19 +151,19 @@ class Repository:
         whole.
         """
         if not isinstance(damage, NotSigned | UnknownFormat):
-            await self.store.put(Keys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
+            await self.store.put(MemoryKeys.of(memory).damage(snapshot), damage.message.encode("utf-8", "replace"))
 
-    async def damages(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
+    async def read_damage(self, memory: str, snapshots: Iterable[str]) -> dict[str, str]:
         """What was found wrong with snapshots, as ``mark_damaged`` was told."""
-        keys = {Keys.of(memory).damage(snapshot): snapshot for snapshot in snapshots}
-        notes = await self.small_objects(keys)
+        keys = {MemoryKeys.of(memory).damage(snapshot): snapshot for snapshot in snapshots}
+        notes = await self.read_small_objects(keys)
         return {keys[key]: stored.data.decode("utf-8", "replace") for key, stored in notes.items()}
 
-    async def small_objects(self, keys: Iterable[str]) -> dict[str, Stored]:
+    async def read_small_objects(self, keys: Iterable[str]) -> dict[str, StoredObject]:
         """Many small objects at once, without those that are not there or are not believed."""
         turns = asyncio.Semaphore(PARALLEL_READS)
 
-        async def read(key: str) -> tuple[str, Stored | None]:
+        async def read(key: str) -> tuple[str, StoredObject | None]:
             async with turns:
                 try:
                     return key, await self.store.get(key)
@@ -172,11 +174,11 @@ class Repository:
         return {key: stored for key, stored in read_all if stored is not None}
 
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
-        await self.store.delete([Keys.of(memory).damage(snapshot) for snapshot in snapshots])
+        await self.store.delete([MemoryKeys.of(memory).damage(snapshot) for snapshot in snapshots])
 
     async def manifest(self, memory: str, snapshot: str) -> Manifest:
         """Raise ``SnapshotNotFound`` or ``SnapshotDamaged``."""
-        stored = await self.store.get(Keys.of(memory).snapshot(snapshot))
+        stored = await self.store.get(MemoryKeys.of(memory).snapshot(snapshot))
         if stored is None:
             raise SnapshotNotFound(f"{memory} has no snapshot {snapshot}.")
         return Manifest.decode(stored.data, memory, snapshot)
@@ -197,7 +199,7 @@ class Repository:
         read_all = await asyncio.gather(*(read(snapshot) for snapshot in ids))
         return {snapshot: manifest for snapshot, manifest in read_all if manifest is not None}
 
-    async def next_id(self, memory: str, state: HeadState, ids: Iterable[str]) -> tuple[str, list[str]]:
+    async def make_next_id(self, memory: str, state: HeadState, ids: Iterable[str]) -> tuple[str, list[str]]:
         """An id for a new snapshot, and what is wrong with those that are listed as if they came after the head.
 
         It follows the head, or without one the newest snapshot that can be read: a name alone can be anybody's.
@@ -207,11 +209,11 @@ class Repository:
         found = await self.manifests(memory, beyond[:MOST_BEYOND] if newest else beyond)
         refused = [manifest.message for manifest in found.values() if isinstance(manifest, SnapshotDamaged)]
         readable = [snapshot for snapshot, manifest in found.items() if isinstance(manifest, Manifest)]
-        return new_snapshot_id(datetime.now(UTC), newest or max(readable, default="")), refused
+        return make_snapshot_id(datetime.now(UTC), newest or max(readable, default="")), refused
 
     async def memories(self) -> list[str]:
         """The id of every memory in the store, from its head or else from any of its manifests."""
-        found, problems = await memories_in(self.store)
+        found, problems = await list_memories(self.store)
         for problem in problems:
             LOG.warning(problem)
         return found
@@ -223,24 +225,26 @@ class Repository:
 
     async def commit(self, manifest: Manifest) -> None:
         """Make a snapshot whose packs are stored readable under its id."""
-        await self.store.swap(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None)
+        await self.store.swap(
+            MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None
+        )
 
     async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
         """Point the head at a snapshot, if nobody moved it since ``state`` was read. Raise ``HeadMoved`` otherwise.
 
         One that takes the place of a head which is damaged or gone remembers what the manifests say was head before.
         """
-        store = state.store_id or await self._ensured_id()
+        store = state.store_id or await self._ensure_id()
         head = Head.at(manifest, datetime.now(UTC), state.head, store)
-        if state.head is None and (before := await self.rebuilt_head(manifest.memory)) is not None:
+        if state.head is None and (before := await self.rebuild_head(manifest.memory)) is not None:
             past = [one for one in before.history if one[0] != manifest.snapshot]
             head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
-        key = Keys.of(manifest.memory).head
+        key = MemoryKeys.of(manifest.memory).head
         if self.witnesses is not None and head.format > (state.head.format if state.head else FORMAT):
             await self.witnesses.clear(manifest.memory)
         try:
             await self.store.swap(key, head.encode(), expected=state.version)
-        except HeadMoved:
+        except SwapLost:
             there = await self.head(manifest.memory)
             if state.head is not None and there.head == state.head:
                 # The same head, only sealed or signed anew: nobody moved it.
@@ -253,12 +257,12 @@ class Repository:
         await self.keep(manifest)
         return head
 
-    async def rebuilt_head(self, memory: str) -> Head | None:
+    async def rebuild_head(self, memory: str) -> Head | None:
         """What was head, as the manifests tell it; for when the head itself cannot be read."""
-        manifests = await self.manifests(memory, await self.snapshot_ids(memory))
-        return rebuilt_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
+        manifests = await self.manifests(memory, await self.list_snapshot_ids(memory))
+        return rebuild_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
 
-    async def identify(self, state: HeadState) -> HeadState:
+    async def add_store_id(self, state: HeadState) -> HeadState:
         """The same state with the store's id in it, which is only asked for where the head does not have it."""
         if state.store_id:
             return state
@@ -269,9 +273,9 @@ class Repository:
 
     async def begin(self, state: HeadState) -> HeadState:
         """The same, in a store that is about to be written: one that has no id gets one."""
-        return state if state.store_id else replace(state, store=await self._ensured_id())
+        return state if state.store_id else replace(state, store=await self._ensure_id())
 
-    async def _ensured_id(self) -> str:
+    async def _ensure_id(self) -> str:
         """The store's id; "" where something else is in its place, which ``verify`` and an export tell."""
         try:
             return await ensure_store_id(self.store)
@@ -284,8 +288,8 @@ class Repository:
         Whoever forgets snapshots looks at the head and the pins again after removing a manifest, and puts it back if need
         be. Who moves the head or pins does so first and calls this after. Whichever of the two is later sees the other.
         """
-        key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
-        with contextlib.suppress(HeadMoved, ObjectRefused):  # somebody else put it back, or something in its place
+        key = MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)
+        with contextlib.suppress(SwapLost, ObjectRefused):  # somebody else put it back, or something in its place
             if await self.store.get(key) is None:
                 await self.store.swap(key, manifest.encode(), expected=None)
 
@@ -293,25 +297,25 @@ class Repository:
         """Write the head anew as it is: whoever read it before can no longer move it."""
         while (state := await self.head(memory)).head is not None:
             head = replace(state.head, generation=state.head.generation + 1)
-            with contextlib.suppress(HeadMoved):
-                await self.store.swap(Keys.of(memory).head, head.encode(), expected=state.version)
+            with contextlib.suppress(SwapLost):
+                await self.store.swap(MemoryKeys.of(memory).head, head.encode(), expected=state.version)
                 if self.witnesses is not None:
                     await self.witnesses.add(head, state.head)
                 return
 
-    async def any_eligible(self, memory: str, ids: Iterable[str]) -> bool:
+    async def has_eligible(self, memory: str, ids: Iterable[str]) -> bool:
         """Whether any of these snapshots could be the memory's head; one that cannot be read may have been."""
         manifests = await self.manifests(memory, ids)
         return any(not isinstance(manifest, Manifest) or not manifest.rejected for manifest in manifests.values())
 
-    async def candidates(self, memory: str) -> AsyncIterator[str]:
+    async def iterate_candidates(self, memory: str) -> AsyncIterator[str]:
         """What to restore, best first: the head, what was head before it, then the rest, newest first.
 
         Where the head cannot be read, the manifests tell what was.
         """
         state = await self.head(memory)
-        ids = await self.snapshot_ids(memory)
-        head = state.head or await self.rebuilt_head(memory)
+        ids = await self.list_snapshot_ids(memory)
+        head = state.head or await self.rebuild_head(memory)
         past = [snapshot for snapshot, _ in head.history] if head else []
         for snapshot in dict.fromkeys(
             [snapshot for snapshot in past if snapshot in ids or snapshot == state.snapshot] + ids
@@ -320,24 +324,24 @@ class Repository:
 
     async def delete_memory(self, memory: str) -> int:
         """Remove every byte of a memory, its head first. Return how many objects went."""
-        keys = Keys.of(memory)
+        keys = MemoryKeys.of(memory)
         if self.witnesses is not None:
             await self.witnesses.forget(memory)
         await self.store.delete([keys.head])
         return await self.store.purge(keys.prefix)
 
     async def exists(self, memory: str) -> bool:
-        async for _ in self.store.list(Keys.of(memory).prefix):
+        async for _ in self.store.list(MemoryKeys.of(memory).prefix):
             return True
         return False
 
-    async def admit(self, memory: str) -> None:
+    async def check_new_memory(self, memory: str) -> None:
         """Raise ``BadMemoryId`` for an id that no new memory may have, unless there is such a memory from before."""
         check_memory_id(memory)
         try:
             check_new_memory_id(memory)
         except BadMemoryId:
-            keys = Keys.of(memory)
+            keys = MemoryKeys.of(memory)
             async for info in self.store.list(keys.prefix):
                 if not info.key.startswith(keys.calls):  # which whoever calls leaves, whatever comes of it
                     return

@@ -9,23 +9,23 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from sidecar.errors import SandboxTimeout, SidecarError
 
 
-def _worth_it(problem: BaseException) -> bool:
+def _is_retryable(problem: BaseException) -> bool:
     # A time-out has already waited as long as its caller meant to wait.
     return isinstance(problem, SidecarError) and problem.retryable and not isinstance(problem, SandboxTimeout)
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     problem = state.outcome.exception() if state.outcome else None
     if isinstance(problem, SidecarError):
         logging.getLogger("sidecar").warning("trying again: %s [%s]", problem.message, problem.code)
 
 
-def retrying(attempts: int = 3) -> AsyncRetrying:
+def retry_safely(attempts: int = 3) -> AsyncRetrying:
     """For steps that change nothing, or can be done twice."""
     return AsyncRetrying(
-        retry=retry_if_exception(_worth_it),
+        retry=retry_if_exception(_is_retryable),
         stop=stop_after_attempt(attempts),
         wait=wait_exponential_jitter(multiplier=0.2, max=5),
-        before_sleep=_tell,
+        before_sleep=_log_retry,
         reraise=True,
     )

@@ -8,7 +8,7 @@ _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECAS
 HOW = 'Write a number of bytes, or a text such as "500 MB" or "2 GiB".'
 
 
-def size_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """The number of bytes a text means. Raise ``ValueError`` when it means none."""
     found = _WRITTEN.match(text)
     if found is None or (found[3] and not found[2]):
@@ -17,5 +17,5 @@ def size_of(text: str) -> int:
     return round(float(found[1]) * (1024 if found[3] else 1000) ** power) if power else int(float(found[1]))
 
 
-def plural(count: int, word: str) -> str:
+def format_count(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sidecar.errors import SidecarError
-from sidecar.files import private
+from sidecar.files import open_private
 
 CHUNK = 1 << 20
 PREFIX = "memory-sidecar-spool-"
@@ -31,7 +31,7 @@ class SpoolFull(SidecarError):
     default_hint = "Free space in the temporary folder, or point TMPDIR to a larger disk; nothing was changed."
 
 
-def no_room(problem: OSError) -> SpoolFull | None:
+def build_full_error(problem: OSError) -> SpoolFull | None:
     """What to raise instead, when a file could not be written because the temporary folder is full."""
     if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
@@ -39,7 +39,7 @@ def no_room(problem: OSError) -> SpoolFull | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class SpooledFile:
     path: Path
     size: int
     sha256: str
@@ -55,36 +55,36 @@ class Spool:
     def new(self) -> Path:
         return self.folder / str(next(self._names))
 
-    async def take(self, chunks: AsyncIterator[bytes], *, most: int | None = None) -> Spooled:
+    async def take(self, chunks: AsyncIterator[bytes], *, most: int | None = None) -> SpooledFile:
         """Write a stream to a file, hashing it; stop reading (and say so by the size) beyond ``most`` bytes."""
         path, digest, size = self.new(), hashlib.sha256(), 0
         try:
-            with _opened(path) as file:
+            with _open_new(path) as file:
                 async for chunk in chunks:
                     size += len(chunk)
-                    await asyncio.to_thread(_append, file, digest, chunk)
+                    await asyncio.to_thread(_append_chunk, file, digest, chunk)
                     if most is not None and size > most:
                         break
         except OSError as problem:
-            if full := no_room(problem):
+            if full := build_full_error(problem):
                 raise full from None
             raise
-        return Spooled(path, size, digest.hexdigest())
+        return SpooledFile(path, size, digest.hexdigest())
 
 
-def _opened(path: Path) -> BinaryIO:
-    return open(path, "wb", opener=private)
+def _open_new(path: Path) -> BinaryIO:
+    return open(path, "wb", opener=open_private)
 
 
-def _append(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
+def _append_chunk(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
     digest.update(chunk)
     file.write(chunk)
 
 
 @asynccontextmanager
-async def spool() -> AsyncIterator[Spool]:
+async def open_spool() -> AsyncIterator[Spool]:
     """A spool for the time of one operation; those of processes that were killed are removed on the way."""
-    folder, lock = await asyncio.to_thread(_begin)
+    folder, lock = await asyncio.to_thread(_make_folder)
     try:
         yield Spool(folder)
     finally:
@@ -92,7 +92,7 @@ async def spool() -> AsyncIterator[Spool]:
         os.close(lock)
 
 
-def _begin() -> tuple[Path, int]:
+def _make_folder() -> tuple[Path, int]:
     """A new folder and the lock that says it is in use."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def _begin() -> tuple[Path, int]:
             os.close(lock)
 
 
-async def file_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+async def read_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
     """(Part of) a file as a stream."""
     with path.open("rb") as file:
         file.seek(start)

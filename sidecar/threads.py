@@ -37,11 +37,11 @@ class Deadline:
         if self._called_off.is_set() or time.monotonic() > self._end:
             raise UnpackTimeout(f"Checking and unpacking what arrived took longer than {self._seconds:g} seconds.")
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         self._called_off.set()
 
 
-async def run_long(work: Callable[..., T], *args: object, seconds: float | None = None) -> T:
+async def run_in_thread(work: Callable[..., T], *args: object, seconds: float | None = None) -> T:
     """Do ``work`` in one of these threads; with ``seconds``, it gets a ``Deadline`` as its last argument.
 
     When the caller is cancelled the work is called off, and waited for a little.
@@ -54,7 +54,7 @@ async def run_long(work: Callable[..., T], *args: object, seconds: float | None 
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         if deadline is not None:
-            deadline.call_off()
+            deadline.cancel()
             await asyncio.wait({running}, timeout=PARTING_SECONDS)
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise

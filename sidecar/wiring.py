@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from sidecar.errors import BadReference, DriverMissing
 from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Sandbox, Store
-from sidecar.sink.settings import Postgres, postgres_url
+from sidecar.sink.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
     from sidecar.repository import Repository
-    from sidecar.sealing.given import Given
+    from sidecar.sealing.given import GivenKeys
     from sidecar.sink.indexing import MemoryIndex
-    from sidecar.sink.sink import Sink
+    from sidecar.sink.sink import SearchDatabase
 
 
 def open_store(url: str) -> Store:
@@ -25,28 +25,28 @@ def open_store(url: str) -> Store:
     return open_by_url(url)
 
 
-def open_repository(url: str, given: Given, *, trust_unsigned: bool = False) -> Repository:
+def open_repository(url: str, given: GivenKeys, *, trust_unsigned: bool = False) -> Repository:
     """The memories in the store behind a URL. Raise ``BadReference`` or ``BadConfig``."""
-    return repository_over(open_store(url), given, trust_unsigned=trust_unsigned)
+    return build_repository(open_store(url), given, trust_unsigned=trust_unsigned)
 
 
-def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False) -> Repository:
+def build_repository(store: Store, given: GivenKeys, *, trust_unsigned: bool = False) -> Repository:
     """The memories in a store, sealed and signed with the keys given. Raise ``BadConfig``.
 
     Also without keys: a store that is encrypted or signed must not be taken for an empty one, or be written to.
     """
     from sidecar.repository import Repository
-    from sidecar.sealing.opening import Keys
+    from sidecar.sealing.opening import EncryptionKeys
     from sidecar.sealing.signatures import Signatures
     from sidecar.sealing.signed import SignedStore
-    from sidecar.sealing.store import SealedStore
+    from sidecar.sealing.store import EncryptedStore
     from sidecar.snapshots.portable import PortableStore
-    from sidecar.snapshots.witnesses import Witnesses
+    from sidecar.snapshots.witnesses import HeadCopies
 
     signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
     keys = None
     if given.encrypts:
-        keys = Keys(
+        keys = EncryptionKeys(
             recipients=given.recipients,
             identities=given.identities,
             passphrase=given.passphrase,
@@ -54,15 +54,15 @@ def repository_over(store: Store, given: Given, *, trust_unsigned: bool = False)
             signatures=signatures,
             trust_unsigned=trust_unsigned,
         )
-    signed = SignedStore(SealedStore(PortableStore(store), keys), signatures, trust_unsigned=trust_unsigned)
-    return Repository(signed, Witnesses(signed) if signatures else None)
+    signed = SignedStore(EncryptedStore(PortableStore(store), keys), signatures, trust_unsigned=trust_unsigned)
+    return Repository(signed, HeadCopies(signed) if signatures else None)
 
 
-def folder_of_store(url: str) -> Path | None:
+def find_store_folder(url: str) -> Path | None:
     """The folder that a store is in, where that is one on this machine. Raise ``BadReference``."""
-    from adapters.stores.urls import folder_of
+    from adapters.stores.urls import find_folder
 
-    return folder_of(url)
+    return find_folder(url)
 
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
@@ -99,9 +99,9 @@ def open_home(home: Path) -> Sandbox:
     return open_sandbox(f"local:{home}")
 
 
-def open_sink(settings: Postgres) -> Sink | None:
+def open_search(settings: Postgres) -> SearchDatabase | None:
     """Where records go, to be searched; ``None`` when that is nowhere. Raise ``BadConfig`` or ``DriverMissing``."""
-    url = postgres_url(settings)
+    url = read_postgres_url(settings)
     if not url:
         return None
     try:
@@ -116,7 +116,7 @@ def open_sink(settings: Postgres) -> Sink | None:
 
 def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None:
     """What makes a store's memories searchable, where something does. Raise ``BadConfig`` or ``DriverMissing``."""
-    sink = open_sink(settings)
+    sink = open_search(settings)
     if sink is None:
         return None
     from sidecar.sink.indexing import MemoryIndex

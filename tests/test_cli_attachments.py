@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli.arguments import parser
+from sidecar.cli.arguments import build_parser
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.s3_servers import free_port
 from tests.parts.services import TOKEN, Service, serving, until
@@ -106,5 +106,7 @@ def test_a_service_on_another_store_is_not_taken_for_one_on_this(tmp_path: Path,
 
 
 def test_their_words_are_those_of_the_other_commands() -> None:
-    args = parser().parse_args(["attach", "me", "--sandbox", "e2b:x", "--project", "/app", "--layout", "pai", "--wake"])
+    args = build_parser().parse_args(
+        ["attach", "me", "--sandbox", "e2b:x", "--project", "/app", "--layout", "pai", "--wake"]
+    )
     assert (args.project, args.layout, args.wake, args.restore) == (["/app"], ["pai"], True, False)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli.arguments import EXAMPLES, commands_of, parser
+from sidecar.cli.arguments import EXAMPLES, build_parser, list_commands
 from sidecar.cli.main import main
 from tests.parts.homes import empty_home, run_cli, write
 
-COMMANDS = sorted(commands_of(parser()))
+COMMANDS = sorted(list_commands(build_parser()))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_help_has_examples_that_the_parser_takes(command: str, capsys: pytest.Ca
     for line in EXAMPLES[command]:
         assert line in said
         if line.startswith(command):
-            parser().parse_args(shlex.split(line.partition(" > ")[0]))
+            build_parser().parse_args(shlex.split(line.partition(" > ")[0]))
 
 
 # Completion
@@ -83,7 +83,7 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_gets_every_command_and_option(shell: str) -> None:
     script = "\n".join(_script(shell))
-    for name, sub in commands_of(parser()).items():
+    for name, sub in list_commands(build_parser()).items():
         assert name in script
         for flag in (flag for action in sub._actions for flag in action.option_strings):
             assert (f"-l {flag[2:]} " if shell == "fish" and flag.startswith("--") else flag[1:]) in script, (

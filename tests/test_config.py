@@ -86,11 +86,11 @@ def test_the_first_pattern_that_matches_a_memory_says_what_it_keeps(
     monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LABELLED", "release-*, final")
     text = "[retention]\ndaily = 7\n[retention.memories.'acme/*']\nkeep_last = 50\n[retention.memories.'*/agent']\n"
     retention = config(tmp_path, text).retention
-    assert retention.policy_for("other").rules == (KeepLast(5), KeepPeriods("daily", 7))
-    assert retention.policy_for("other").labelled.patterns == ("release-*", "final")
-    assert retention.policy_for("acme/agent").rules == (KeepLast(50),)
-    assert retention.policy_for("some/agent").rules == ()
-    assert config(tmp_path, "").retention.policy_for("any").rules == (KeepLast(5),)
+    assert retention.build_policy_for("other").rules == (KeepLast(5), KeepPeriods("daily", 7))
+    assert retention.build_policy_for("other").labelled.patterns == ("release-*", "final")
+    assert retention.build_policy_for("acme/agent").rules == (KeepLast(50),)
+    assert retention.build_policy_for("some/agent").rules == ()
+    assert config(tmp_path, "").retention.build_policy_for("any").rules == (KeepLast(5),)
     monkeypatch.setenv("MEMORY_SIDECAR_RETENTION_KEEP_LAST", "0")
     with pytest.raises(BadConfig, match="MEMORY_SIDECAR_RETENTION_KEEP_LAST = 0"):
         config(tmp_path, "")
@@ -134,10 +134,10 @@ def test_a_store_that_is_none_is_refused_with_where_it_was_read(
 
 
 def test_the_page_of_options_is_what_the_code_says() -> None:
-    from sidecar.cli.configuring import options_page
+    from sidecar.cli.configuring import render_options_page
     from tests.parts.homes import PROJECT
 
-    assert (PROJECT / "docs/options.md").read_text().strip() == options_page().strip()
+    assert (PROJECT / "docs/options.md").read_text().strip() == render_options_page().strip()
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

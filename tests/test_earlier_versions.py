@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.ids import memory_key, portable_folder
+from sidecar.ids import build_memory_key, build_portable_folder
 from tests.parts.earlier import WITH_TILDES, WITHOUT_IDS, Earlier, earlier
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, observe, run_cli, titles
 
@@ -98,7 +98,7 @@ def _head(store: Path, folder: str) -> str:
     return str(json.loads((store / "memories" / folder / "head.json").read_text()).get("snapshot", ""))
 
 
-OLD, NEW = memory_key(MEMORY), portable_folder(memory_key(MEMORY))
+OLD, NEW = build_memory_key(MEMORY), build_portable_folder(build_memory_key(MEMORY))
 
 
 def test_a_memory_from_before_keeps_its_folder(with_tildes: Earlier, store: Path, home: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_stand_alone_reader_finds_both_kinds_of_folders(
     assert with_tildes.run("export", MEMORY, "--sandbox", f"local:{home}", store=store).code == 0
     allowed = ("--allow", "other-memory")
     assert run_cli("export", "new/one", "--sandbox", f"local:{home}", *allowed, store=store).code == 0
-    assert {*_folders(store)} == {OLD, memory_key("new/one"), portable_folder(memory_key("new/one"))}
+    assert {*_folders(store)} == {OLD, build_memory_key("new/one"), build_portable_folder(build_memory_key("new/one"))}
     for memory in (MEMORY, "new/one"):
         out = tmp_path / memory.replace("/", "-")
         reader = [sys.executable, PROJECT / "docs" / "read_snapshot.py", store, memory, out]

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.characters import printable
+from sidecar.characters import make_printable
 from sidecar.cli.screen import ProgressBar
 from tests.parts import forked_sidecar
 from tests.parts.former import former_ids
@@ -269,7 +269,7 @@ def test_nor_on_a_terminal(scene: Scene, name: str) -> None:
 
 def test_names_still_show_and_markup_is_text(scene: Scene) -> None:
     shown = _piped(_words(scene, "show")).decode()
-    assert printable(f"project/memory/{BROKEN}") in shown
+    assert make_printable(f"project/memory/{BROKEN}") in shown
     assert "[red]h[bold]" in shown and "project/memory/🧠 émoji.md" in shown
     assert "acme/\\u202etnega\\u200b" in _piped(_words(scene, "list")).decode()
 

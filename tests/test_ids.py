@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from sidecar.cli import main
 from sidecar.errors import BadMemoryId
 from sidecar.ids import (
-    Keys,
+    MemoryKeys,
+    build_memory_key,
     check_memory_id,
     check_new_memory_id,
+    escape_id,
     is_snapshot_id,
-    memory_key,
-    new_snapshot_id,
-    shown_id,
-    snapshot_time,
+    make_snapshot_id,
+    parse_snapshot_time,
 )
 from tests.parts.former import former_ids
 from tests.parts.homes import empty_home, run_cli, three_tier_home, write
@@ -41,7 +41,7 @@ def test_ids_that_are_refused(bad: str) -> None:
     "good", ["conductor", "acme/agent-7", "🦊", "Ünï côde", "a" * 200, "..a", "CON", "a.b_c-d", "%2e%2e"]
 )
 def test_ids_that_are_accepted_make_safe_keys(good: str) -> None:
-    key = memory_key(good)
+    key = build_memory_key(good)
     assert "/" not in key
     assert key not in (".", "..")
     assert len(key.encode()) < 128
@@ -51,24 +51,24 @@ def test_ids_that_are_accepted_make_safe_keys(good: str) -> None:
 @given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
 def test_different_ids_never_share_a_key(one: str, other: str) -> None:
     try:
-        keys = memory_key(one), memory_key(other)
+        keys = build_memory_key(one), build_memory_key(other)
     except BadMemoryId:
         return
     assert (keys[0] == keys[1]) == (one == other)
-    assert all(part not in ("", ".", "..") for part in Keys.of(one).head.split("/"))
+    assert all(part not in ("", ".", "..") for part in MemoryKeys.of(one).head.split("/"))
 
 
 def test_snapshot_ids_sort_by_time_even_when_the_clock_goes_back() -> None:
     now = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
-    first = new_snapshot_id(now)
-    second = new_snapshot_id(now - timedelta(hours=1), after=first)
+    first = make_snapshot_id(now)
+    second = make_snapshot_id(now - timedelta(hours=1), after=first)
     assert second > first
-    assert snapshot_time(first) == now
+    assert parse_snapshot_time(first) == now
 
 
 def test_nothing_comes_after_the_last_moment_there_is() -> None:
     now = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
-    assert snapshot_time(new_snapshot_id(now, after="99991231T235959999Z-ffffffff")) == now
+    assert parse_snapshot_time(make_snapshot_id(now, after="99991231T235959999Z-ffffffff")) == now
 
 
 @pytest.mark.parametrize("text", ["20261399T000000000Z-00000000", "20260230T000000000Z-00000000", "2026", ""])
@@ -125,13 +125,13 @@ def test_a_new_memory_may_not_look_like_another(odd: str) -> None:
     if better := ODD[odd]:
         assert refused.value.hint == f"Write '{better}'."
         check_new_memory_id(better)
-    assert shown_id(odd).isascii() and shown_id(odd) != odd
-    assert shown_id(odd).encode().decode("unicode_escape") == odd
+    assert escape_id(odd).isascii() and escape_id(odd) != odd
+    assert escape_id(odd).encode().decode("unicode_escape") == odd
 
 
 @pytest.mark.parametrize("plain", PLAIN)
 def test_a_new_memory_may_have_any_other_name(plain: str) -> None:
-    assert check_new_memory_id(plain) == shown_id(plain) == plain
+    assert check_new_memory_id(plain) == escape_id(plain) == plain
 
 
 @given(st.text(min_size=1, max_size=20))
@@ -175,7 +175,7 @@ def test_a_memory_from_before_the_rule_is_used_as_it_is(
     assert {row["memory"] for row in listed.document["memories"]} == {odd, "agent"}
     capsys.readouterr()
     assert main(["list", f"--store=file:{store}"]) == 0
-    assert shown_id(odd) in capsys.readouterr().out
+    assert escape_id(odd) in capsys.readouterr().out
 
     assert [row["snapshot"] for row in run_cli("log", odd, store=store).document["snapshots"]] == [
         first.document["snapshot"]

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.config import load_config
 from sidecar.errors import BadConfig
-from sidecar.patterns import check_reached
+from sidecar.patterns import check_reachable
 from sidecar.retention.rules import KeepLast
 
 SETTINGS = {"limits": "files", "guards": "shrink_from_files", "retention": "keep_last", "privacy": "private"}
@@ -37,8 +37,8 @@ def test_a_pattern_that_is_never_reached_is_refused_in_every_section(section: st
 def test_a_star_stays_within_one_part_of_an_id_in_every_section(tmp_path: Path) -> None:
     assert load_config(str(config(tmp_path, "limits", "acme/*"))).limits.of("acme/team/a").files > 1
     retention = load_config(str(config(tmp_path, "retention", "acme/*"))).retention
-    assert retention.policy_for("acme/a").rules == (KeepLast(1),)
-    assert retention.policy_for("acme/team/a").rules == ()
+    assert retention.build_policy_for("acme/a").rules == (KeepLast(1),)
+    assert retention.build_policy_for("acme/team/a").rules == ()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_star_stays_within_one_part_of_an_id_in_every_section(tmp_path: Path) 
 )
 def test_what_is_reached(patterns: list[str], reached: bool) -> None:
     if reached:
-        check_reached(patterns, ("limits", "memories"))
+        check_reachable(patterns, ("limits", "memories"))
         return
     with pytest.raises(BadConfig, match="never reached"):
-        check_reached(patterns, ("limits", "memories"))
+        check_reachable(patterns, ("limits", "memories"))

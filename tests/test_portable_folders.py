@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.errors import HeadMoved, KeyRefused, ObjectMissing
-from sidecar.ids import Keys, folder_from_portable, is_plain_id, memory_key, portable_folder
-from sidecar.ports import ObjectInfo, Stored
+from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
+from sidecar.ids import MemoryKeys, build_memory_key, build_portable_folder, is_plain_id, parse_portable_folder
+from sidecar.ports import ObjectInfo, StoredObject
 from sidecar.snapshots.manifest import Head
 from sidecar.snapshots.portable import SIGNPOST, PortableStore
-from sidecar.snapshots.sealed import unseal
+from sidecar.snapshots.sealed import decode_checksummed
 from tests.parts.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "acme/agent-7"
-KEYS = Keys.of(MEMORY)
-OLD, NEW = f"memories/{memory_key(MEMORY)}/", f"memories/{portable_folder(memory_key(MEMORY))}/"
+KEYS = MemoryKeys.of(MEMORY)
+OLD, NEW = f"memories/{build_memory_key(MEMORY)}/", f"memories/{build_portable_folder(build_memory_key(MEMORY))}/"
 
 
 class Strict(MemoryStore):
     """Takes no ``~``, not even to look for."""
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         _check(key)
         return await super().get(key)
 
@@ -49,7 +49,7 @@ class StrictToWrite(MemoryStore):
 class Slow(MemoryStore):
     """Lets others go first, at random."""
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         await asyncio.sleep(random.random() / 1000)
         return await super().get(key)
 
@@ -75,16 +75,16 @@ async def _keys(store: PortableStore, prefix: str = "memories/") -> list[str]:
 
 @pytest.mark.parametrize("memory", ["a/b", "🧠", "~", "Ünïcode näme", "x" * 200, "A", "a" * 64, "-x/y", "_a_", "a b"])
 def test_the_portable_form_is_told_from_every_plain_id_and_turned_back(memory: str) -> None:
-    name = portable_folder(memory_key(memory))
+    name = build_portable_folder(build_memory_key(memory))
     assert re.fullmatch(r"[a-z0-9._-]+", name)
     assert not is_plain_id(name)
-    assert folder_from_portable(name) == memory_key(memory)
+    assert parse_portable_folder(name) == build_memory_key(memory)
     assert len(name) < 100
 
 
 @pytest.mark.parametrize("name", ["conductor", "a_b", "_x", "a.b-c", "_a_b", "a" * 63])
 def test_other_names_stay_as_they_are(name: str) -> None:
-    assert (portable_folder(name), folder_from_portable(name)) == ("", name)
+    assert (build_portable_folder(name), parse_portable_folder(name)) == ("", name)
 
 
 async def test_a_new_memory_is_in_the_portable_folder_and_called_as_ever() -> None:
@@ -97,12 +97,12 @@ async def test_a_new_memory_is_in_the_portable_folder_and_called_as_ever() -> No
     assert await _keys(store) == [KEYS.head, KEYS.pack("1", "gz"), KEYS.snapshot("s")]
     again = PortableStore(below)
     assert (await again.get(KEYS.head) or pytest.fail("lost")).data == b"head"
-    assert await again.folders("memories/", most=10) == [memory_key(MEMORY)]
+    assert await again.folders("memories/", most=10) == [build_memory_key(MEMORY)]
     assert b"".join([chunk async for chunk in again.stream(KEYS.pack("1", "gz"))]) == b"pack"
 
 
 def test_what_stands_in_the_old_place_is_of_a_format_that_earlier_versions_refuse() -> None:
-    assert unseal(SIGNPOST)["format"] == 2
+    assert decode_checksummed(SIGNPOST)["format"] == 2
     with pytest.raises(Exception, match="in a format this version does not know"):
         Head.decode(SIGNPOST, MEMORY)
     smallest = Head(memory="🧠", snapshot="", generation=0, created="", files=0, bytes=0, history=[]).encode()
@@ -147,11 +147,11 @@ async def test_where_no_tilde_is_taken_everything_works_without(kind: type[Memor
 
 async def test_a_tilde_in_the_way_of_a_plain_memory_is_never_an_empty_store() -> None:
     class Everything(MemoryStore):
-        async def get(self, key: str) -> Stored | None:
+        async def get(self, key: str) -> StoredObject | None:
             raise KeyRefused("the prefix of this store has a ~")
 
     with pytest.raises(KeyRefused):
-        await PortableStore(Everything()).get(Keys.of("conductor").head)
+        await PortableStore(Everything()).get(MemoryKeys.of("conductor").head)
     with pytest.raises(KeyRefused):
         await PortableStore(Everything()).get(KEYS.head)
 
@@ -168,7 +168,7 @@ async def test_of_an_earlier_and_a_new_version_that_begin_a_memory_at_once_one_f
             await asyncio.sleep(random.random() / 1000)
             try:
                 await below.swap(f"{OLD}head.json", b"earlier", expected=None)
-            except HeadMoved:
+            except SwapLost:
                 return False
             return True
 
@@ -178,7 +178,7 @@ async def test_of_an_earlier_and_a_new_version_that_begin_a_memory_at_once_one_f
             await store.put(KEYS.snapshot("new"), b"new")
             try:
                 await store.swap(KEYS.head, b"new", expected=None)
-            except HeadMoved:
+            except SwapLost:
                 return False
             return True
 
@@ -258,7 +258,7 @@ async def test_a_deleted_memory_that_is_begun_anew_is_found_by_those_who_knew_it
     await other.delete([KEYS.head])
     assert await other.purge(KEYS.prefix) == 0
     await other.swap(KEYS.head, b"anew", expected=None)
-    with pytest.raises(HeadMoved):
+    with pytest.raises(SwapLost):
         await knew.swap(KEYS.head, b"late", expected=None)
     assert (await knew.get(KEYS.head) or pytest.fail("lost")).data == b"anew"
     assert _head(below) == SIGNPOST
@@ -293,6 +293,6 @@ async def test_listings_are_in_the_order_of_what_keys_are_called() -> None:
     store = PortableStore(Streamed())
     ids = ["conductor", "7/b", "a/b", "zz/top", "agent-1", "9"]
     for memory in ids:
-        await store.swap(Keys.of(memory).head, memory.encode(), expected=None)
-    assert await _keys(store) == sorted(Keys.of(memory).head for memory in ids)
+        await store.swap(MemoryKeys.of(memory).head, memory.encode(), expected=None)
+    assert await _keys(store) == sorted(MemoryKeys.of(memory).head for memory in ids)
     assert json.dumps(await _keys(store)).count("_") == 0

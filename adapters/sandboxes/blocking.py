@@ -18,7 +18,7 @@ BATCH = 512 << 10
 T = TypeVar("T")
 
 
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Start ``work`` in a thread; the future has its result or its exception."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -48,13 +48,13 @@ class SourceFailed(Exception):
         self.problem = problem
 
 
-async def sent(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes], *, idle: float) -> None:
+async def send_chunks(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes], *, idle: float) -> None:
     """Let ``send`` read ``chunks`` as a file, in a thread. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s.
 
     A problem of ``chunks`` itself is raised as ``SourceFailed``, whatever the SDK made of it.
     """
     source = _Chunks(chunks, asyncio.get_running_loop())
-    sending = in_thread(lambda: send(source))
+    sending = run_in_thread(lambda: send(source))
     try:
         while not sending.done():
             taken = source.taken
@@ -66,10 +66,10 @@ async def sent(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes
         sending.result()
     finally:
         source.abandon()
-        sending.add_done_callback(_seen)
+        sending.add_done_callback(_retrieve_exception)
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
 
@@ -90,7 +90,7 @@ class _Chunks(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         if not self._rest and not self._abandoned:
-            self._rest = memoryview(self._next())
+            self._rest = memoryview(self._fetch_next())
         if self._abandoned:
             raise OSError("the upload was given up")
         size = len(self._rest) if size is None or size < 0 else size
@@ -98,7 +98,7 @@ class _Chunks(io.RawIOBase):
         self.taken += len(piece)
         return piece
 
-    def _next(self) -> bytes:
+    def _fetch_next(self) -> bytes:
         async def take() -> bytes:
             return await anext(self._chunks, b"")
 
@@ -112,10 +112,10 @@ class _Chunks(io.RawIOBase):
         self._abandoned = True
 
 
-async def received(start: Callable[[], Iterator[bytes]], *, idle: float) -> AsyncGenerator[bytes]:
+async def receive_chunks(start: Callable[[], Iterator[bytes]], *, idle: float) -> AsyncGenerator[bytes]:
     """The chunks of a blocking stream, read in threads. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s."""
     stream = _Stream(start)
-    reading = in_thread(stream.batch)
+    reading = run_in_thread(stream.read_batch)
     try:
         while True:
             taken = stream.taken
@@ -124,14 +124,14 @@ async def received(start: Callable[[], Iterator[bytes]], *, idle: float) -> Asyn
                 if not (chunk := reading.result()):
                     return
                 yield chunk
-                reading = in_thread(stream.batch)
+                reading = run_in_thread(stream.read_batch)
             elif stream.taken == taken:
                 raise SandboxUnreachable(f"The download stood still for {idle:.0f} seconds.")
     finally:
         stream.abandon()
-        reading.add_done_callback(_seen)
+        reading.add_done_callback(_retrieve_exception)
         if reading.done():  # else its thread still reads, and closes the stream itself
-            await asyncio.wait({in_thread(stream.close)}, timeout=idle)
+            await asyncio.wait({run_in_thread(stream.close)}, timeout=idle)
 
 
 class _Stream:
@@ -143,7 +143,7 @@ class _Stream:
         self._abandoned = False
         self.taken = 0
 
-    def batch(self) -> bytes:
+    def read_batch(self) -> bytes:
         """The next bytes; none at the end."""
         if self._pieces is None:
             self._pieces = self._start()

@@ -16,16 +16,16 @@ from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
-from adapters.sandboxes.patience import Patient, as_user, check_user, ending
+from adapters.sandboxes.patience import LongCommand, build_user_prefix, check_user, parse_ending
 from adapters.sandboxes.remote import (
     LONGEST_ARGUMENT,
     FileMissing,
-    Reached,
     RemoteSandbox,
-    denied,
-    no_room,
-    unwritable,
-    words_of,
+    SandboxConnection,
+    format_problem,
+    make_denied_error,
+    means_no_room,
+    means_unwritable,
 )
 from sidecar.errors import (
     BadReference,
@@ -41,7 +41,7 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 
 if TYPE_CHECKING:
     from daytona import Daytona as Client
@@ -81,26 +81,28 @@ class Daytona:
     def uploads_are_others(self) -> bool:
         return bool(self._user)
 
-    def reach(self, name: str, *, wake: bool) -> Reached:
-        box = _client().get(name)
+    def reach(self, name: str, *, wake: bool) -> SandboxConnection:
+        box = _get_client().get(name)
         state = box.state.value if box.state is not None else "unknown"
         if state in GONE:
             raise SandboxGone(f"daytona:{name} is gone: it was deleted.")
         if state in BROKEN:
             raise SandboxError(f"daytona:{name} is broken, says Daytona: {box.error_reason or state}")
         if state == "started":
-            return Reached(box, _ends_at(box), slides=_ends_at(box) == _stops_at(box))
+            return SandboxConnection(box, _compute_end(box), slides=_compute_end(box) == _compute_stop(box))
         if state not in ASLEEP:
             raise SandboxBusy(f"daytona:{name} is {state}.")
         if not wake:
             raise SandboxAsleep(f"daytona:{name} is {state}.")
         box.start(timeout=WAKE_SECONDS)
-        return Reached(box, _ends_at(box), woken=True, trips=2, slides=_ends_at(box) == _stops_at(box))
+        return SandboxConnection(
+            box, _compute_end(box), woken=True, trips=2, slides=_compute_end(box) == _compute_stop(box)
+        )
 
     def prolong(self, box: Sandbox, seconds: float) -> float | None:
         box.refresh_activity()
         box.last_activity_at = datetime.now().astimezone().isoformat()
-        return _ends_at(box)
+        return _compute_end(box)
 
     def run(
         self,
@@ -111,9 +113,9 @@ class Daytona:
         output_limit: int,
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
-    ) -> Finished:
+    ) -> CommandResult:
         deadline = time.monotonic() + timeout
-        patient = Patient(
+        patient = LongCommand(
             command,
             output_limit=output_limit,
             longest=math.ceil(timeout) + SPARE_SECONDS,
@@ -130,7 +132,7 @@ class Daytona:
             trips += 1
             try:
                 check_user(answer.result, self._user)
-                ended = ending(answer.result)
+                ended = parse_ending(answer.result)
             except SandboxError:
                 ended = "", 1  # nothing was started: there is nothing to kill
                 raise
@@ -144,7 +146,7 @@ class Daytona:
         text, code = ended
         if len(output := text.encode()) > output_limit:
             raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
-        return Finished(code, output, text[-COMPLAINT:], trips)
+        return CommandResult(code, output, text[-COMPLAINT:], trips)
 
     def upload(self, box: Sandbox, path: str, source: RawIOBase) -> None:
         box.fs.upload_file_stream(source, path)
@@ -162,7 +164,9 @@ class Daytona:
         ours = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
         place = f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
         copy = shlex.quote(f"cat -- {place}")
-        said = box.process.exec(f'{as_user(self._user)}umask 077\n"$@" /bin/sh -c {copy} > {ours}\n', timeout=600)
+        said = box.process.exec(
+            f'{build_user_prefix(self._user)}umask 077\n"$@" /bin/sh -c {copy} > {ours}\n', timeout=600
+        )
         check_user(said.result, self._user)
         try:
             if said.exit_code != 0:
@@ -178,12 +182,12 @@ class Daytona:
         try:
             box.fs.delete_file(path)
         except DaytonaNotFoundError as problem:
-            raise _missing(path, problem) from None
+            raise _make_missing_error(path, problem) from None
 
     def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
         import daytona
 
-        words = words_of(problem)
+        words = format_problem(problem)
         status = getattr(problem, "status_code", None)
         response = getattr(problem, "response", None)
         if status is None and response is not None:
@@ -191,14 +195,14 @@ class Daytona:
         if isinstance(problem, daytona.DaytonaFileNotFoundError | daytona.DaytonaFileAccessDeniedError):
             return TransferFailed(f"A file of {ref} could not be reached: {words}")
         if status in (401, 403) or isinstance(problem, daytona.DaytonaAuthenticationError):
-            return denied(ref, "Daytona", "DAYTONA_API_KEY")
+            return make_denied_error(ref, "Daytona", "DAYTONA_API_KEY")
         if status in (404, 410) or isinstance(problem, daytona.DaytonaSpotEvictedError):
             return SandboxGone(f"{ref} is gone: Daytona does not know it (any more).")
         if status in (409, 423, 429, 503):
             return SandboxBusy(f"Daytona asks to wait before {ref} is used again: {words}")
-        if status == 507 or no_room(words):
+        if status == 507 or means_no_room(words):
             return SandboxFull(f"There is no space left in {ref}.")
-        if inside and unwritable(words):
+        if inside and means_unwritable(words):
             return SandboxUnwritable(f"A file could not be written in {ref}: {words}")
         if isinstance(problem, daytona.DaytonaProcessExecutionTimeoutError) or status == 408:
             return SandboxTimeout(f"The command in {ref} was ended by its time-out.")
@@ -219,23 +223,23 @@ def _stream(box: Sandbox, path: str) -> Iterator[bytes]:
             if "No file data" not in str(problem) or box.fs.get_file_info(path).size:
                 raise
     except DaytonaNotFoundError as problem:
-        raise _missing(path, problem) from None
+        raise _make_missing_error(path, problem) from None
 
 
-def _missing(path: str, problem: Exception) -> FileMissing:
+def _make_missing_error(path: str, problem: Exception) -> FileMissing:
     """By its status alone: the daemon does not say what it is that was not found."""
-    return FileMissing(f"{path} is not there: {words_of(problem)}")
+    return FileMissing(f"{path} is not there: {format_problem(problem)}")
 
 
-def _client() -> Client:
+def _get_client() -> Client:
     """The SDK's client for the account that the environment names."""
-    return _client_of(
+    return _make_client(
         tuple(os.environ.get(f"DAYTONA_{name}") for name in ("API_URL", "API_KEY", "JWT_TOKEN", "TARGET"))
     )
 
 
 @functools.lru_cache(maxsize=4)
-def _client_of(account: tuple[str | None, ...]) -> Client:
+def _make_client(account: tuple[str | None, ...]) -> Client:
     try:
         from daytona import Daytona as Client
         from daytona import DaytonaConfig
@@ -248,18 +252,18 @@ def _client_of(account: tuple[str | None, ...]) -> Client:
     return Client(DaytonaConfig(use_deprecated_polling=True))
 
 
-def _ends_at(box: Sandbox) -> float | None:
+def _compute_end(box: Sandbox) -> float | None:
     """When Daytona will stop or delete it, unless something is done with it first."""
-    destroyed_at = _seconds(box.auto_destroy_at) if box.auto_destroy_at else None
-    return min((end for end in (_stops_at(box), destroyed_at) if end is not None), default=None)
+    destroyed_at = _parse_time(box.auto_destroy_at) if box.auto_destroy_at else None
+    return min((end for end in (_compute_stop(box), destroyed_at) if end is not None), default=None)
 
 
-def _stops_at(box: Sandbox) -> float | None:
+def _compute_stop(box: Sandbox) -> float | None:
     """When it will be stopped, so long after it was last used."""
     if not box.auto_stop_interval or not box.last_activity_at:
         return None
-    return _seconds(box.last_activity_at) + box.auto_stop_interval * 60
+    return _parse_time(box.last_activity_at) + box.auto_stop_interval * 60
 
 
-def _seconds(text: str) -> float:
+def _parse_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()

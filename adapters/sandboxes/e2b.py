@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.sandboxes.remote import (
     LONGEST_ARGUMENT,
-    Reached,
     RemoteSandbox,
-    denied,
-    no_room,
-    unwritable,
-    words_of,
+    SandboxConnection,
+    format_problem,
+    make_denied_error,
+    means_no_room,
+    means_unwritable,
 )
 from sidecar.errors import (
     BadReference,
@@ -37,7 +37,7 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 
 if TYPE_CHECKING:
     from e2b import Sandbox
@@ -66,23 +66,23 @@ class E2B:
     def __init__(self, user: str = "") -> None:
         self._user = user or None
 
-    def reach(self, name: str, *, wake: bool) -> Reached:
+    def reach(self, name: str, *, wake: bool) -> SandboxConnection:
         try:
             from e2b import Sandbox
         except ImportError:
             raise SdkMissing(
                 "e2b: sandboxes need the E2B SDK, which is not installed.", hint="pip install 'memory-sidecar[e2b]'"
             ) from None
-        detail = _look(name)
+        detail = _read_detail(name)
         ends_at = detail.end_at.timestamp()
         if detail.state == "paused":
             if not wake:
                 raise SandboxAsleep(f"e2b:{name} is paused.")
             box = Sandbox.connect(name, timeout=WAKE_SECONDS)
-            return Reached(box, time.time() + WAKE_SECONDS, woken=True, trips=2)
+            return SandboxConnection(box, time.time() + WAKE_SECONDS, woken=True, trips=2)
         if not isinstance(detail.envd_access_token, str):
-            return Reached(Sandbox.connect(name), ends_at, trips=2)
-        return Reached(_opened(detail, detail.envd_access_token), ends_at)
+            return SandboxConnection(Sandbox.connect(name), ends_at, trips=2)
+        return SandboxConnection(_open_sandbox(detail, detail.envd_access_token), ends_at)
 
     def prolong(self, box: Sandbox, seconds: float) -> float:
         box.set_timeout(round(seconds))
@@ -97,7 +97,7 @@ class E2B:
         output_limit: int,
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
-    ) -> Finished:
+    ) -> CommandResult:
         from e2b import InvalidArgumentException
 
         how: dict[str, Any] = {"timeout": timeout, "output_limit": output_limit, "environment": environment}
@@ -121,7 +121,7 @@ class E2B:
         output_limit: int,
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
-    ) -> Finished:
+    ) -> CommandResult:
         from e2b import CommandExitException, TimeoutException
         from e2b.exceptions import SandboxNotRunningException, SandboxUnreachableException
 
@@ -142,9 +142,9 @@ class E2B:
                 complaint = (complaint + (stderr or ""))[-COMPLAINT:]
                 if len(output) > output_limit:
                     raise OutputTooLarge(f"The sandbox printed more than {output_limit} bytes.")
-            return Finished(handle.wait().exit_code, bytes(output), complaint)
+            return CommandResult(handle.wait().exit_code, bytes(output), complaint)
         except CommandExitException as ended:
-            return Finished(ended.exit_code, bytes(output), complaint)
+            return CommandResult(ended.exit_code, bytes(output), complaint)
         except TimeoutException as problem:
             # The SDK says so for many reasons; this one is told by the clock.
             other = isinstance(problem, SandboxNotRunningException | SandboxUnreachableException)
@@ -168,10 +168,10 @@ class E2B:
         import e2b
         from e2b.exceptions import SandboxNotRunningException, ServiceBusyException
 
-        words = words_of(problem)
+        words = format_problem(problem)
         status = getattr(problem, "status_code", None)
         if isinstance(problem, e2b.AuthenticationException) or status in (401, 403):
-            return self._turned_away(words, ref) if inside else denied(ref, "E2B", "E2B_API_KEY")
+            return self._make_turned_away_error(words, ref) if inside else make_denied_error(ref, "E2B", "E2B_API_KEY")
         if isinstance(problem, e2b.FileNotFoundException):
             return TransferFailed(f"A file of {ref} could not be read: {words}")
         if isinstance(problem, e2b.NotFoundException):
@@ -180,16 +180,16 @@ class E2B:
             return SandboxGone(f"{ref} is gone: it was killed or reached its time-out.")
         if isinstance(problem, e2b.RateLimitException | ServiceBusyException):
             return SandboxBusy(f"E2B asks to wait before {ref} is used again: {words}")
-        if isinstance(problem, e2b.NotEnoughSpaceException) or no_room(words):
+        if isinstance(problem, e2b.NotEnoughSpaceException) or means_no_room(words):
             return SandboxFull(f"There is no space left in {ref}.")
-        if inside and unwritable(words):
+        if inside and means_unwritable(words):
             return SandboxUnwritable(f"A file could not be written in {ref}: {words}")
         refused = isinstance(problem, e2b.InvalidArgumentException | e2b.TemplateException)
         if refused or (isinstance(problem, e2b.SandboxException) and (status or 0) in range(400, 500)):
             return SandboxError(f"E2B refused a request for {ref}: {words}")
         return SandboxUnreachable(f"{ref} could not be reached: {words}")
 
-    def _turned_away(self, words: str, ref: str) -> SandboxDenied:
+    def _make_turned_away_error(self, words: str, ref: str) -> SandboxDenied:
         """The daemon in the sandbox, which knows no API key, does not let us in."""
         if "user" in words.lower():
             whom = f"user {self._user!r}" if self._user else "default user"
@@ -204,7 +204,7 @@ class E2B:
         )
 
 
-def _look(name: str) -> SandboxDetail:
+def _read_detail(name: str) -> SandboxDetail:
     """What E2B knows of a sandbox, in one request that leaves it as it is: ``Sandbox.connect`` would wake a paused one,
     and the public ``get_info`` does not tell what it takes to talk to it."""
     from e2b.api import handle_api_exception
@@ -220,7 +220,7 @@ def _look(name: str) -> SandboxDetail:
     return SandboxDetail.from_dict(answer.json())
 
 
-def _opened(detail: SandboxDetail, token: str) -> Sandbox:
+def _open_sandbox(detail: SandboxDetail, token: str) -> Sandbox:
     """The SDK's object for a running sandbox, made of what is known of it; as ``Sandbox.connect`` does after its request."""
     from e2b import Sandbox
     from e2b.connection_config import ConnectionConfig

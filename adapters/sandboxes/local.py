@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from pathlib import Path
 from typing import BinaryIO
 
-from adapters.sandboxes.blocking import in_thread
+from adapters.sandboxes.blocking import run_in_thread
 from adapters.sandboxes.local_command import Command
 from sidecar.errors import (
     BadReference,
@@ -26,9 +26,9 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
-from sidecar.files import private
+from sidecar.files import open_private
 from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
-from sidecar.ports import Finished, Ground, Presence
+from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 CHUNK = 1 << 20
 PARTING_SECONDS = 5
@@ -44,23 +44,23 @@ class LocalSandbox:
         self._policy = policy
         self.ref = f"local:{home}"
         self.control_trips = 0
-        self._environment = _environment(home)
+        self._environment = _build_environment(home)
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._policy.ground(str(self.home), projects)
 
-    async def connect(self) -> Presence:
-        return Presence()
+    async def connect(self) -> SandboxStatus:
+        return SandboxStatus()
 
-    async def prolong(self, seconds: float) -> Presence:
-        return Presence()
+    async def prolong(self, seconds: float) -> SandboxStatus:
+        return SandboxStatus()
 
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         # In a thread from the first step: to start a process takes as long as the machine is busy.
         job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
-        running = in_thread(lambda: job.run(command))
+        running = run_in_thread(lambda: job.run(command))
         try:
             await asyncio.wait({running}, timeout=timeout)
             if not running.done():
@@ -78,14 +78,14 @@ class LocalSandbox:
                 running.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
-        with self._writing(path):
-            file = await asyncio.to_thread(open, path, "wb", opener=private)  # it may hold a whole memory
+        with self._translate_write_errors(path):
+            file = await asyncio.to_thread(open, path, "wb", opener=open_private)  # it may hold a whole memory
         try:
             async for chunk in chunks:
-                with self._writing(path):
+                with self._translate_write_errors(path):
                     await asyncio.to_thread(file.write, chunk)
         finally:
-            with self._writing(path):
+            with self._translate_write_errors(path):
                 file.close()
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
@@ -98,14 +98,14 @@ class LocalSandbox:
             raise TransferFailed(f"Could not read {path} in {self.ref}: {problem.strerror}.") from None
 
     async def remove(self, path: str) -> None:
-        with self._writing(path):
+        with self._translate_write_errors(path):
             Path(path).unlink(missing_ok=True)
 
     async def close(self) -> None:
         return None
 
     @contextlib.contextmanager
-    def _writing(self, path: str) -> Iterator[None]:
+    def _translate_write_errors(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as problem:
@@ -124,7 +124,7 @@ def _open_file(place: Path) -> BinaryIO:
 def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN, user: str = "") -> LocalSandbox:
     """The sandbox for what follows ``local:``. Raise when it is not a folder that is there and may be one, or when it is
     to be worked in as another user than the present one."""
-    if user and user != (present := _present_user()):
+    if user and user != (present := _read_user()):
         raise BadReference(
             f"In a folder of this machine the sidecar works as the user it runs as, {present}, and not as {user}.",
             hint=f"Leave out --user, or run the sidecar as {user}.",
@@ -142,14 +142,14 @@ def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN, user: str = "") -> 
     return LocalSandbox(home, policy)
 
 
-def _present_user() -> str:
+def _read_user() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _build_environment(home: Path) -> dict[str, str]:
     environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
     environment.update((name, value) for name, value in os.environ.items() if value.startswith(f"{home}/"))
     search = environment.get("PATH", os.defpath)

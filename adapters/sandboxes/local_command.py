@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from sidecar.errors import OutputTooLarge
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 
 CHUNK = 1 << 20
 COMPLAINT = 4096
@@ -31,7 +31,7 @@ class Command:
         self._ended = False
         self._lock = threading.Lock()
 
-    def run(self, script: str) -> Finished:
+    def run(self, script: str) -> CommandResult:
         """Raise ``OSError`` when it cannot be started, ``OutputTooLarge`` when it prints too much."""
         # The script goes in by stdin: a command line has a size limit, and shows in the process list.
         pipe = subprocess.PIPE
@@ -58,8 +58,8 @@ class Command:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-            code = self._waited(process)
-        return Finished(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
+            code = self._wait_for_exit(process)
+        return CommandResult(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
 
     def end(self) -> None:
         """Kill it with all its children, also those that have outlived it."""
@@ -69,7 +69,7 @@ class Command:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _waited(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> int:
         """Its exit code. It is reaped under the lock: its number, which somebody else may get then, is killed no more."""
         while True:
             with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
@@ -91,7 +91,7 @@ class Command:
                 for key, _ in ready.select():
                     stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
                     if stream is process.stdin:
-                        script = _sent(stream, script)
+                        script = _send_some(stream, script)
                         done = not script
                     else:
                         chunk = os.read(stream.fileno(), CHUNK)
@@ -106,7 +106,7 @@ class Command:
         return bytes(output), bytes(complaint)
 
 
-def _sent(stream: IO[bytes], script: memoryview) -> memoryview:
+def _send_some(stream: IO[bytes], script: memoryview) -> memoryview:
     """What is left to send; nothing, when nobody reads it any more."""
     try:
         return script[os.write(stream.fileno(), script[:CHUNK]) :]

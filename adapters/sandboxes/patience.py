@@ -102,7 +102,7 @@ _NO_ROOM = re.compile(r"memory-sidecar-no-room\s*\Z|no space left on device|read
 _NOT_AS_USER = re.compile(r"memory-sidecar-not-as-user ?(.*)", re.DOTALL)
 
 
-class Patient:
+class LongCommand:
     """One command, as the requests that start it, wait for it and kill it. Each is for a POSIX shell, or zsh.
 
     ``user`` is as whom it is to run, where that is not whoever the provider runs commands as; ``variables`` are the names
@@ -122,25 +122,27 @@ class Patient:
     def start(self, patience: int) -> str:
         """Sent twice (SDKs and proxies do that), it waits for the command that runs already instead of starting another."""
         given = [patience, _RUNNER, self._script, self._limit, self._longest, ROOM_BYTES]
-        return self._request(_COLLECT + _START + _WAIT, *given)
+        return self._build_request(_COLLECT + _START + _WAIT, *given)
 
     def wait(self, patience: int) -> str:
-        return self._request(_COLLECT + _WAIT, patience)
+        return self._build_request(_COLLECT + _WAIT, patience)
 
     @property
     def kill(self) -> str:
-        return self._request(_KILL)
+        return self._build_request(_KILL)
 
-    def _request(self, text: str, *given: object) -> str:
+    def _build_request(self, text: str, *given: object) -> str:
         # As arguments of /bin/sh: the sandbox's own shell may be zsh, which is not a POSIX one, and a here-document would
         # take room in /tmp. Each argument may have 128 KiB, so the script has one to itself.
         begin = _BEGIN + ("cd\n" if self._user else "")  # the working folder may be another user's home
         words = [begin + text, "sh", self._name, *map(str, given)]
         command = f"/bin/sh -c {' '.join(map(shlex.quote, words))}\n"
-        return f'{as_user(self._user, self._variables)}exec "$@" {command}' if self._user else f"exec {command}"
+        return (
+            f'{build_user_prefix(self._user, self._variables)}exec "$@" {command}' if self._user else f"exec {command}"
+        )
 
 
-def as_user(user: str, variables: tuple[str, ...] = ()) -> str:
+def build_user_prefix(user: str, variables: tuple[str, ...] = ()) -> str:
     """What makes ``"$@"`` the beginning of a command that runs as this user, or says that it cannot and ends."""
     keep = f"--preserve-env={','.join(variables)}" if variables else ""
     return _AS_USER.format(user=shlex.quote(user), keep=keep)
@@ -155,7 +157,7 @@ def check_user(output: str, user: str) -> None:
         )
 
 
-def ending(output: str) -> tuple[str, int] | None:
+def parse_ending(output: str) -> tuple[str, int] | None:
     """What the command printed and its exit code; ``None`` while it runs.
 
     Raise ``SandboxFull`` when there was no room for what it prints, ``ValueError`` for half an answer.

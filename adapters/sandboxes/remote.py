@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from io import RawIOBase
 from typing import Any, Protocol, TypeVar
 
-from adapters.sandboxes.blocking import SourceFailed, in_thread, received, sent
+from adapters.sandboxes.blocking import SourceFailed, receive_chunks, run_in_thread, send_chunks
 from sidecar.errors import (
     SandboxDenied,
     SandboxError,
@@ -27,7 +27,7 @@ from sidecar.errors import (
     SidecarError,
     TransferFailed,
 )
-from sidecar.ports import Finished, Ground, Presence
+from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 IDLE_SECONDS = 60.0
 PARTING_SECONDS = 5.0
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class SandboxConnection:
     """A connection: the SDK's object for the sandbox, what is known of its end, and how many requests that took."""
 
     box: Any
@@ -51,8 +51,8 @@ class Reached:
     slides: bool = False
 
     @property
-    def presence(self) -> Presence:
-        return Presence(self.ends_at, self.woken, self.slides)
+    def presence(self) -> SandboxStatus:
+        return SandboxStatus(self.ends_at, self.woken, self.slides)
 
 
 class FileMissing(TransferFailed):
@@ -70,7 +70,7 @@ class Vendor(Protocol):
         """Whether uploads belong to another user than the one that commands run as, who cannot remove them."""
         ...
 
-    def reach(self, name: str, *, wake: bool) -> Reached: ...
+    def reach(self, name: str, *, wake: bool) -> SandboxConnection: ...
 
     def prolong(self, box: Any, seconds: float) -> float | None:
         """Make it live for at least that long; return when it ends now."""
@@ -85,7 +85,7 @@ class Vendor(Protocol):
         output_limit: int,
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
-    ) -> Finished:
+    ) -> CommandResult:
         """Run a command; ``started`` is called with what kills it, once there is something to kill."""
         ...
 
@@ -113,34 +113,34 @@ class RemoteSandbox:
         self._wake = wake
         self._idle = idle
         self._turn = asyncio.Lock()
-        self._reached: Reached | None = None
+        self._reached: SandboxConnection | None = None
         self._asked = 0.0
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return None  # all that is there is the sandbox's own
 
-    async def connect(self) -> Presence:
-        return (await self._connection()).presence
+    async def connect(self) -> SandboxStatus:
+        return (await self._connect_once()).presence
 
-    async def prolong(self, seconds: float) -> Presence:
+    async def prolong(self, seconds: float) -> SandboxStatus:
         if time.monotonic() - self._asked > REMEMBERED_SECONDS:
             self._reached = None  # somebody else may have prolonged it further, which must not be undone
-        reached = await self._connection()
+        reached = await self._connect_once()
         if reached.ends_at is None or reached.ends_at - time.time() >= seconds:
             return reached.presence
-        ends_at = await self._in_it(lambda: self._vendor.prolong(reached.box, seconds))
+        ends_at = await self._call_inside(lambda: self._vendor.prolong(reached.box, seconds))
         self.control_trips += 1
-        self._remember(Reached(reached.box, ends_at, reached.woken, slides=reached.slides))
-        return Presence(ends_at, reached.woken, reached.slides)
+        self._remember(SandboxConnection(reached.box, ends_at, reached.woken, slides=reached.slides))
+        return SandboxStatus(ends_at, reached.woken, reached.slides)
 
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         if len(command.encode()) > self._vendor.longest_command:
             return await self._run_from_file(command, timeout, output_limit, environment)
-        box = (await self._connection()).box
+        box = (await self._connect_once()).box
         command_there = _Command()
-        running = in_thread(
+        running = run_in_thread(
             lambda: self._vendor.run(
                 box,
                 command,
@@ -157,14 +157,14 @@ class RemoteSandbox:
             return running.result()
         except BaseException as problem:
             # Also when cancelled, or when it said too much: nothing of ours goes on running in a sandbox.
-            await asyncio.wait({in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
+            await asyncio.wait({run_in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
             if isinstance(problem, Exception):
-                raise await self._ours(problem) from None
+                raise await self._translate_failure(problem) from None
             raise
 
     async def _run_from_file(
         self, command: str, timeout: float, output_limit: int, environment: Mapping[str, str] | None
-    ) -> Finished:
+    ) -> CommandResult:
         """Run a command that is too long to be sent as one: from a file, in one more request."""
         path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.command"
         removed = False
@@ -180,38 +180,38 @@ class RemoteSandbox:
             return replace(done, uploads=1, trips=done.trips + (not removed))
         finally:
             if not removed and (reached := self._reached) is not None:
-                gone = in_thread(lambda: _quietly(lambda: self._vendor.remove(reached.box, path)))
+                gone = run_in_thread(lambda: _run_quietly(lambda: self._vendor.remove(reached.box, path)))
                 await asyncio.wait({gone}, timeout=PARTING_SECONDS)
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
-        box = (await self._connection()).box
+        box = (await self._connect_once()).box
         try:
-            await sent(lambda source: self._vendor.upload(box, path, source), chunks, idle=self._idle)
+            await send_chunks(lambda source: self._vendor.upload(box, path, source), chunks, idle=self._idle)
         except SourceFailed as failure:
             raise failure.problem from None
         except Exception as problem:
-            raise await self._ours(problem) from None
+            raise await self._translate_failure(problem) from None
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
-        box = (await self._connection()).box
-        chunks = received(lambda: self._vendor.download(box, path), idle=self._idle)
+        box = (await self._connect_once()).box
+        chunks = receive_chunks(lambda: self._vendor.download(box, path), idle=self._idle)
         try:
             async for chunk in chunks:
                 yield chunk
         except Exception as problem:
-            raise await self._ours(problem) from None
+            raise await self._translate_failure(problem) from None
         finally:
             await chunks.aclose()
 
     async def remove(self, path: str) -> None:
-        box = (await self._connection()).box
+        box = (await self._connect_once()).box
         with suppress(FileMissing):
-            await self._in_it(lambda: self._vendor.remove(box, path))
+            await self._call_inside(lambda: self._vendor.remove(box, path))
 
     async def close(self) -> None:
         self._reached = None
 
-    async def _connection(self) -> Reached:
+    async def _connect_once(self) -> SandboxConnection:
         async with self._turn:
             if self._reached is None:
                 self._remember(await self._call(lambda: self._vendor.reach(self._name, wake=self._wake)))
@@ -219,41 +219,41 @@ class RemoteSandbox:
                 self.control_trips += self._reached.trips
             return self._reached
 
-    def _remember(self, reached: Reached) -> None:
+    def _remember(self, reached: SandboxConnection) -> None:
         self._reached, self._asked = reached, time.monotonic()
 
     async def _call(self, work: Callable[[], T]) -> T:
         """A call of the control plane."""
         try:
-            return await self._answered(work)
+            return await self._wait_for_answer(work)
         except SdkMissing:
             raise
         except Exception as problem:
             self.control_trips += 1
-            raise self._meaning(problem) from None
+            raise self._translate_error(problem) from None
 
-    async def _in_it(self, work: Callable[[], T]) -> T:
+    async def _call_inside(self, work: Callable[[], T]) -> T:
         """A short call that only a running sandbox can answer."""
         try:
-            return await self._answered(work)
+            return await self._wait_for_answer(work)
         except Exception as problem:
-            raise await self._ours(problem) from None
+            raise await self._translate_failure(problem) from None
 
-    async def _answered(self, work: Callable[[], T]) -> T:
-        calling = in_thread(work)
+    async def _wait_for_answer(self, work: Callable[[], T]) -> T:
+        calling = run_in_thread(work)
         done, _ = await asyncio.wait({calling}, timeout=self._idle)
         if not done:
             raise SandboxUnreachable(f"The provider of {self.ref} did not answer within {self._idle:.0f} seconds.")
         return calling.result()
 
-    def _meaning(self, problem: Exception, *, inside: bool = False) -> SidecarError:
+    def _translate_error(self, problem: Exception, *, inside: bool = False) -> SidecarError:
         if isinstance(problem, SidecarError):
             return problem
-        return scrubbed(self._vendor.meaning(problem, self.ref, inside=inside))
+        return remove_credentials(self._vendor.meaning(problem, self.ref, inside=inside))
 
-    async def _ours(self, problem: Exception) -> SidecarError:
+    async def _translate_failure(self, problem: Exception) -> SidecarError:
         """Our error for a failed command or transfer. Whether a sandbox that does not answer is gone, its provider knows."""
-        meaning = self._meaning(problem, inside=True)
+        meaning = self._translate_error(problem, inside=True)
         if isinstance(meaning, SandboxGone | TransferFailed):
             self._reached = None
             try:
@@ -278,17 +278,17 @@ class _Command:
             self._kill = kill
             late = self._given_up
         if late:
-            _quietly(kill)
+            _run_quietly(kill)
 
     def give_up(self) -> None:
         with self._lock:
             self._given_up = True
             kill = self._kill
         if kill is not None:
-            _quietly(kill)
+            _run_quietly(kill)
 
 
-def scrubbed(problem: SandboxError) -> SandboxError:
+def remove_credentials(problem: SandboxError) -> SandboxError:
     """Some services repeat in an error what they were sent: no credential of ours stays in its words."""
     for name in SECRETS:
         if secret := os.environ.get(name):
@@ -297,7 +297,7 @@ def scrubbed(problem: SandboxError) -> SandboxError:
     return problem
 
 
-def words_of(problem: Exception) -> str:
+def format_problem(problem: Exception) -> str:
     """What an SDK's exception is and says, on one line and not without end.
 
     Of a long one the beginning and the end: some daemons quote all of a command before they say what is wrong with it.
@@ -306,16 +306,16 @@ def words_of(problem: Exception) -> str:
     return words if len(words) <= MOST_WORDS else f"{words[: MOST_WORDS // 3]} … {words[-MOST_WORDS * 2 // 3 :]}"
 
 
-def no_room(words: str) -> bool:
+def means_no_room(words: str) -> bool:
     return "no space left" in words.lower()
 
 
-def unwritable(words: str) -> bool:
+def means_unwritable(words: str) -> bool:
     """Whether a daemon says that it may not write a file: not on this file system, or not this user."""
     return any(said in words.lower() for said in ("read-only file system", "permission denied"))
 
 
-def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
+def make_denied_error(ref: str, provider: str, variable: str) -> SandboxDenied:
     """The provider does not let us in. Its own words may repeat what it was sent, so they are left out."""
     if not os.environ.get(variable):
         return SandboxDenied(
@@ -328,6 +328,6 @@ def denied(ref: str, provider: str, variable: str) -> SandboxDenied:
     )
 
 
-def _quietly(work: Callable[[], Any]) -> None:
+def _run_quietly(work: Callable[[], Any]) -> None:
     with suppress(Exception):
         work()

@@ -19,11 +19,11 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composed, Identifier
 
 from adapters.sinks import postgres_schema, postgres_search
-from adapters.sinks.postgres_errors import Redacted, SchemaGone, told_plainly
+from adapters.sinks.postgres_errors import Redactor, SchemaGone, translate_errors
 from sidecar.errors import BadConfig
 from sidecar.sink.records import READER, Record
 from sidecar.sink.settings import HOW, Postgres
-from sidecar.sink.sink import Found, Place, Query, Records, Still, Written
+from sidecar.sink.sink import MemoryRef, Query, RecordSource, SearchHits, Still, WriteCounts
 
 LOCK_SECONDS = 60.0
 WRITE_SECONDS = 900.0
@@ -78,20 +78,20 @@ WHERE id = %(id)s RETURNING records
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
-def open_postgres(url: str, settings: Postgres) -> PostgresSink:
+def open_postgres(url: str, settings: Postgres) -> PostgresSearch:
     """The sink behind a URL, which is not tried yet. Raise ``BadConfig`` when it is not one."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:
         raise BadConfig(f"{settings.url_env} is not the URL of a Postgres database.", hint=HOW) from None
-    return PostgresSink(url, settings)
+    return PostgresSearch(url, settings)
 
 
-class PostgresSink:
+class PostgresSearch:
     def __init__(self, url: str, settings: Postgres) -> None:
         self._url = url
         self._settings = settings
-        self._redacted = Redacted(url)
+        self._redacted = Redactor(url)
         self._prepared = False
         self._searches = asyncio.Semaphore(MOST_SEARCHES)
         self._reader = f"{READER} {settings.text_search}"
@@ -100,62 +100,69 @@ class PostgresSink:
         return f"PostgresSink(schema={self._settings.schema!r})"
 
     async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
-        async with self._transaction(self._settings.timeout) as cursor:
-            await cursor.execute(self._sql(STANDING), {"store": store, "memory": memory})
+        async with self._open_transaction(self._settings.timeout) as cursor:
+            await cursor.execute(self._format_sql(STANDING), {"store": store, "memory": memory})
             return {memory: snapshot if reader == self._reader else "" async for memory, snapshot, reader in cursor}
 
-    async def replace(self, place: Place, snapshot: str, records: Records, still: Still) -> Written | None:
-        async with self._transaction(WRITE_SECONDS) as cursor:
-            await self._turn(cursor, place)
+    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+        async with self._open_transaction(WRITE_SECONDS) as cursor:
+            await self._take_turn(cursor, place)
             if not await still():
                 return None
-            await cursor.execute(self._sql(CLAIM), (place.store, place.memory))
+            await cursor.execute(self._format_sql(CLAIM), (place.store, place.memory))
             id, held, reader, count = await cursor.fetchone() or (0, "", "", 0)
             if (held, reader) == (snapshot, self._reader):
-                return Written(records=count)
+                return WriteCounts(records=count)
             removed = 0
             if reader != self._reader:  # what is there was made in another way
-                await cursor.execute(self._sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
+                await cursor.execute(self._format_sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
                 removed = cursor.rowcount
-            gone = await self._bring_missing(cursor, id, records)
+            gone = await self._insert_missing(cursor, id, records)
             removed += await self._remove(cursor, id, gone)
             parted = {"joined": postgres_search.JOINED, "blanks": postgres_search.BLANKS}
-            await cursor.execute(self._sql(INSERT), {"id": id, "text_search": self._settings.text_search, **parted})
+            await cursor.execute(
+                self._format_sql(INSERT), {"id": id, "text_search": self._settings.text_search, **parted}
+            )
             written = cursor.rowcount
             about = {"id": id, "snapshot": snapshot, "reader": self._reader, "problems": records.problems}
-            await cursor.execute(self._sql(SETTLE), about)
+            await cursor.execute(self._format_sql(SETTLE), about)
             (now,) = await cursor.fetchone() or (0,)
-            return Written(records=now, written=written, removed=removed)
+            return WriteCounts(records=now, written=written, removed=removed)
 
-    async def remove(self, place: Place, still: Still) -> int | None:
-        async with self._transaction(WRITE_SECONDS) as cursor:
-            await self._turn(cursor, place)
+    async def remove(self, place: MemoryRef, still: Still) -> int | None:
+        async with self._open_transaction(WRITE_SECONDS) as cursor:
+            await self._take_turn(cursor, place)
             if not await still():
                 return None
             about = (place.store, place.memory)
             await cursor.execute(
-                self._sql("DELETE FROM {schema}.memories WHERE store = %s AND memory = %s RETURNING records"), about
+                self._format_sql("DELETE FROM {schema}.memories WHERE store = %s AND memory = %s RETURNING records"),
+                about,
             )
             row = await cursor.fetchone()
             return int(row[0]) if row else 0
 
-    async def search(self, query: Query) -> Found:
+    async def search(self, query: Query) -> SearchHits:
         seconds = self._settings.timeout
-        with told_plainly(self._redacted):
-            async with asyncio.timeout(_patience(seconds)), self._searches, self._transaction(seconds) as cursor:
+        with translate_errors(self._redacted):
+            async with (
+                asyncio.timeout(_compute_patience(seconds)),
+                self._searches,
+                self._open_transaction(seconds) as cursor,
+            ):
                 return await postgres_search.search(cursor, self._settings.schema, self._settings.text_search, query)
 
-    async def _turn(self, cursor: AsyncCursor[Any], place: Place) -> None:
+    async def _take_turn(self, cursor: AsyncCursor[Any], place: MemoryRef) -> None:
         """Wait until nobody else writes this memory's rows; nobody else will until the transaction ends."""
         name = f"{self._settings.schema} {place.store} {place.memory}"
         await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
-    async def _bring_missing(self, cursor: AsyncCursor[Any], id: int, records: Records) -> set[bytes]:
+    async def _insert_missing(self, cursor: AsyncCursor[Any], id: int, records: RecordSource) -> set[bytes]:
         """Tell Postgres the records it does not have. Return the digests of the rows that are of none of them any more.
 
         Only digests come from there, and only what changed goes there: most of a memory is the same after a conversation.
         """
-        await cursor.execute(self._sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
+        await cursor.execute(self._format_sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
         held = {digest async for (digest,) in cursor}
         await cursor.execute(INCOMING)
         async with (
@@ -169,7 +176,7 @@ class PostgresSink:
                     if digest in held:
                         held.discard(digest)
                     else:
-                        await copy.write_row((number, *_columns(record), digest))
+                        await copy.write_row((number, *_list_columns(record), digest))
                         number += 1
         return held
 
@@ -178,28 +185,28 @@ class PostgresSink:
         async with cursor.copy("COPY pg_temp.gone FROM STDIN") as copy:
             for digest in digests:
                 await copy.write_row((digest,))
-        await cursor.execute(self._sql(REMOVE_GONE), (id,))
+        await cursor.execute(self._format_sql(REMOVE_GONE), (id,))
         return cursor.rowcount
 
-    def _sql(self, statement: LiteralString) -> Composed:
+    def _format_sql(self, statement: LiteralString) -> Composed:
         return SQL(statement).format(schema=Identifier(self._settings.schema))
 
     @asynccontextmanager
-    async def _transaction(self, seconds: float) -> AsyncIterator[AsyncCursor[Any]]:
+    async def _open_transaction(self, seconds: float) -> AsyncIterator[AsyncCursor[Any]]:
         """A transaction on a connection of its own, with the tables there. Raise a ``SinkError``.
 
         Postgres ends what takes longer than ``seconds``. One that is there and says nothing is not waited for either.
         """
         try:
-            with told_plainly(self._redacted):
-                async with asyncio.timeout(_patience(seconds)), await self._connect() as connection:
+            with translate_errors(self._redacted):
+                async with asyncio.timeout(_compute_patience(seconds)), await self._connect() as connection:
                     if not self._prepared:
                         async with connection.transaction(), connection.cursor() as cursor:
-                            await _limit(cursor, WRITE_SECONDS)
-                            await postgres_schema.prepare(cursor, self._settings.schema)
+                            await _set_limits(cursor, WRITE_SECONDS)
+                            await postgres_schema.prepare_schema(cursor, self._settings.schema)
                         self._prepared = True
                     async with connection.transaction(), connection.cursor() as cursor:
-                        await _limit(cursor, seconds)
+                        await _set_limits(cursor, seconds)
                         yield cursor
         except SchemaGone:
             self._prepared = False
@@ -228,17 +235,17 @@ class _Connection(psycopg.AsyncConnection[Any]):
             self.pgconn.finish()
 
 
-def _patience(seconds: float) -> float:
+def _compute_patience(seconds: float) -> float:
     """How long to wait for Postgres to keep to ``seconds`` by itself, connecting included."""
     return 2 * seconds + 1
 
 
-async def _limit(cursor: AsyncCursor[Any], seconds: float) -> None:
+async def _set_limits(cursor: AsyncCursor[Any], seconds: float) -> None:
     """How long anything may take, for this transaction alone."""
     await cursor.execute(LIMITS, [f"{round(value * 1000)}ms" for value in (seconds, LOCK_SECONDS, IDLE_SECONDS)])
 
 
-def _columns(record: Record) -> tuple[Any, ...]:
+def _list_columns(record: Record) -> tuple[Any, ...]:
     return (
         record.kind,
         record.key,

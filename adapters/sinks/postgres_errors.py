@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from sidecar.errors import SinkBusy, SinkDenied, SinkError, SinkUnfit, SinkUnreachable
+from sidecar.errors import SearchBusy, SearchDenied, SearchError, SearchUnfit, SearchUnreachable
 
 LONGEST = 300
 _DENIED = (errors.InsufficientPrivilege, errors.InvalidPassword, errors.InvalidAuthorizationSpecification)
@@ -18,11 +18,11 @@ _GONE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName
 _BUSY = (errors.QueryCanceled, errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
 
 
-class SchemaGone(SinkUnreachable):
+class SchemaGone(SearchUnreachable):
     """The tables are not there any more. They are made again by the next call."""
 
 
-class Redacted:
+class Redactor:
     """Texts without the secrets of a URL."""
 
     def __init__(self, url: str) -> None:
@@ -45,30 +45,30 @@ class Redacted:
 
 
 @contextlib.contextmanager
-def told_plainly(redacted: Redacted) -> Iterator[None]:
+def translate_errors(redacted: Redactor) -> Iterator[None]:
     """Raise a ``SinkError`` for whatever the driver raises."""
     try:
         yield
     except (psycopg.Error, OSError, TimeoutError) as problem:
         # Without the cause: its text, or what it was called with, could hold the URL.
-        raise _told(problem, redacted) from None
+        raise _translate_error(problem, redacted) from None
 
 
-def _told(problem: Exception, redacted: Redacted) -> SinkError:
+def _translate_error(problem: Exception, redacted: Redactor) -> SearchError:
     if isinstance(problem, TimeoutError):
-        return SinkUnreachable("Postgres did not answer in time.")
+        return SearchUnreachable("Postgres did not answer in time.")
     if not isinstance(problem, psycopg.Error):
-        return SinkUnreachable(f"Postgres cannot be reached: {redacted(str(problem))[:LONGEST]}.")
+        return SearchUnreachable(f"Postgres cannot be reached: {redacted(str(problem))[:LONGEST]}.")
     lines = (problem.diag.message_primary or str(problem)).strip().splitlines() or [type(problem).__name__]
     said = redacted(lines[0])[:LONGEST].rstrip(".")
     if isinstance(problem, _DENIED):
-        return SinkDenied(f"Postgres refuses: {said}.")
+        return SearchDenied(f"Postgres refuses: {said}.")
     if isinstance(problem, _GONE):
         return SchemaGone(f"The tables in Postgres are gone: {said}.", hint="They are made again by the next call.")
     if isinstance(problem, _BUSY):
-        return SinkBusy(f"Postgres took too long: {said}.")
+        return SearchBusy(f"Postgres took too long: {said}.")
     if isinstance(problem, errors.UndefinedObject):
-        return SinkUnfit(f"Postgres says: {said}.", hint="Is [postgres] text_search the name of one that it has?")
+        return SearchUnfit(f"Postgres says: {said}.", hint="Is [postgres] text_search the name of one that it has?")
     if problem.sqlstate is None or problem.sqlstate[:2] in ("08", "53", "57"):
-        return SinkUnreachable(f"Postgres cannot be used: {said}.")
-    return SinkError(f"Postgres failed: {said} ({problem.sqlstate}).")
+        return SearchUnreachable(f"Postgres cannot be used: {said}.")
+    return SearchError(f"Postgres failed: {said} ({problem.sqlstate}).")

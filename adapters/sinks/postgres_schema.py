@@ -7,7 +7,7 @@ from typing import Any
 from psycopg import AsyncCursor
 from psycopg.sql import SQL, Composed, Identifier
 
-from sidecar.errors import SinkUnfit
+from sidecar.errors import SearchUnfit
 
 # Row-level security without a policy: whoever does not own the tables sees nothing, whatever an API in front of the
 # database grants. Words are no generated column: which configuration makes them is a setting that may change.
@@ -45,7 +45,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
 )
 
 
-async def prepare(cursor: AsyncCursor[Any], schema: str) -> None:
+async def prepare_schema(cursor: AsyncCursor[Any], schema: str) -> None:
     """Make the tables, or bring them up to date. Inside a transaction.
 
     Raise ``SinkUnfit`` when they are newer than we know, or the database cannot hold every character.
@@ -53,7 +53,7 @@ async def prepare(cursor: AsyncCursor[Any], schema: str) -> None:
     name = Identifier(schema)
     await cursor.execute("SELECT current_setting('server_encoding')")
     if (await cursor.fetchone()) != ("UTF8",):
-        raise SinkUnfit("The database does not hold text as UTF-8.", hint="CREATE DATABASE … ENCODING 'UTF8'.")
+        raise SearchUnfit("The database does not hold text as UTF-8.", hint="CREATE DATABASE … ENCODING 'UTF8'.")
     await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('memory-sidecar ' || %s, 0))", (schema,))
     # A role may own the schema without the right to make one, so it is only made when it is not there.
     await cursor.execute("SELECT to_regnamespace(%s) IS NULL", (schema,))
@@ -68,15 +68,15 @@ async def prepare(cursor: AsyncCursor[Any], schema: str) -> None:
     row = await cursor.fetchone()
     number = int(row[0] or 0) if row else 0
     if number > len(STEPS):
-        raise SinkUnfit(
+        raise SearchUnfit(
             f"The tables in the schema {schema} were made by a newer version.",
             hint="Update the sidecar, or name another [postgres] schema.",
         )
     for step in STEPS[number:]:
         for statement in step:
-            await cursor.execute(_with(statement, name))
+            await cursor.execute(_format_sql(statement, name))
     await cursor.execute(SQL("UPDATE {schema}.version SET number = %s").format(schema=name), (len(STEPS),))
 
 
-def _with(statement: str, schema: Identifier) -> Composed:
+def _format_sql(statement: str, schema: Identifier) -> Composed:
     return SQL(statement).format(schema=schema)

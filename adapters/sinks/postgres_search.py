@@ -9,8 +9,8 @@ from typing import Any
 from psycopg import AsyncCursor
 from psycopg.sql import SQL, Identifier
 
-from sidecar.sink.records import clean
-from sidecar.sink.sink import Found, Hit, Query
+from sidecar.sink.records import clean_text
+from sidecar.sink.sink import Hit, Query, SearchHits
 
 HALF_LIFE_DAYS = 180
 """After so long, a record has to fit twice as well."""
@@ -47,13 +47,13 @@ ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
 """
 
 
-async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query: Query) -> Found:
+async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query: Query) -> SearchHits:
     await cursor.execute(
         SQL(SEARCH).format(schema=Identifier(schema)),
         {
-            "words": _parted(clean(query.words)),
+            "words": _split_words(clean_text(query.words)),
             "store": query.store,
-            "memories": list(map(clean, query.memories)) or None,
+            "memories": list(map(clean_text, query.memories)) or None,
             "kinds": list(query.kinds) or None,
             "limit": query.limit + 1,
             "offset": query.offset,
@@ -65,18 +65,18 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
             "blanks": BLANKS,
         },
     )
-    hits = [_hit(row) for row in await cursor.fetchall()]
-    return Found(hits=hits[: query.limit], more=len(hits) > query.limit)
+    hits = [_make_hit(row) for row in await cursor.fetchall()]
+    return SearchHits(hits=hits[: query.limit], more=len(hits) > query.limit)
 
 
-def _parted(words: str) -> str:
+def _split_words(words: str) -> str:
     """The words with their parts apart, as they are in the rows; what was one word is looked for ``"in this order"``."""
     parts = words.split('"')
     parts[::2] = [_JOINED_WORD.sub(r'\1"\2"', part) for part in parts[::2]]
     return '"'.join(parts).translate(str.maketrans(JOINED, BLANKS))
 
 
-def _hit(row: tuple[Any, ...]) -> Hit:
+def _make_hit(row: tuple[Any, ...]) -> Hit:
     memory, kind, key, title, snippet, project, session, at, path, snapshot, indexed, score = row
     return Hit(
         memory=memory,
@@ -86,13 +86,13 @@ def _hit(row: tuple[Any, ...]) -> Hit:
         snippet=" ".join(snippet.split()),
         project=project,
         session=session,
-        at=_iso(at),
+        at=_format_time(at),
         path=path,
         snapshot=snapshot,
-        indexed=_iso(indexed) or "",
+        indexed=_format_time(indexed) or "",
         score=round(float(score), 6),
     )
 
 
-def _iso(moment: datetime | None) -> str | None:
+def _format_time(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds") if moment else None

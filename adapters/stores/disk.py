@@ -18,21 +18,21 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from adapters.stores.disk_errors import naming_disk_errors
+from adapters.stores.disk_errors import translate_disk_errors
 from adapters.stores.disk_folders import (
     PRIVATE,
-    Modes,
-    climb,
+    FileModes,
+    find_open_to_others,
+    hold_lock,
     is_mount,
-    locked,
     make_folder,
     open_in_folder,
-    open_to_others,
-    prune,
+    remove_empty_folders,
+    remove_empty_parents,
     sync_folder,
 )
-from sidecar.errors import HeadMoved, ObjectMissing, StoreMissing
-from sidecar.ports import Link, ObjectInfo, Stored
+from sidecar.errors import ObjectMissing, StoreMissing, SwapLost
+from sidecar.ports import Link, ObjectInfo, StoredObject
 
 CHUNK = 1 << 20
 _TEMP, _LOCK = ".tmp-", ".lock-"
@@ -49,7 +49,7 @@ class DiskStore:
     """
 
     def __init__(
-        self, root: Path, *, url: str, mount_required: bool = False, prefix: str = "", modes: Modes = PRIVATE
+        self, root: Path, *, url: str, mount_required: bool = False, prefix: str = "", modes: FileModes = PRIVATE
     ) -> None:
         self.url = url
         self._modes = modes
@@ -64,7 +64,7 @@ class DiskStore:
     async def prepare(self) -> None:
         await asyncio.to_thread(self._prepare)
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         return await asyncio.to_thread(self._get, key)
 
     async def put(self, key: str, source: bytes | Path) -> int:
@@ -86,13 +86,13 @@ class DiskStore:
         return None
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        found = self._objects(prefix)
+        found = self._iterate_objects(prefix)
         while batch := await asyncio.to_thread(lambda: [*islice(found, _LISTED_AT_ONCE)]):
             for info in batch:
                 yield info
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
-        return await asyncio.to_thread(self._subfolders, prefix, most)
+        return await asyncio.to_thread(self._list_subfolders, prefix, most)
 
     async def copy(self, source: str, target: str) -> None:
         await asyncio.to_thread(self._copy, source, target)
@@ -116,11 +116,11 @@ class DiskStore:
         """Nothing stays open between calls."""
 
     def _prepare(self) -> None:
-        with self._usable():
+        with self._use_root():
             make_folder(self._root, self._modes)
             probe = self._root / f"{_TEMP}{secrets.token_hex(8)}"
             try:
-                with locked(
+                with hold_lock(
                     probe, self._modes
                 ):  # both at once: the folder can be written, and its filesystem has locks
                     pass
@@ -128,8 +128,8 @@ class DiskStore:
                 probe.unlink(missing_ok=True)
 
     def _warnings(self) -> Sequence[str]:
-        with self._usable():
-            found = open_to_others(self._root, self._modes, _LOOKED_AT) if self._root.is_dir() else None
+        with self._use_root():
+            found = find_open_to_others(self._root, self._modes, _LOOKED_AT) if self._root.is_dir() else None
         if found is None:
             return []
         who, bits = ("Users outside its group", "o") if self._modes.file & 0o060 else ("Other users", "go")
@@ -138,13 +138,13 @@ class DiskStore:
             f"{who} of this machine can read {found}: `chmod -R {bits}-rwx {shlex.quote(str(self._root))}` ends that.{kept}"
         ]
 
-    def _get(self, key: str) -> Stored | None:
+    def _get(self, key: str) -> StoredObject | None:
         try:
             with self._open(key) as file:
                 data = file.read()
         except ObjectMissing:
             return None
-        return Stored(data, _version(data))
+        return StoredObject(data, _compute_version(data))
 
     def _put(self, key: str, source: bytes | Path) -> int:
         if isinstance(source, bytes):
@@ -161,21 +161,21 @@ class DiskStore:
             self._write(target, lambda file: shutil.copyfileobj(given, file, CHUNK))
 
     def _swap(self, key: str, data: bytes, expected: str | None) -> str:
-        path = self._path(key)
-        self._expect(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file behind
-        with self._usable(), locked(_lock_of(path), self._modes):
-            self._expect(key, expected)
+        path = self._locate(key)
+        self._check_version(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file behind
+        with self._use_root(), hold_lock(_locate_lock(path), self._modes):
+            self._check_version(key, expected)
             self._write(key, lambda file: file.write(data))
-        return _version(data)
+        return _compute_version(data)
 
-    def _expect(self, key: str, version: str | None) -> None:
+    def _check_version(self, key: str, version: str | None) -> None:
         current = self._get(key)
         if (current.version if current else None) != version:
-            raise HeadMoved(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
+            raise SwapLost(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
 
     def _write(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
-        path = self._path(key)
-        with self._usable():
+        path = self._locate(key)
+        with self._use_root():
             temp = path.with_name(f"{_TEMP}{secrets.token_hex(8)}")
             try:
                 with open_in_folder(temp, "xb", self._modes) as file:
@@ -194,8 +194,8 @@ class DiskStore:
                     break
 
     def _open(self, key: str) -> BinaryIO:
-        path = self._path(key)
-        with self._usable():
+        path = self._locate(key)
+        with self._use_root():
             try:
                 file = path.open("rb")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -203,27 +203,27 @@ class DiskStore:
         return file
 
     def _read_chunk(self, file: BinaryIO) -> bytes:
-        with self._usable():
+        with self._use_root():
             return file.read(CHUNK)
 
     def _delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            path = self._path(key)
-            with self._usable():
-                lock = _lock_of(path)
+            path = self._locate(key)
+            with self._use_root():
+                lock = _locate_lock(path)
                 if lock.exists():
-                    with locked(lock, self._modes):  # not in the middle of another's swap
+                    with hold_lock(lock, self._modes):  # not in the middle of another's swap
                         path.unlink(missing_ok=True)
                         lock.unlink(missing_ok=True)
                 else:
                     with suppress(FileNotFoundError, NotADirectoryError):
                         path.unlink()
-                climb(path.parent, self._root)
+                remove_empty_parents(path.parent, self._root)
 
     def _sweep(self, prefix: str, older_than: float) -> int:
         swept = 0
-        with self._usable():
-            for _, entry in self._files(prefix):
+        with self._use_root():
+            for _, entry in self._iterate_files(prefix):
                 if entry.name.startswith(_TEMP):
                     with suppress(FileNotFoundError):
                         if entry.stat(follow_symlinks=False).st_mtime < older_than:
@@ -233,50 +233,50 @@ class DiskStore:
 
     def _purge(self, prefix: str) -> int:
         purged = 0
-        with self._usable():
-            for _, entry in [*self._files(prefix)]:
+        with self._use_root():
+            for _, entry in [*self._iterate_files(prefix)]:
                 Path(entry.path).unlink(missing_ok=True)
                 purged += not entry.name.startswith(_LOCK)
-            prune(self._folder(prefix), self._root)
+            remove_empty_folders(self._locate_folder(prefix), self._root)
         return purged
 
-    def _objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        with self._usable():
-            for key, entry in self._files(prefix):
+    def _iterate_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._use_root():
+            for key, entry in self._iterate_files(prefix):
                 if not entry.name.startswith((_TEMP, _LOCK)) and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
                         about = entry.stat(follow_symlinks=False)
                         yield ObjectInfo(key, about.st_size, about.st_mtime)
 
-    def _subfolders(self, prefix: str, most: int) -> Sequence[str]:
-        with self._usable():
+    def _list_subfolders(self, prefix: str, most: int) -> Sequence[str]:
+        with self._use_root():
             try:
-                with os.scandir(self._folder(prefix)) as found:
+                with os.scandir(self._locate_folder(prefix)) as found:
                     names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
             except FileNotFoundError:
                 return []
             # One that only a crashed writer left something in holds no object.
-            held = (name for name in names if next(self._objects(f"{prefix}{name}/"), None) is not None)
+            held = (name for name in names if next(self._iterate_objects(f"{prefix}{name}/"), None) is not None)
             return [*islice(held, most)]
 
-    def _files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _iterate_files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """All files whose key starts with ``prefix``, in key order, those that are no objects among them."""
-        folder = self._folder(prefix)
+        folder = self._locate_folder(prefix)
         start = prefix[: prefix.rfind("/") + 1]
         return ((key, entry) for key, entry in _walk(folder, start, self._root) if key.startswith(prefix))
 
-    def _folder(self, prefix: str) -> Path:
+    def _locate_folder(self, prefix: str) -> Path:
         parent, _, _ = prefix.rpartition("/")
-        return self._path(parent) if parent else self._root
+        return self._locate(parent) if parent else self._root
 
-    def _path(self, key: str) -> Path:
+    def _locate(self, key: str) -> Path:
         """Where ``key`` is kept. Raise ``ValueError`` for one that could lead out of the root or hide from ``list``."""
         parts = key.split("/")
         if any(part in ("", ".", "..") or part.startswith((_TEMP, _LOCK)) or "\0" in part for part in parts):
             raise ValueError(f"not a key: {key!r}")
         return self._root.joinpath(*parts)
 
-    def _usable(self) -> naming_disk_errors:
+    def _use_root(self) -> translate_disk_errors:
         if self._mount is not None and not is_mount(self._mount):
             raise StoreMissing(
                 f"No volume is mounted at {self._mount}.",
@@ -284,14 +284,14 @@ class DiskStore:
             )
         if self._root.is_file():
             raise StoreMissing(f"{self._root} is a file, not a folder.", hint="Move it away, or correct the store URL.")
-        return naming_disk_errors(self._root)
+        return translate_disk_errors(self._root)
 
 
-def _version(data: bytes) -> str:
+def _compute_version(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _lock_of(path: Path) -> Path:
+def _locate_lock(path: Path) -> Path:
     return path.with_name(f"{_LOCK}{path.name}")
 
 

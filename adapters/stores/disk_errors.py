@@ -14,7 +14,7 @@ _NOT_A_FOLDER = {errno.ENOTDIR, errno.EEXIST}
 _GONE = {errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
 
 
-class naming_disk_errors:  # noqa: N801 - reads as a statement: with naming_disk_errors(root): ...
+class translate_disk_errors:  # noqa: N801 - reads as a statement: with naming_disk_errors(root): ...
     """Inside this block an ``OSError`` becomes the ``StoreError`` that says what to do about it."""
 
     def __init__(self, root: Path) -> None:
@@ -27,10 +27,10 @@ class naming_disk_errors:  # noqa: N801 - reads as a statement: with naming_disk
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, OSError):
-            raise _named(self._root, error) from error
+            raise _translate_error(self._root, error) from error
 
 
-def _named(root: Path, error: OSError) -> StoreError:
+def _translate_error(root: Path, error: OSError) -> StoreError:
     said = error.strerror or type(error).__name__
     where = error.filename if isinstance(error.filename, str) else str(root)
     if error.errno in _FULL:

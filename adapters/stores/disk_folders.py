@@ -21,15 +21,15 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True, slots=True)
-class Modes:
+class FileModes:
     """Who may use what a store makes, whatever the umask: files, and folders."""
 
     file: int
     folder: int
 
 
-PRIVATE = Modes(0o600, 0o700)
-SHARED = Modes(0o660, 0o2770)
+PRIVATE = FileModes(0o600, 0o700)
+SHARED = FileModes(0o660, 0o2770)
 """For a group. With setgid, what is made in a folder belongs to the folder's group, whoever makes it."""
 
 
@@ -43,7 +43,7 @@ def is_mount(path: Path) -> bool:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return False
-    return str(real) in {_unescaped(line.split(" ")[4]) for line in lines}
+    return str(real) in {_unescape(line.split(" ")[4]) for line in lines}
 
 
 def sync_folder(folder: Path) -> None:
@@ -55,7 +55,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path, modes: Modes) -> None:
+def make_folder(folder: Path, modes: FileModes) -> None:
     """Make ``folder`` and its parents durably; one that is there is fine, and keeps its mode. Raise ``FileNotFoundError``
     when somebody who empties them removes one right here."""
     if folder.is_dir():
@@ -70,25 +70,25 @@ def make_folder(folder: Path, modes: Modes) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
-def open_in_folder(path: Path, mode: str, modes: Modes) -> BinaryIO:
+def open_in_folder(path: Path, mode: str, modes: FileModes) -> BinaryIO:
     """Open a file to write, making its folder first."""
     for _ in range(16):
         # Whoever empties the folder may remove it right here; once our file is in it, it stays.
         with suppress(FileNotFoundError):
             make_folder(path.parent, modes)
-            return _opened(path, mode, modes)
-    return _opened(path, mode, modes)
+            return _open_with_modes(path, mode, modes)
+    return _open_with_modes(path, mode, modes)
 
 
-def prune(folder: Path, root: Path) -> None:
-    """Remove the empty folders below ``folder``, then ``folder`` and its parents as ``climb`` does."""
+def remove_empty_folders(folder: Path, root: Path) -> None:
+    """Remove the empty folders below ``folder``, then ``folder`` and its parents as ``remove_empty_parents`` does."""
     for below, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):
             Path(below).rmdir()
-    climb(folder, root)
+    remove_empty_parents(folder, root)
 
 
-def climb(folder: Path, root: Path) -> None:
+def remove_empty_parents(folder: Path, root: Path) -> None:
     """Remove ``folder`` and its parents below ``root`` until one is not empty, and make that durable."""
     while folder != root:
         try:
@@ -102,7 +102,7 @@ def climb(folder: Path, root: Path) -> None:
         sync_folder(folder)
 
 
-def open_to_others(root: Path, modes: Modes, most: int) -> Path | None:
+def find_open_to_others(root: Path, modes: FileModes, most: int) -> Path | None:
     """Among the first ``most`` files below ``root``, one that users can read for whom ``modes`` does not mean it."""
     read, enter = (0o004, 0o001) if modes.file & 0o060 else (0o044, 0o011)
     if not all(folder.stat().st_mode & enter for folder in (root, *root.parents)):
@@ -122,7 +122,7 @@ def open_to_others(root: Path, modes: Modes, most: int) -> Path | None:
 
 
 @contextmanager
-def locked(path: Path, modes: Modes) -> Iterator[None]:
+def hold_lock(path: Path, modes: FileModes) -> Iterator[None]:
     """Hold the lock file at ``path``, made when not there, against every other process and thread.
 
     The kernel lets go of it when its holder dies. Raise ``StoreUnreachable`` when somebody keeps it for too long and
@@ -131,7 +131,7 @@ def locked(path: Path, modes: Modes) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_PATIENCE
     while True:
         with open_in_folder(path, "ab", modes) as file:
-            if _acquired(file) and _still_named(file, path):
+            if _try_lock(file) and _is_still_named(file, path):
                 yield
                 return
         if time.monotonic() > deadline:
@@ -142,7 +142,7 @@ def locked(path: Path, modes: Modes) -> Iterator[None]:
         time.sleep(random.uniform(0.001, 0.02))
 
 
-def _acquired(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -157,7 +157,7 @@ def _acquired(file: BinaryIO) -> bool:
     return True
 
 
-def _still_named(file: BinaryIO, path: Path) -> bool:
+def _is_still_named(file: BinaryIO, path: Path) -> bool:
     """False when the lock file was deleted, and perhaps made anew, between opening and locking it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -165,7 +165,7 @@ def _still_named(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _opened(path: Path, mode: str, modes: Modes) -> BinaryIO:
+def _open_with_modes(path: Path, mode: str, modes: FileModes) -> BinaryIO:
     def opener(name: str, flags: int) -> int:
         descriptor = os.open(name, flags, modes.file)
         status = os.fstat(descriptor)
@@ -176,7 +176,7 @@ def _opened(path: Path, mode: str, modes: Modes) -> BinaryIO:
     return open(path, mode, opener=opener)  # type: ignore[return-value]
 
 
-def _unescaped(mount: str) -> str:
+def _unescape(mount: str) -> str:
     """mountinfo writes blanks and the like as three octal digits."""
     for code in ("040", "011", "012", "134"):
         mount = mount.replace(f"\\{code}", chr(int(code, 8)))

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from adapters.stores.s3_alone import Alone
-from adapters.stores.s3_client import Connection, S3Config
-from adapters.stores.s3_conditions import MARKER, Raced, prove_conditions, swap
+from adapters.stores.s3_alone import SingleWriter
+from adapters.stores.s3_client import S3Config, S3Connection
+from adapters.stores.s3_conditions import MARKER, RaceResult, prove_conditions, swap
 from adapters.stores.s3_errors import Unsupported
 from adapters.stores.s3_links import sign_get, sign_put
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import ObjectMissing
-from sidecar.ports import Link, ObjectInfo, Stored
+from sidecar.ports import Link, ObjectInfo, StoredObject
 
 __all__ = ["S3Config", "S3Store"]
 
@@ -24,10 +24,10 @@ class S3Store:
 
     def __init__(self, config: S3Config, *, url: str) -> None:
         self.url = url
-        self._connection = Connection(config)
+        self._connection = S3Connection(config)
         self._objects = S3Objects(self._connection)
-        self._alone = Alone(self._objects) if config.single_writer else None
-        self._raced: Raced | None = None
+        self._alone = SingleWriter(self._objects) if config.single_writer else None
+        self._raced: RaceResult | None = None
 
     seal = ""  # what the server encrypts for itself, it opens for everybody it lets in
 
@@ -42,7 +42,7 @@ class S3Store:
         else:
             self._raced = await asyncio.to_thread(prove_conditions, self._objects)
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         return await asyncio.to_thread(self._objects.read, key)
 
     async def put(self, key: str, source: bytes | Path) -> int:
@@ -72,7 +72,7 @@ class S3Store:
         return await asyncio.to_thread(sign_put, self._connection, key, size, sha256, seconds)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self._listed, prefix):
+        for info in await asyncio.to_thread(self._list_sorted, prefix):
             yield info
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
@@ -85,7 +85,7 @@ class S3Store:
         await asyncio.to_thread(self._objects.remove, keys)
 
     async def sweep(self, prefix: str, *, older_than: float) -> int:
-        return await asyncio.to_thread(self._abort, prefix, older_than)
+        return await asyncio.to_thread(self._abort_uploads, prefix, older_than)
 
     async def purge(self, prefix: str) -> int:
         return await asyncio.to_thread(self._purge, prefix)
@@ -104,11 +104,11 @@ class S3Store:
             await asyncio.to_thread(self._alone.end)
         await asyncio.to_thread(self._connection.close)
 
-    def _listed(self, prefix: str) -> Iterable[ObjectInfo]:
+    def _list_sorted(self, prefix: str) -> Iterable[ObjectInfo]:
         # All pages before the first answer: SeaweedFS lists 'a/x' before 'a-b', folder by folder, not in key order.
         return sorted(self._objects.entries(prefix), key=lambda info: info.key)
 
-    def _abort(self, prefix: str, older_than: float = float("inf")) -> int:
+    def _abort_uploads(self, prefix: str, older_than: float = float("inf")) -> int:
         aborted = 0
         with suppress(Unsupported, ObjectMissing):  # rclone says NoSuchUpload of a bucket without any
             for upload in [*self._objects.unfinished(prefix)]:
@@ -119,7 +119,7 @@ class S3Store:
         return aborted
 
     def _purge(self, prefix: str) -> int:
-        purged = self._abort(prefix)
+        purged = self._abort_uploads(prefix)
         with suppress(Unsupported):  # a server without versions has none to remove
             purged += self._objects.remove([*self._objects.versions(prefix)])
         # What a server without versions still lists.

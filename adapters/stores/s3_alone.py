@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 
-from adapters.stores.s3_conditions import moved
+from adapters.stores.s3_conditions import make_swap_lost
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import SecondWriter, StoreError
 
@@ -30,7 +30,7 @@ _ONE_WRITER = threading.Lock()
 _TOKEN = secrets.token_hex(8)
 
 
-class Alone:
+class SingleWriter:
     """Swaps objects of a store that no other process writes to, and stops when one does."""
 
     def __init__(self, objects: S3Objects) -> None:
@@ -40,15 +40,15 @@ class Alone:
     def begin(self) -> None:
         """Say that we write here. Raise ``SecondWriter`` when another does."""
         with _ONE_WRITER:
-            self._hold()
+            self._renew_lease()
 
     def swap(self, key: str, data: bytes, expected: str | None) -> str:
         """As ``Store.swap``, among the threads of this process. Raise ``SecondWriter`` when another process writes, too."""
         with _ONE_WRITER:
-            self._hold()
+            self._renew_lease()
             found = self._objects.read(key)
             if (found.version if found else None) != expected:
-                raise moved(key)
+                raise make_swap_lost(key)
             version = self._objects.write(key, data)
             there = self._objects.read(key)
             if there is None or there.data != data:
@@ -63,23 +63,23 @@ class Alone:
         with _ONE_WRITER, suppress(StoreError):  # it lets go by itself
             if self._said > float("-inf"):
                 self._said = float("-inf")
-                if _named_in(self._objects.read_dated(WRITER)[0]) == _ourselves():
+                if _parse_writer(self._objects.read_dated(WRITER)[0]) == _identify_self():
                     self._objects.remove([WRITER])
 
-    def _hold(self) -> None:
+    def _renew_lease(self) -> None:
         if time.monotonic() - self._said < RENEWED_AFTER:
             return
-        self._check_nobody_else()
-        host, pid, token = _ourselves()
+        self._check_only_writer()
+        host, pid, token = _identify_self()
         said = {"format": _FORMAT, "host": host, "process": pid, "token": token}
         self._objects.write(WRITER, json.dumps(said).encode())
-        self._check_nobody_else()  # of two that began at once, the later one stays
+        self._check_only_writer()  # of two that began at once, the later one stays
         self._said = time.monotonic()
 
-    def _check_nobody_else(self) -> None:
+    def _check_only_writer(self) -> None:
         data, age = self._objects.read_dated(WRITER)
-        other = _named_in(data)
-        if other is None or other == _ourselves() or age > LEASE_SECONDS or _is_dead(other):
+        other = _parse_writer(data)
+        if other is None or other == _identify_self() or age > LEASE_SECONDS or _is_dead(other):
             return
         host, pid, _ = other
         raise SecondWriter(
@@ -92,11 +92,11 @@ class Alone:
 Writer = tuple[str, int, str]
 
 
-def _ourselves() -> Writer:
+def _identify_self() -> Writer:
     return socket.gethostname(), os.getpid(), _TOKEN
 
 
-def _named_in(data: bytes | None) -> Writer | None:
+def _parse_writer(data: bytes | None) -> Writer | None:
     try:
         said = json.loads(data or b"")
         return str(said["host"]), int(said["process"]), str(said["token"])

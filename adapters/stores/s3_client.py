@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from adapters.stores.s3_errors import naming_s3_errors
+from adapters.stores.s3_errors import translate_s3_errors
 from sidecar.errors import StoreMissing
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class S3Config:
         return {name: value for name, value in asked.items() if value}
 
 
-class LateBody(io.BytesIO):
+class HeldBackBody(io.BytesIO):
     """The body of a write whose last byte waits until it is let go, once the request is being sent.
 
     botocore reads a body several times: for its checksum, for the signature, and to send it.
@@ -80,7 +80,7 @@ _SENT_LATE = threading.local()
 
 
 @contextmanager
-def sending_late(body: LateBody) -> Iterator[None]:
+def send_late(body: HeldBackBody) -> Iterator[None]:
     """Inside this block this thread's next write holds back the end of ``body``."""
     _SENT_LATE.body = body
     try:
@@ -89,13 +89,13 @@ def sending_late(body: LateBody) -> Iterator[None]:
         _SENT_LATE.body = None
 
 
-def _hold_back(**_: object) -> None:
-    body: LateBody | None = getattr(_SENT_LATE, "body", None)
+def _hold_back_body(**_: object) -> None:
+    body: HeldBackBody | None = getattr(_SENT_LATE, "body", None)
     if body is not None:
         body.send()
 
 
-class Connection:
+class S3Connection:
     """The clients of one store, made when first asked for and kept until closed. Safe to use from several threads."""
 
     def __init__(self, config: S3Config) -> None:
@@ -118,21 +118,21 @@ class Connection:
         with self._connecting:
             if self._own is None:
                 try:
-                    self._own = connect(self.config)
+                    self._own = make_client(self.config)
                 except ValueError as error:  # what botocore says of an address it cannot parse
                     raise StoreMissing(f"{error}.", hint="Correct ?endpoint=… or AWS_ENDPOINT_URL.") from error
             return self._own
 
-    def client_for_sandboxes(self) -> S3Client:
+    def get_sandbox_client(self) -> S3Client:
         """What signs requests that sandboxes will send."""
         with self._connecting:
             if self._for_sandboxes is None:
-                self._for_sandboxes = _seen_by_sandboxes(self.config, self.client())
+                self._for_sandboxes = _make_sandbox_client(self.config, self.client())
             return self._for_sandboxes
 
     def named(self, key: str) -> AbstractContextManager[None]:
         """Inside this block every failure becomes the ``StoreError`` that says what to do."""
-        return naming_s3_errors(self.config.bucket, lambda: self.server, key, encryption=self.config.sse)
+        return translate_s3_errors(self.config.bucket, lambda: self.server, key, encryption=self.config.sse)
 
     def close(self) -> None:
         with self._connecting:
@@ -142,28 +142,28 @@ class Connection:
             self._own = self._for_sandboxes = None
 
 
-def connect(config: S3Config) -> S3Client:
+def make_client(config: S3Config) -> S3Client:
     """Make a client, without talking to the server. Raise what botocore raises."""
     if config.path_style is not None:
-        return _client(config, config.endpoint, "path" if config.path_style else "virtual")
+        return _build_client(config, config.endpoint, "path" if config.path_style else "virtual")
     # At AWS never "auto": requests go the same way, but links would be for s3.amazonaws.com whatever the region, which
     # newer regions do not answer and a new bucket only redirects from, to a host the link is not signed for.
-    client = _client(config, config.endpoint, "path" if config.endpoint else "virtual")
+    client = _build_client(config, config.endpoint, "path" if config.endpoint else "virtual")
     if config.endpoint is None and not _is_aws(client.meta.endpoint_url):
         # The endpoint came from the environment or an AWS config file; boto3 alone knows all the places to look.
-        client = _client(config, None, "path")
+        client = _build_client(config, None, "path")
     return client
 
 
-def _seen_by_sandboxes(config: S3Config, own: S3Client) -> S3Client:
+def _make_sandbox_client(config: S3Config, own: S3Client) -> S3Client:
     if config.sandbox_endpoint is None:
         return own
     # The store's own style, not one guessed from this address: it is the same server that has to understand it.
     style: _Style = own.meta.config.s3["addressing_style"]  # type: ignore[attr-defined]  # not in boto3's types
-    return _client(config, config.sandbox_endpoint, style)
+    return _build_client(config, config.sandbox_endpoint, style)
 
 
-def _client(config: S3Config, endpoint: str | None, style: _Style) -> S3Client:
+def _build_client(config: S3Config, endpoint: str | None, style: _Style) -> S3Client:
     import boto3  # slow to import: not before an S3 store is really used
     from botocore.config import Config
 
@@ -184,20 +184,20 @@ def _client(config: S3Config, endpoint: str | None, style: _Style) -> S3Client:
         ),
     )
     client.meta.events.register_last("before-call.s3", _send_body_at_once)
-    client.meta.events.register("before-call.s3.DeleteObjects", _name_the_body)
-    client.meta.events.register("before-send.s3.PutObject", _hold_back)
+    client.meta.events.register("before-call.s3.DeleteObjects", _set_content_type)
+    client.meta.events.register("before-send.s3.PutObject", _hold_back_body)
     # Both before botocore's own, which look into the body for errors; and the body's length is compared as it came.
-    client.meta.events.register_first("before-parse.s3", _distrust_cut_answers)
-    client.meta.events.register_first("before-parse.s3", _take_namespace_off_errors)
+    client.meta.events.register_first("before-parse.s3", _fail_truncated_answers)
+    client.meta.events.register_first("before-parse.s3", _strip_error_namespace)
     return client
 
 
-def _name_the_body(params: dict[str, Any], **_: object) -> None:
+def _set_content_type(params: dict[str, Any], **_: object) -> None:
     """Say that the list of what to delete is XML: Supabase Storage takes no notice of a body that is not called so."""
     params["headers"].setdefault("Content-Type", "application/xml")
 
 
-def _take_namespace_off_errors(response_dict: dict[str, Any], **_: object) -> None:
+def _strip_error_namespace(response_dict: dict[str, Any], **_: object) -> None:
     """Let botocore read the code of an error that is in a namespace, as Supabase Storage sends them.
 
     It compares the document's name with ``Error`` as it stands, and without a code a missing object could be anything.
@@ -216,7 +216,7 @@ def _send_body_at_once(params: dict[str, Any], **_: object) -> None:
     params["headers"].pop("Expect", None)
 
 
-def _distrust_cut_answers(response_dict: dict[str, Any], operation_model: OperationModel, **_: object) -> None:
+def _fail_truncated_answers(response_dict: dict[str, Any], operation_model: OperationModel, **_: object) -> None:
     """Make a failure, one that is tried again, of an answer that was cut within its headers.
 
     Python's HTTP client takes the end of a connection for the end of the headers, so that such an answer looks whole

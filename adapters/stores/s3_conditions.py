@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from adapters.stores.s3_client import CONNECTIONS, LateBody
+from adapters.stores.s3_client import CONNECTIONS, HeldBackBody
 from adapters.stores.s3_errors import Unsupported, WriteConflict
 from adapters.stores.s3_objects import S3Objects
-from sidecar.errors import HeadMoved, ObjectMissing, StoreError, StoreUnreachable, StoreUnsafe
+from sidecar.errors import ObjectMissing, StoreError, StoreUnreachable, StoreUnsafe, SwapLost
 
 MARKER = "store.json"
 _FORMAT = 1
@@ -39,7 +39,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Raced:
+class RaceResult:
     """What was tried, and when."""
 
     races: int
@@ -50,14 +50,14 @@ class Raced:
         return f"{self.races} races of {self.writers} writers, each with one winner, on {self.at[:10]}"
 
 
-def prove_conditions(objects: S3Objects) -> Raced:
+def prove_conditions(objects: S3Objects) -> RaceResult:
     """Raise ``StoreUnsafe`` unless this server lets exactly one of several writers win. Return how that was found out.
 
     Asked once per store and remembered in its ``store.json``, together with the server that was asked: a store that is
     copied to another server is asked again there, and so is one of a version that did not race.
     """
     remembered = objects.read(MARKER)
-    raced = _vouched(remembered.data, objects.server) if remembered is not None else None
+    raced = _read_vouched(remembered.data, objects.server) if remembered is not None else None
     if raced is None:
         raced = _probe(objects)
         marker = {"format": _FORMAT, "conditional_writes": True, "server": objects.server, "raced": asdict(raced)}
@@ -74,15 +74,15 @@ def swap(objects: S3Objects, key: str, data: bytes, expected: str | None) -> str
     """
     condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
     try:
-        return _write_decided(objects, key, data, condition)
-    except (HeadMoved, ObjectMissing, StoreUnreachable) as refused:
+        return _write_until_decided(objects, key, data, condition)
+    except (SwapLost, ObjectMissing, StoreUnreachable) as refused:
         found = objects.read(key)
         if found is not None and found.data == data:
             return found.version
         if isinstance(refused, StoreUnreachable):
             hint = "It is not known whether the write will still arrive: read the object before you write it again."
             raise StoreUnreachable(refused.message, hint=hint) from refused
-        raise moved(key) from refused
+        raise make_swap_lost(key) from refused
 
 
 @retry(
@@ -91,15 +91,15 @@ def swap(objects: S3Objects, key: str, data: bytes, expected: str | None) -> str
     wait=wait_random_exponential(multiplier=0.1, max=2),
     reraise=True,
 )
-def _write_decided(objects: S3Objects, key: str, data: bytes, condition: dict[str, str]) -> str:
+def _write_until_decided(objects: S3Objects, key: str, data: bytes, condition: dict[str, str]) -> str:
     return objects.write(key, data, **condition)
 
 
-def moved(key: str) -> HeadMoved:
-    return HeadMoved(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
+def make_swap_lost(key: str) -> SwapLost:
+    return SwapLost(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
 
 
-def _vouched(marker: bytes, server: str) -> Raced | None:
+def _read_vouched(marker: bytes, server: str) -> RaceResult | None:
     """The race that a store remembers of this server; ``None``: it has to be asked."""
     try:
         known = json.loads(marker)
@@ -111,25 +111,27 @@ def _vouched(marker: bytes, server: str) -> Raced | None:
             f"This store says that its format is {form!r}; this sidecar knows {_FORMAT}.", hint="Use a newer sidecar."
         )
     try:
-        raced = Raced(**known["raced"])
+        raced = RaceResult(**known["raced"])
         enough = raced.races >= RACES and raced.writers >= WRITERS and isinstance(raced.at, str)
     except (KeyError, TypeError):
         return None
     return raced if holds is True and where == server and enough else None
 
 
-def _probe(objects: S3Objects) -> Raced:
+def _probe(objects: S3Objects) -> RaceResult:
     """First whether it compares at all, which takes four requests; then whether it does so when several ask at once."""
-    with _scratch(objects, 1) as (key,):
+    with _make_scratch_keys(objects, 1) as (key,):
         began = time.monotonic()
-        if not _compares(objects, key):
-            raise _unsafe(f"{objects.server} ignores conditional writes: two writers could overwrite each other here.")
+        if not _compares_versions(objects, key):
+            raise _make_unsafe_error(
+                f"{objects.server} ignores conditional writes: two writers could overwrite each other here."
+            )
         pause = min(max((time.monotonic() - began) / 2, SHORTEST_PAUSE), LONGEST_PAUSE)  # two of its four requests
-    with _scratch(objects, AT_ONCE) as keys, ThreadPoolExecutor(AT_ONCE * WRITERS) as writers:
-        return _race(objects, keys, writers, pause)
+    with _make_scratch_keys(objects, AT_ONCE) as keys, ThreadPoolExecutor(AT_ONCE * WRITERS) as writers:
+        return _run_race(objects, keys, writers, pause)
 
 
-def _compares(objects: S3Objects, key: str) -> bool:
+def _compares_versions(objects: S3Objects, key: str) -> bool:
     wrong = f'"{"0" * 32}"'
     try:
         version = objects.write(key, b"first", IfNoneMatch="*")
@@ -143,20 +145,22 @@ def _compares(objects: S3Objects, key: str) -> bool:
         return False
 
 
-def _race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, pause: float) -> Raced:
+def _run_race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, pause: float) -> RaceResult:
     """Have several writers swap the same version of each key, again and again. Raise ``StoreUnsafe`` when two of them win."""
     versions: dict[str, str | None] = dict.fromkeys(keys)
 
-    def attempt(key: str, body: LateBody) -> str | None:
+    def attempt(key: str, body: HeldBackBody) -> str | None:
         version = versions[key]
         try:
             return objects.write_late(key, body, **({"IfNoneMatch": "*"} if version is None else {"IfMatch": version}))
-        except (HeadMoved, ObjectMissing):
+        except (SwapLost, ObjectMissing):
             return None
 
     for turn in range(TURNS):
         waiting, go = threading.Semaphore(0), threading.Event()
-        tried = [(key, LateBody(b"%d %d" % (turn, who), waiting.release, go)) for who in range(WRITERS) for key in keys]
+        tried = [
+            (key, HeldBackBody(b"%d %d" % (turn, who), waiting.release, go)) for who in range(WRITERS) for key in keys
+        ]
         attempts = [writers.submit(attempt, *one) for one in tried]
         deadline = time.monotonic() + LONGEST_PAUSE * 4
         for _ in tried:
@@ -168,7 +172,7 @@ def _race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, paus
             won[key] += [version] if (version := one.result()) else []
         most = max(map(len, won.values()))
         if most > 1:
-            raise _unsafe(
+            raise _make_unsafe_error(
                 f"{objects.server} compares before it writes, but not in one step: of {WRITERS} writers at the same moment"
                 f" {most} were told that they alone had written, so two could overwrite each other here."
             )
@@ -176,19 +180,19 @@ def _race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, paus
             # Nobody won where all met at the server, or the winner's first answer was lost.
             found = None if winners else objects.read(key)
             versions[key] = winners[0] if winners else found.version if found is not None else None
-    return Raced(RACES, WRITERS, datetime.now(UTC).isoformat(timespec="seconds"))
+    return RaceResult(RACES, WRITERS, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _refuses(objects: S3Objects, key: str, **condition: str) -> bool:
     try:
         objects.write(key, b"second", **condition)
-    except HeadMoved:
+    except SwapLost:
         return True
     return False
 
 
 @contextmanager
-def _scratch(objects: S3Objects, count: int) -> Iterator[list[str]]:
+def _make_scratch_keys(objects: S3Objects, count: int) -> Iterator[list[str]]:
     """Keys of our own, and nothing left of them."""
     keys = [f"probe-{uuid.uuid4().hex}" for _ in range(count)]
     try:
@@ -200,7 +204,7 @@ def _scratch(objects: S3Objects, count: int) -> Iterator[list[str]]:
     objects.remove(keys)
 
 
-def _unsafe(message: str) -> StoreUnsafe:
+def _make_unsafe_error(message: str) -> StoreUnsafe:
     return StoreUnsafe(
         message, hint="Add single-writer=true to the store URL if exactly one sidecar ever writes to it, or move it."
     )

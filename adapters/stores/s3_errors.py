@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from sidecar.errors import (
     EncryptionRefused,
-    HeadMoved,
     KeyRefused,
     ObjectMissing,
     StoreDenied,
@@ -16,13 +15,14 @@ from sidecar.errors import (
     StoreFull,
     StoreMissing,
     StoreUnreachable,
+    SwapLost,
 )
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 
-class WriteConflict(HeadMoved):
+class WriteConflict(SwapLost):
     """Two conditional writes met at the server and it decided neither: the same request may be sent again."""
 
 
@@ -52,7 +52,7 @@ _WHO = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile: they 
 
 
 @contextmanager
-def naming_s3_errors(
+def translate_s3_errors(
     bucket: str, address: Callable[[], str], key: str = "", *, encryption: str | None = None
 ) -> Iterator[None]:
     """Inside this block what botocore and all under it raise becomes the ``StoreError`` that says what to do.
@@ -75,11 +75,11 @@ def naming_s3_errors(
         server = address()  # asked late: before the client exists it may not be known
         cause = error.__context__ if isinstance(error, Boto3Error) and error.__context__ else error
         if isinstance(cause, ClientError):
-            raise _answered(cause, bucket, server, key, encryption) from error
-        raise _failure(cause, bucket, server) from error
+            raise _translate_answer(cause, bucket, server, key, encryption) from error
+        raise _translate_failure(cause, bucket, server) from error
 
 
-def _answered(error: ClientError, bucket: str, server: str, key: str, encryption: str | None) -> StoreError:
+def _translate_answer(error: ClientError, bucket: str, server: str, key: str, encryption: str | None) -> StoreError:
     answer = error.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     said = answer.get("Error", {})
@@ -93,7 +93,7 @@ def _answered(error: ClientError, bucket: str, server: str, key: str, encryption
             hint="Leave sse=… out of the store URL, or set up encryption on that server. With keys of the sidecar's own"
             " ([encryption]) what it stores is encrypted on any server.",
         )
-    return refusal(code, status, bucket, server, key, message)
+    return translate_code(code, status, bucket, server, key, message)
 
 
 def _is_about_encryption(code: str, message: str) -> bool:
@@ -107,13 +107,13 @@ def _is_about_encryption(code: str, message: str) -> bool:
     return code in _NO_ENCRYPTION or any(word in message.lower() for word in words)
 
 
-def refusal(code: str, status: int, bucket: str, server: str, key: str = "", message: str = "") -> StoreError:
+def translate_code(code: str, status: int, bucket: str, server: str, key: str = "", message: str = "") -> StoreError:
     """The error for what a server answered. Codes come first: look-alikes agree on them more than on statuses."""
     what = f"{server} refused '{key or bucket}' ({code or status})"
     if code in _OBJECT_MISSING:
         return ObjectMissing(f"There is no object '{key}' in bucket '{bucket}' at {server}.")
     if code in _BUCKET_MISSING:
-        return _no_bucket(bucket, server)
+        return _make_no_bucket_error(bucket, server)
     if code in _WRONG_REGION or status in (301, 307):
         hint = "Add ?region=… with the bucket's region to the store URL."
         return StoreMissing(f"The bucket '{bucket}' is in another region than asked at {server}.", hint=hint)
@@ -134,7 +134,7 @@ def refusal(code: str, status: int, bucket: str, server: str, key: str = "", mes
     if code == "ConditionalRequestConflict":
         return WriteConflict(f"Another write of '{key}' was under way.")
     if code == "PreconditionFailed" or status == 412:
-        return HeadMoved(f"'{key}' was changed by someone else.", hint="Read it again, then repeat the change.")
+        return SwapLost(f"'{key}' was changed by someone else.", hint="Read it again, then repeat the change.")
     if code in ("NotImplemented", "MethodNotAllowed") or status in (405, 501):
         return Unsupported(f"{what}: it does not support this operation.")
     if code in _PASSING or status == 429 or status >= 500:
@@ -153,7 +153,7 @@ def refusal(code: str, status: int, bucket: str, server: str, key: str = "", mes
     return StoreError(f"{what}: {message[:200]}" if message else f"{what}.")
 
 
-def _failure(error: BaseException, bucket: str, server: str) -> StoreError:
+def _translate_failure(error: BaseException, bucket: str, server: str) -> StoreError:
     """The error for a request that never got its answer."""
     from botocore import exceptions as boto
 
@@ -174,7 +174,7 @@ def _failure(error: BaseException, bucket: str, server: str) -> StoreError:
             hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or any other source that AWS tools know.",
         )
     if isinstance(error, boto.ParamValidationError) and "bucket" in str(error).lower():
-        return _no_bucket(bucket, server)
+        return _make_no_bucket_error(bucket, server)
     if isinstance(error, boto.InvalidRegionError | boto.NoRegionError | boto.UnknownRegionError):
         return StoreMissing(f"{server} cannot be used: {error}", hint="Correct ?region=… in the store URL.")
     if isinstance(error, boto.SSLError):
@@ -192,7 +192,7 @@ def _failure(error: BaseException, bucket: str, server: str) -> StoreError:
     return StoreUnreachable(f"The connection to {server} broke ({type(error).__name__}).")
 
 
-def _no_bucket(bucket: str, server: str) -> StoreMissing:
+def _make_no_bucket_error(bucket: str, server: str) -> StoreMissing:
     return StoreMissing(
         f"There is no bucket '{bucket}' at {server}.",
         hint="Create it, or correct the store URL.",

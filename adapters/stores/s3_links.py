@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from adapters.stores.s3_client import Connection
+from adapters.stores.s3_client import S3Connection
 from sidecar.ports import Link
 
 LARGEST_PUT = 5 << 30
@@ -33,12 +33,12 @@ _HEADER_OF = {
 }
 
 
-def sign_get(connection: Connection, key: str, seconds: int) -> Link:
+def sign_get(connection: S3Connection, key: str, seconds: int) -> Link:
     """A link that reads one object. Raise ``StoreDenied`` when there are no credentials to sign with."""
-    return Link("GET", _signed(connection, "get_object", key, {}, seconds), {})
+    return Link("GET", _sign_url(connection, "get_object", key, {}, seconds), {})
 
 
-def sign_put(connection: Connection, key: str, size: int, sha256: str, seconds: int) -> Link | None:
+def sign_put(connection: S3Connection, key: str, size: int, sha256: str, seconds: int) -> Link | None:
     """A link that writes one object of exactly that size and hash, encrypted as the store's own writes are.
 
     ``None`` for more bytes than one request may carry. Raise ``StoreDenied`` when there are no credentials to sign
@@ -56,16 +56,16 @@ def sign_put(connection: Connection, key: str, size: int, sha256: str, seconds: 
         "ChecksumSHA256": b64encode(digest).decode(),
         **connection.config.encryption,
     }
-    url = _signed(connection, "put_object", key, pinned, seconds)
+    url = _sign_url(connection, "put_object", key, pinned, seconds)
     return Link("PUT", url, {_HEADER_OF[name]: str(value) for name, value in pinned.items()})
 
 
-def _signed(connection: Connection, operation: str, key: str, pinned: Mapping[str, Any], seconds: int) -> str:
+def _sign_url(connection: S3Connection, operation: str, key: str, pinned: Mapping[str, Any], seconds: int) -> str:
     if not 0 < seconds <= LONGEST:
         raise ValueError(f"a link cannot last {seconds} seconds")
     config = connection.config
     with connection.named(key):
-        url: str = connection.client_for_sandboxes().generate_presigned_url(
+        url: str = connection.get_sandbox_client().generate_presigned_url(
             operation,
             Params={"Bucket": config.bucket, "Key": config.prefix + key, **pinned},
             ExpiresIn=seconds,

@@ -8,10 +8,10 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.stores.s3_client import Connection, LateBody, sending_late
-from adapters.stores.s3_errors import refusal
+from adapters.stores.s3_client import HeldBackBody, S3Connection, send_late
+from adapters.stores.s3_errors import translate_code
 from sidecar.errors import ObjectMissing, StoreMissing, StoreUnreachable
-from sidecar.ports import ObjectInfo, Stored
+from sidecar.ports import ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -30,7 +30,7 @@ _DELETED_AT_ONCE = 1000
 class S3Objects:
     """Objects under the configured prefix; keys are relative to it. Safe to use from several threads."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: S3Connection) -> None:
         self._connection = connection
         self._config = connection.config
         self._bucket = connection.config.bucket
@@ -41,22 +41,22 @@ class S3Objects:
         """The server's address, for people and for telling servers apart. Never holds credentials."""
         return self._connection.server
 
-    def read(self, key: str) -> Stored | None:
+    def read(self, key: str) -> StoredObject | None:
         """A small object, whole, its ETag as the version; ``None`` when there is none."""
         try:
-            with self._named(key):
-                answer = self._client().get_object(Bucket=self._bucket, Key=self._full(key))
+            with self._translate_errors(key):
+                answer = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))
                 with answer["Body"] as body:
                     data = body.read()
-                return Stored(data, _whole(answer["ETag"]))
+                return StoredObject(data, _check_etag(answer["ETag"]))
         except ObjectMissing:
             return None
 
     def read_dated(self, key: str) -> tuple[bytes | None, float]:
         """A small object, and how many seconds ago it was written, both by the server's clock; ``None`` when there is none."""
         try:
-            with self._named(key):
-                answer = self._client().get_object(Bucket=self._bucket, Key=self._full(key))
+            with self._translate_errors(key):
+                answer = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))
                 with answer["Body"] as body:
                     data = body.read()
                 asked = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -67,16 +67,16 @@ class S3Objects:
     def write(self, key: str, data: bytes, **condition: str) -> str:
         """Write a small object on a ``condition`` (``IfMatch`` or ``IfNoneMatch``), if any; return its ETag."""
         options: dict[str, Any] = {**self._encryption, **condition}
-        with self._named(key):
-            answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=data, **options)
-            return _whole(answer["ETag"])
+        with self._translate_errors(key):
+            answer = self._get_client().put_object(Bucket=self._bucket, Key=self._add_prefix(key), Body=data, **options)
+            return _check_etag(answer["ETag"])
 
-    def write_late(self, key: str, body: LateBody, **condition: str) -> str:
+    def write_late(self, key: str, body: HeldBackBody, **condition: str) -> str:
         """The same, with a body whose end waits to be let go."""
         options: dict[str, Any] = {**self._encryption, **condition}
-        with self._named(key), sending_late(body):
-            answer = self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=body, **options)
-            return _whole(answer["ETag"])
+        with self._translate_errors(key), send_late(body):
+            answer = self._get_client().put_object(Bucket=self._bucket, Key=self._add_prefix(key), Body=body, **options)
+            return _check_etag(answer["ETag"])
 
     def upload(self, key: str, path: Path) -> int:
         """Write an object from a file, never holding it in memory; return its size."""
@@ -84,32 +84,32 @@ class S3Objects:
         if size >= SINGLE_PUT_BELOW:
             self._upload_in_parts(key, path, size)
             return size
-        with path.open("rb") as file, self._named(key):
-            self._client().put_object(Bucket=self._bucket, Key=self._full(key), Body=file, **self._encryption)
+        with path.open("rb") as file, self._translate_errors(key):
+            self._get_client().put_object(Bucket=self._bucket, Key=self._add_prefix(key), Body=file, **self._encryption)
         return size
 
     def _upload_in_parts(self, key: str, path: Path, size: int) -> None:
         from boto3.s3.transfer import TransferConfig
 
         parts = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=THREADS)
-        with self._named(key):
-            self._client().upload_file(
-                str(path), self._bucket, self._full(key), ExtraArgs=dict(self._encryption), Config=parts
+        with self._translate_errors(key):
+            self._get_client().upload_file(
+                str(path), self._bucket, self._add_prefix(key), ExtraArgs=dict(self._encryption), Config=parts
             )
-            arrived = self._client().head_object(Bucket=self._bucket, Key=self._full(key))["ContentLength"]
+            arrived = self._get_client().head_object(Bucket=self._bucket, Key=self._add_prefix(key))["ContentLength"]
         if arrived != size:
             self.remove([key])
             raise StoreUnreachable(f"{self.server} kept {arrived} of the {size} bytes of '{key}', now removed.")
 
     def open(self, key: str) -> StreamingBody:
         """An object's bytes, to read with ``read_chunk`` and to close. Raise ``ObjectMissing`` when there is none."""
-        with self._named(key):
-            body: StreamingBody = self._client().get_object(Bucket=self._bucket, Key=self._full(key))["Body"]
+        with self._translate_errors(key):
+            body: StreamingBody = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))["Body"]
             return body
 
     def read_chunk(self, body: StreamingBody) -> bytes:
         """The next bytes, empty at the end. Raise ``StoreUnreachable`` when the body ends short of its length."""
-        with self._named(""):
+        with self._translate_errors(""):
             return body.read(CHUNK)
 
     def copy(self, source: str, target: str) -> None:
@@ -118,34 +118,34 @@ class S3Objects:
         parts = TransferConfig(
             multipart_threshold=SINGLE_COPY_BELOW, multipart_chunksize=COPY_PART, max_concurrency=THREADS
         )
-        with self._named(source):
-            self._client().copy(
-                {"Bucket": self._bucket, "Key": self._full(source)},
+        with self._translate_errors(source):
+            self._get_client().copy(
+                {"Bucket": self._bucket, "Key": self._add_prefix(source)},
                 self._bucket,
-                self._full(target),
+                self._add_prefix(target),
                 ExtraArgs=dict(self._encryption),
                 Config=parts,
             )
 
     def entries(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every object under ``prefix``, in the server's order."""
-        with self._named(prefix):
-            pages = self._client().get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+        with self._translate_errors(prefix):
+            pages = self._get_client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
                 if "IsTruncated" not in page and "Name" not in page:
-                    raise self._not_s3()
+                    raise self._make_not_s3_error()
                 for entry in page.get("Contents", ()):
-                    yield ObjectInfo(self._relative(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
+                    yield ObjectInfo(self._strip_prefix(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
 
     def folders(self, prefix: str, most: int) -> list[str]:
         """What comes next after ``prefix`` in keys that go on after a '/', sorted."""
         found: set[str] = set()
-        start = len(self._full(prefix))
-        with self._named(prefix):
-            pages = self._client().get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix), Delimiter="/"):
+        start = len(self._add_prefix(prefix))
+        with self._translate_errors(prefix):
+            pages = self._get_client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix), Delimiter="/"):
                 if "IsTruncated" not in page and "Name" not in page:
-                    raise self._not_s3()
+                    raise self._make_not_s3_error()
                 found |= {entry["Prefix"][start:].rstrip("/") for entry in page.get("CommonPrefixes", ())}
                 if len(found) >= most:
                     break
@@ -153,59 +153,65 @@ class S3Objects:
 
     def versions(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Key and version id of every version and delete marker. Raise ``Unsupported`` where servers have none."""
-        with self._named(prefix):
-            pages = self._client().get_paginator("list_object_versions")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+        with self._translate_errors(prefix):
+            pages = self._get_client().get_paginator("list_object_versions")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
                 for entry in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
-                    yield self._relative(entry["Key"]), entry["VersionId"]
+                    yield self._strip_prefix(entry["Key"]), entry["VersionId"]
 
     def remove(self, keys: Iterable[str | tuple[str, str]]) -> int:
         """Remove objects, or single versions given as (key, version id); return how many were asked for."""
         wanted: list[ObjectIdentifierTypeDef] = [
-            {"Key": self._full(key)} if isinstance(key, str) else {"Key": self._full(key[0]), "VersionId": key[1]}
+            {"Key": self._add_prefix(key)}
+            if isinstance(key, str)
+            else {"Key": self._add_prefix(key[0]), "VersionId": key[1]}
             for key in keys
         ]
         for start in range(0, len(wanted), _DELETED_AT_ONCE):
             batch = wanted[start : start + _DELETED_AT_ONCE]
-            with self._named(""):
-                answer = self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
+            with self._translate_errors(""):
+                answer = self._get_client().delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True}
+                )
             for error in answer.get("Errors", ()):
-                key, code = self._relative(error.get("Key", "")), error.get("Code", "")
-                named = refusal(code, 0, self._bucket, self.server, key, error.get("Message", ""))
+                key, code = self._strip_prefix(error.get("Key", "")), error.get("Code", "")
+                named = translate_code(code, 0, self._bucket, self.server, key, error.get("Message", ""))
                 if not isinstance(named, ObjectMissing):
                     raise named
         return len(wanted)
 
     def unfinished(self, prefix: str) -> Iterator[MultipartUploadTypeDef]:
         """Every multipart upload under ``prefix`` that was neither completed nor aborted."""
-        with self._named(prefix):
-            pages = self._client().get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._full(prefix)):
+        with self._translate_errors(prefix):
+            pages = self._get_client().get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
                 yield from page.get("Uploads", ())
 
     def abort(self, upload: MultipartUploadTypeDef) -> None:
-        with self._named(upload["Key"]):
-            self._client().abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        with self._translate_errors(upload["Key"]):
+            self._get_client().abort_multipart_upload(
+                Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
 
-    def _client(self) -> S3Client:
+    def _get_client(self) -> S3Client:
         return self._connection.client()
 
-    def _not_s3(self) -> StoreMissing:
+    def _make_not_s3_error(self) -> StoreMissing:
         return StoreMissing(
             f"What answers at {self.server} is no S3 server.", hint="Correct ?endpoint=… of the store URL."
         )
 
-    def _named(self, key: str) -> AbstractContextManager[None]:
+    def _translate_errors(self, key: str) -> AbstractContextManager[None]:
         return self._connection.named(key)
 
-    def _full(self, key: str) -> str:
+    def _add_prefix(self, key: str) -> str:
         return self._config.prefix + key
 
-    def _relative(self, key: str) -> str:
+    def _strip_prefix(self, key: str) -> str:
         return key.removeprefix(self._config.prefix)
 
 
-def _whole(etag: str) -> str:
+def _check_etag(etag: str) -> str:
     """The ETag of an answer without a body, the one part of it that nothing else protects from being cut."""
     if not etag or (etag.startswith('"') and (len(etag) < 3 or not etag.endswith('"'))):
         raise ValueError("the ETag is cut")

@@ -20,7 +20,7 @@ from sidecar.errors import BadReference
 from sidecar.ports import Store
 
 if TYPE_CHECKING:
-    from adapters.stores.disk_folders import Modes
+    from adapters.stores.disk_folders import FileModes
     from adapters.stores.s3 import S3Config
 
 _OPTIONS = {
@@ -41,34 +41,34 @@ def open_store(url: str) -> Store:
     if not colon or url.startswith(("/", ".", "~")):
         raise BadReference("A store is written as a URL, not as a plain path.", hint=f"Write file:{url or '/path'}")
     if scheme not in _OPTIONS:
-        raise BadReference(f"There is no '{scheme}:' store.", hint=_nearest(scheme, _OPTIONS, "{}:"))
+        raise BadReference(f"There is no '{scheme}:' store.", hint=_suggest_nearest(scheme, _OPTIONS, "{}:"))
     if any(ord(character) < 32 or character == "\x7f" for character in url):
         raise BadReference("The store URL holds a line break, tab or other control character.")
-    parts = _split(url)
-    options = _options(scheme, parts.query)
+    parts = _split_url(url)
+    options = _parse_options(scheme, parts.query)
     # Each adapter is imported only when asked for: a command on a local disk need not wait for S3's.
     if scheme == "s3":
         from adapters.stores.s3 import S3Store
 
-        return S3Store(_s3_config(parts, options), url=url)
+        return S3Store(_build_s3_config(parts, options), url=url)
     from adapters.stores.disk import DiskStore
 
-    path, modes = _path(scheme, parts), _modes(options.get("shared"))
+    path, modes = _parse_path(scheme, parts), _choose_modes(options.get("shared"))
     if scheme == "file":
         return DiskStore(path, url=url, modes=modes)
-    return DiskStore(path, url=url, mount_required=True, prefix=_prefix(options.get("prefix", "")), modes=modes)
+    return DiskStore(path, url=url, mount_required=True, prefix=_parse_prefix(options.get("prefix", "")), modes=modes)
 
 
-def folder_of(url: str) -> Path | None:
+def find_folder(url: str) -> Path | None:
     """The folder that a ``file:`` or ``volume:`` store is in; ``None`` for others. Raise ``BadReference``."""
     scheme = url.partition(":")[0]
     if scheme not in ("file", "volume"):
         return None
-    parts = _split(url)
-    return _path(scheme, parts) / _prefix(_options(scheme, parts.query).get("prefix", ""))
+    parts = _split_url(url)
+    return _parse_path(scheme, parts) / _parse_prefix(_parse_options(scheme, parts.query).get("prefix", ""))
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -84,12 +84,12 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _options(scheme: str, query: str) -> dict[str, str]:
+def _parse_options(scheme: str, query: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS[scheme]:
             raise BadReference(
-                f"A {scheme}: store has no option '{name}'.", hint=_nearest(name, _OPTIONS[scheme], "{}")
+                f"A {scheme}: store has no option '{name}'.", hint=_suggest_nearest(name, _OPTIONS[scheme], "{}")
             )
         if name in options:
             raise BadReference(f"The option '{name}' is given twice.")
@@ -99,14 +99,14 @@ def _options(scheme: str, query: str) -> dict[str, str]:
     return options
 
 
-def _path(scheme: str, parts: SplitResult) -> Path:
+def _parse_path(scheme: str, parts: SplitResult) -> Path:
     if parts.netloc not in ("", "localhost"):
         raise BadReference(
             f"'{parts.netloc}' stands where a {scheme}: URL has a host.",
             hint=f"Write {scheme}:/{parts.netloc}{parts.path} for a path on this machine.",
         )
     try:
-        path = Path(_decoded(parts.path)).expanduser().absolute()
+        path = Path(_decode_path(parts.path)).expanduser().absolute()
     except RuntimeError:
         raise BadReference("'~' stands for no known home.", hint="Write the whole path.") from None
     if not parts.path or path == Path("/"):
@@ -116,7 +116,7 @@ def _path(scheme: str, parts: SplitResult) -> Path:
     return path
 
 
-def _modes(shared: str | None) -> Modes:
+def _choose_modes(shared: str | None) -> FileModes:
     from adapters.stores.disk_folders import PRIVATE, SHARED
 
     if shared not in (None, "group"):
@@ -124,7 +124,7 @@ def _modes(shared: str | None) -> Modes:
     return SHARED if shared else PRIVATE
 
 
-def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
+def _build_s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
     if not parts.netloc:
         raise BadReference("The s3: URL names no bucket.", hint="Write s3://bucket/prefix")
     if not _BUCKET.fullmatch(parts.netloc):
@@ -134,31 +134,31 @@ def _s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config:
     sse, kms_key = options.get("sse"), options.get("sse-kms-key-id")
     if kms_key and sse == "AES256":
         raise BadReference("The option 'sse-kms-key-id' needs sse=aws:kms.")
-    prefix = _prefix(_decoded(parts.path))
+    prefix = _parse_prefix(_decode_path(parts.path))
     from adapters.stores.s3 import S3Config
 
     return S3Config(
         bucket=parts.netloc,
         prefix=f"{prefix}/" if prefix else "",
-        endpoint=_endpoint(options, "endpoint"),
-        sandbox_endpoint=_endpoint(options, "sandbox-endpoint"),
+        endpoint=_parse_endpoint(options, "endpoint"),
+        sandbox_endpoint=_parse_endpoint(options, "sandbox-endpoint"),
         region=options.get("region"),
-        path_style=_flag(options, "path-style"),
-        sse=_sse(sse or ("aws:kms" if kms_key else None)),
+        path_style=_parse_flag(options, "path-style"),
+        sse=_parse_sse(sse or ("aws:kms" if kms_key else None)),
         sse_kms_key_id=kms_key,
-        single_writer=_flag(options, "single-writer") or False,
+        single_writer=_parse_flag(options, "single-writer") or False,
         profile=options.get("profile"),
     )
 
 
-def _prefix(text: str) -> str:
+def _parse_prefix(text: str) -> str:
     prefix = text.strip("/")
     if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise BadReference(f"'{prefix}' is no usable prefix.", hint="No part of it may be empty, '.' or '..'.")
     return prefix
 
 
-def _endpoint(options: Mapping[str, str], name: str) -> str | None:
+def _parse_endpoint(options: Mapping[str, str], name: str) -> str | None:
     text = options.get(name)
     if text is None:
         return None
@@ -176,13 +176,13 @@ def _endpoint(options: Mapping[str, str], name: str) -> str | None:
     return text
 
 
-def _sse(text: str | None) -> Literal["AES256", "aws:kms"] | None:
+def _parse_sse(text: str | None) -> Literal["AES256", "aws:kms"] | None:
     if text in (None, "AES256", "aws:kms"):
         return text  # type: ignore[return-value]  # mypy does not narrow a str by membership
     raise BadReference(f"There is no encryption '{text}'.", hint="Write sse=AES256 or sse=aws:kms")
 
 
-def _flag(options: Mapping[str, str], name: str) -> bool | None:
+def _parse_flag(options: Mapping[str, str], name: str) -> bool | None:
     text = options.get(name, "").lower()
     if text in _TRUE:
         return True
@@ -193,7 +193,7 @@ def _flag(options: Mapping[str, str], name: str) -> bool | None:
     raise BadReference(f"The option '{name}' is neither true nor false.", hint=f"Write {name}=true")
 
 
-def _decoded(text: str) -> str:
+def _decode_path(text: str) -> str:
     try:
         path = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -203,7 +203,7 @@ def _decoded(text: str) -> str:
     return path
 
 
-def _nearest(word: str, known: Iterable[str], form: str) -> str:
+def _suggest_nearest(word: str, known: Iterable[str], form: str) -> str:
     known = tuple(known)
     near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     if near:

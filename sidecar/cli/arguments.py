@@ -61,27 +61,27 @@ EXAMPLES = {
 SHELLS = ("bash", "zsh", "fish")
 
 
-def suggest(root: argparse.ArgumentParser, message: str) -> str:
+def suggest_command(root: argparse.ArgumentParser, message: str) -> str:
     """The same message; where it is about an unknown command, the nearest one instead of the list of all."""
     found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
     if found is None:
         return message
-    near = difflib.get_close_matches(found[1], commands_of(root), 1)
+    near = difflib.get_close_matches(found[1], list_commands(root), 1)
     return f"There is no command {found[1]!r}. " + (f"Did you mean {near[0]!r}?" if near else "--help lists them.")
 
 
-def commands_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def list_commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Each command's own parser, by its name."""
     (choices,) = [action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(choices)
 
 
-def _epilog(name: str) -> str:
+def _build_epilog(name: str) -> str:
     lines = [f"memory-sidecar {line}" if line.startswith(name) else line for line in EXAMPLES[name]]
     return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="memory-sidecar",
         description="Makes an agent's memory outlive its sandbox.",
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=summary,
-            epilog=_epilog(name) if name in EXAMPLES else None,
+            epilog=_build_epilog(name) if name in EXAMPLES else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -107,13 +107,13 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print exactly one JSON document")
         return sub
 
-    _verbs(command)
-    _reading(command)
-    _changing(command)
+    _add_verbs(command)
+    _add_reading_commands(command)
+    _add_changing_commands(command)
     return root
 
 
-def _verbs(command: Any) -> None:
+def _add_verbs(command: Any) -> None:
     export = command("export", "Export a sandbox's memory as a new snapshot.")
     export.add_argument("memory", metavar="MEMORY")
     export.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
@@ -124,8 +124,8 @@ def _verbs(command: Any) -> None:
     export.add_argument("--conversation", default="", metavar="ID", help="kept with the snapshot")
     export.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
     export.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
-    _user(export)
-    _guards(export)
+    _add_user_option(export)
+    _add_guard_options(export)
 
     restore = command("restore", "Restore a memory into a sandbox.")
     restore.add_argument("memory", metavar="MEMORY")
@@ -141,7 +141,7 @@ def _verbs(command: Any) -> None:
     )
     restore.add_argument("--must-exist", action="store_true", help="fail when there is no such memory (default: go on)")
     restore.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
-    _user(restore)
+    _add_user_option(restore)
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
     restore.add_argument(
         "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
@@ -149,14 +149,14 @@ def _verbs(command: Any) -> None:
     restore.add_argument(
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
     )
-    _attachments(command)
+    _add_attachment_commands(command)
 
 
-def _user(verb: Any) -> None:
+def _add_user_option(verb: Any) -> None:
     verb.add_argument("--user", default="", metavar="NAME", help="work in the sandbox as this user (default: its own)")
 
 
-def _attachments(command: Any) -> None:
+def _add_attachment_commands(command: Any) -> None:
     attach = command("attach", "Have a running service look after a sandbox until it is detached.")
     attach.add_argument("memory", metavar="MEMORY")
     attach.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
@@ -166,7 +166,7 @@ def _attachments(command: Any) -> None:
     attach.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     attach.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
     attach.add_argument("--wake", action="store_true", help="start the sandbox if it is paused or stopped")
-    _user(attach)
+    _add_user_option(attach)
     detach = command("detach", "Have a service stop looking after a sandbox.")
     detach.add_argument("memory", metavar="MEMORY")
     detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
@@ -174,7 +174,7 @@ def _attachments(command: Any) -> None:
     command("attachments", "List the sandboxes that services look after.")
 
 
-def _guards(verb: Any) -> None:
+def _add_guard_options(verb: Any) -> None:
     verb.add_argument(
         "--force", action="store_true", help="move the head whatever the guards say (a limit is no guard)"
     )
@@ -182,7 +182,7 @@ def _guards(verb: Any) -> None:
     verb.add_argument("--allow", action="append", default=[], metavar="REASON", help=f"one guard only: {reasons}")
 
 
-def _reading(command: Any) -> None:
+def _add_reading_commands(command: Any) -> None:
     command("list", "List the memories of a store.")
     log = command("log", "List a memory's snapshots.")
     log.add_argument("memory", metavar="MEMORY")
@@ -231,18 +231,18 @@ def _reading(command: Any) -> None:
         "doctor", "Check the store and, if named, a sandbox: what an export of it would bring, and what not."
     )
     doctor.add_argument("--sandbox", metavar="REF")
-    _user(doctor)
+    _add_user_option(doctor)
     doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
 
 
-def _changing(command: Any) -> None:
+def _add_changing_commands(command: Any) -> None:
     adopt = command("import", "Adopt an ordinary tarball of a home as a new snapshot.")
     adopt.add_argument("memory", metavar="MEMORY")
     adopt.add_argument("file", metavar="FILE")
     adopt.add_argument("--layout", action="append", default=[], metavar="NAME")
     adopt.add_argument("--label", default="", metavar="TEXT", help="kept with the snapshot")
-    _guards(adopt)
+    _add_guard_options(adopt)
     fork = command("fork", "Begin a new memory with a copy of another's head.")
     fork.add_argument("memory", metavar="MEMORY")
     fork.add_argument("new", metavar="NEW")
@@ -259,7 +259,7 @@ def _changing(command: Any) -> None:
         metavar="SNAPSHOT",
         help="default: the newest rejected since the head was made",
     )
-    _keeping(command)
+    _add_retention_commands(command)
     rekey = command("rekey", "Seal and sign everything anew, for the keys that are set now.")
     rekey.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and what is beside them")
     rekey.add_argument("--trust-unsigned", action="store_true", help="sign what has no signature yet, too")
@@ -268,7 +268,7 @@ def _changing(command: Any) -> None:
     delete.add_argument("--yes", action="store_true", help="really")
 
 
-def _keeping(command: Any) -> None:
+def _add_retention_commands(command: Any) -> None:
     for name, summary in (
         ("pin", "Keep a snapshot whatever the rules say."),
         ("unpin", "Leave a snapshot to the rules again."),

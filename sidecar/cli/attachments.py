@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from sidecar.cli.result import Result, Table, when
-from sidecar.cli.verbs import EXPORT_EXITS, export_result, restore_result
+from sidecar.cli.result import Result, Table, format_time
+from sidecar.cli.verbs import EXPORT_EXITS, build_export_result, build_restore_result
 from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProblem
 from sidecar.client.answers import Attached, Overview
 from sidecar.client.settings import URL
 from sidecar.engine import Engine
 from sidecar.errors import RestoreIncomplete, SidecarError
-from sidecar.ids import instance_key
+from sidecar.ids import build_instance_key
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -40,7 +40,7 @@ class OtherStore(SidecarError):
 
 async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
     more = {} if args.checkpoint_every is None else {"checkpoint_every": args.checkpoint_every}
-    async with _client() as client:
+    async with _open_client() as client:
         await _check_store(client, engine.repository.store)
         try:
             answer = await client.attach(
@@ -59,29 +59,31 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
                 raise RestoreIncomplete(problem.message, hint=problem.hint) from None
             raise
     one = answer.attachment
-    words: list[str | Table] = restore_result(answer.restored).words if answer.restored else []
+    words: list[str | Table] = build_restore_result(answer.restored).words if answer.restored else []
     words.append(f"{one.memory}: {one.sandbox} is looked after; exported every {one.checkpoint_every:g} s.")
-    return Result(_document(answer), words)
+    return Result(_build_document(answer), words)
 
 
 async def run_detach(engine: Engine, args: argparse.Namespace) -> Result:
-    async with _client() as client:
+    async with _open_client() as client:
         await _check_store(client, engine.repository.store)
         answer = await client.detach(args.memory, sandbox=args.sandbox, export=args.export)
-    words: list[str | Table] = export_result(answer.exported).words if answer.exported else []
+    words: list[str | Table] = build_export_result(answer.exported).words if answer.exported else []
     words.append(f"{answer.attachment.memory}: {answer.attachment.sandbox} is not looked after any more.")
-    return Result(_document(answer), words, EXPORT_EXITS.get(answer.exported.outcome, 0) if answer.exported else 0)
+    return Result(
+        _build_document(answer), words, EXPORT_EXITS.get(answer.exported.outcome, 0) if answer.exported else 0
+    )
 
 
 async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
-    async with _client() as client:
+    async with _open_client() as client:
         answer = await _check_store(client, engine.repository.store)
     rows = [
         (
             one.memory,
             one.sandbox,
             one.state,
-            when(one.saved) if one.saved else "not yet",
+            format_time(one.saved) if one.saved else "not yet",
             one.conversation,
             f"{one.problem} {one.hint}".strip(),
         )
@@ -93,7 +95,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     return Result(msgspec.to_builtins(answer), [table])
 
 
-def _client() -> AsyncClient:
+def _open_client() -> AsyncClient:
     return AsyncClient(os.environ.get(URL) or DEFAULT_URL, retries=PATIENCE)
 
 
@@ -105,7 +107,9 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
         hint = f"Start one on this store: memory-sidecar serve --store {store.url}. Elsewhere than here, set {URL}."
         raise NoService(f"There is no service to do it. {problem.message}", hint=hint) from None
     # A service says in its store that it lives: there it is found by whatever name the store is called here.
-    same = await store.get(instance_key(answer.service)) is not None if answer.service else answer.store == store.url
+    same = (
+        await store.get(build_instance_key(answer.service)) is not None if answer.service else answer.store == store.url
+    )
     if not same:
         theirs = answer.store or "another store"
         raise OtherStore(
@@ -115,7 +119,7 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
     return answer
 
 
-def _document(answer: Attached) -> dict[str, Any]:
+def _build_document(answer: Attached) -> dict[str, Any]:
     parts = {"restored": answer.restored, "exported": answer.exported}
     told = {name: asdict(part) for name, part in parts.items() if is_dataclass(part)}
     return {"attachment": msgspec.to_builtins(answer.attachment), **told}

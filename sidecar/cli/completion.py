@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidecar.cli.arguments import commands_of, parser
+from sidecar.cli.arguments import build_parser, list_commands
 from sidecar.cli.result import Result
 
 FOLDERS = ("FOLDER",)
@@ -41,36 +41,36 @@ class Command:
 
 
 def run_completion(args: argparse.Namespace) -> Result:
-    script = SCRIPTS[args.shell](commands())
+    script = SCRIPTS[args.shell](build_commands())
     return Result({"shell": args.shell, "script": script}, [*script.rstrip("\n").split("\n")])
 
 
-def commands() -> list[Command]:
+def build_commands() -> list[Command]:
     """All that can be typed."""
-    root = parser()
+    root = build_parser()
     about = {row.dest: row.help or "" for action in root._actions for row in getattr(action, "_choices_actions", ())}
-    return [_command(name, about.get(name, ""), sub) for name, sub in commands_of(root).items()]
+    return [_describe_command(name, about.get(name, ""), sub) for name, sub in list_commands(root).items()]
 
 
-def _command(name: str, about: str, sub: argparse.ArgumentParser) -> Command:
+def _describe_command(name: str, about: str, sub: argparse.ArgumentParser) -> Command:
     named = [action for action in sub._actions if action.option_strings]
     words = [action for action in sub._actions if not action.option_strings]
     return Command(
         name,
         about,
-        tuple(_option(action) for action in named),
+        tuple(_describe_option(action) for action in named),
         tuple(choice for action in words[:1] for choice in action.choices or ()),
         any(action.metavar in FILES for action in words),
     )
 
 
-def _option(action: argparse.Action) -> Option:
+def _describe_option(action: argparse.Action) -> Option:
     takes = "" if action.nargs == 0 else str(action.metavar or action.dest).upper()
     choices = PROVIDERS if takes == SANDBOX else tuple(map(str, action.choices or ()))
     return Option(tuple(action.option_strings), (action.help or "").replace("%%", "%"), takes, choices)
 
 
-def bash(found: list[Command]) -> str:
+def render_bash(found: list[Command]) -> str:
     """For bash 3.2 and newer, which is what macOS has."""
     values = {flag: option for command in found for option in command.options for flag in option.flags if option.takes}
     lines = [
@@ -81,23 +81,23 @@ def bash(found: list[Command]) -> str:
         '    if [ "$before" = ":" ] || [ "$word" = ":" ]; then COMPREPLY=(); return; fi',
         '    for ((i = 1; i < COMP_CWORD; i++)); do [ "${COMP_WORDS[i]}" = "--" ] && { COMPREPLY=(); return; }; done',
         '    case "$before" in',
-        *(f"        {flag}) {_bash_value(option)}; return ;;" for flag, option in sorted(values.items())),
+        *(f"        {flag}) {_render_bash_value(option)}; return ;;" for flag, option in sorted(values.items())),
         "    esac",
         '    if [ "$COMP_CWORD" -eq 1 ]; then',
-        f'        COMPREPLY=($(compgen -W "{_names(command.name for command in found)} --help --version" -- "$word")); return',
+        f'        COMPREPLY=($(compgen -W "{_join_names(command.name for command in found)} --help --version" -- "$word")); return',
         "    fi",
         '    case "${COMP_WORDS[1]}" in',
     ]
     for command in found:
-        flags = _names([*_flags(command), *command.choices])
+        flags = _join_names([*_list_flags(command), *command.choices])
         files = '; [[ "$word" != -* ]] && COMPREPLY+=($(compgen -f -- "$word"))' if command.files else ""
         lines.append(f'        {command.name}) COMPREPLY=($(compgen -W "{flags}" -- "$word")){files} ;;')
     return "\n".join([*lines, "    esac", "}", "complete -o filenames -F _memory_sidecar memory-sidecar", ""])
 
 
-def _bash_value(option: Option) -> str:
+def _render_bash_value(option: Option) -> str:
     if option.choices:
-        return f'COMPREPLY=($(compgen -W "{_names(option.choices)}" -- "$word"))'
+        return f'COMPREPLY=($(compgen -W "{_join_names(option.choices)}" -- "$word"))'
     if option.takes in FOLDERS:
         return 'COMPREPLY=($(compgen -d -- "$word"))'
     if option.takes in FILES:
@@ -105,13 +105,13 @@ def _bash_value(option: Option) -> str:
     return "COMPREPLY=()"
 
 
-def zsh(found: list[Command]) -> str:
+def render_zsh(found: list[Command]) -> str:
     lines = [
         "#compdef memory-sidecar",
         "_memory_sidecar() {",
         "    local -a commands",
         "    commands=(",
-        *(f"        {shlex.quote(f'{command.name}:{_zsh(command.about)}')}" for command in found),
+        *(f"        {shlex.quote(f'{command.name}:{_quote_zsh(command.about)}')}" for command in found),
         "    )",
         "    if ((CURRENT == 2)); then _describe command commands; return; fi",
         "    local command=$words[2]",
@@ -119,9 +119,9 @@ def zsh(found: list[Command]) -> str:
         "    case $command in",
     ]
     for command in found:
-        specs = [_zsh_option(flag, option) for option in command.options for flag in option.flags]
+        specs = [_render_zsh_option(flag, option) for option in command.options for flag in option.flags]
         if command.choices:
-            specs.append(f":word:({_names(command.choices)})")
+            specs.append(f":word:({_join_names(command.choices)})")
         specs.append("*:file:_files" if command.files else "*:word:()")
         lines.append(f"        {command.name}) _arguments {' '.join(map(shlex.quote, specs))} ;;")
     # Found on the fpath, this is the function's own body; read by eval, it has to be announced.
@@ -129,24 +129,24 @@ def zsh(found: list[Command]) -> str:
     return "\n".join([*lines, "    esac", "}", called, "else compdef _memory_sidecar memory-sidecar; fi", ""])
 
 
-def _zsh_option(flag: str, option: Option) -> str:
-    spec = f"*{flag}[{_zsh(option.about)}]"
+def _render_zsh_option(flag: str, option: Option) -> str:
+    spec = f"*{flag}[{_quote_zsh(option.about)}]"
     if not option.takes:
         return spec
     how = "_files" if option.takes in FILES else "_files -/" if option.takes in FOLDERS else ""
     # A colon separates what a value may be from its name, so those of sandboxes are kept from being one.
-    names = _names(choice.replace(":", "\\:") for choice in option.choices)
-    return f"{spec}:{_zsh(option.takes)}:{f'({names})' if names else how or '()'}"
+    names = _join_names(choice.replace(":", "\\:") for choice in option.choices)
+    return f"{spec}:{_quote_zsh(option.takes)}:{f'({names})' if names else how or '()'}"
 
 
-def _zsh(text: str) -> str:
+def _quote_zsh(text: str) -> str:
     for character in "\\[]:":
         text = text.replace(character, f"\\{character}")
     return text.replace("`", "").replace("$", "")
 
 
-def fish(found: list[Command]) -> str:
-    all_names = _names(command.name for command in found)
+def render_fish(found: list[Command]) -> str:
+    all_names = _join_names(command.name for command in found)
     lines = [
         "# memory-sidecar: completion for fish",
         "complete -c memory-sidecar -f",
@@ -154,38 +154,38 @@ def fish(found: list[Command]) -> str:
     ]
     for command in found:
         start = 'complete -c memory-sidecar -n "not __fish_seen_subcommand_from $commands"'
-        lines.append(f"{start} -a {command.name} -d {_fish(command.about)}")
+        lines.append(f"{start} -a {command.name} -d {_quote_fish(command.about)}")
         within = f'complete -c memory-sidecar -n "__fish_seen_subcommand_from {command.name}"'
         if command.choices:
-            lines.append(f"{within} -a {_fish(_names(command.choices))}")
+            lines.append(f"{within} -a {_quote_fish(_join_names(command.choices))}")
         if command.files:
             lines.append(f"{within} -F")
-        lines += [f"{within} {_fish_option(option)}" for option in command.options]
+        lines += [f"{within} {_render_fish_option(option)}" for option in command.options]
     return "\n".join([*lines, ""])
 
 
-def _fish_option(option: Option) -> str:
+def _render_fish_option(option: Option) -> str:
     flags = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
     value = "" if not option.takes else " -r"
     if option.choices:
-        value += f" -a {_fish(_names(option.choices))}"
+        value += f" -a {_quote_fish(_join_names(option.choices))}"
     elif option.takes in (*FILES, *FOLDERS):
         value += " -F"
-    return f"{' '.join(flags)}{value} -d {_fish(option.about)}"
+    return f"{' '.join(flags)}{value} -d {_quote_fish(option.about)}"
 
 
-def _fish(text: str) -> str:
+def _quote_fish(text: str) -> str:
     """Quoted as fish reads it: within single quotes only these two are escaped."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
-def _flags(command: Command) -> list[str]:
+def _list_flags(command: Command) -> list[str]:
     return [flag for option in command.options for flag in option.flags]
 
 
-def _names(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return " ".join(names)
 
 
-SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}
+SCRIPTS = {"bash": render_bash, "zsh": render_zsh, "fish": render_fish}

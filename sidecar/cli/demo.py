@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sidecar.cli.result import Result, plural
+from sidecar.cli.result import Result, format_count
 from sidecar.errors import SidecarError, UsageError
 
 WRITER = """
@@ -93,36 +93,38 @@ class _Demo:
         first, second = self._folder / "first-sandbox", self._folder / "second-sandbox"
         second.mkdir()
         database = make_home(first, rows=20_000)
-        self._say("An agent works in a sandbox; something writes to its memory all the time.")
+        self._print_comment("An agent works in a sandbox; something writes to its memory all the time.")
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(database)])
         try:
             _wait_for_rows(database)
-            self._sidecar("export", "conductor", "--sandbox", f"local:{first}")
+            self._run_sidecar("export", "conductor", "--sandbox", f"local:{first}")
             _wait_for_rows(database)
-            self._say("A second export carries only what changed.")
-            self._sidecar("export", "conductor", "--sandbox", f"local:{first}")
+            self._print_comment("A second export carries only what changed.")
+            self._run_sidecar("export", "conductor", "--sandbox", f"local:{first}")
         finally:
             writer.kill()
             writer.wait()
-        self._sidecar("export", "conductor", "--sandbox", f"local:{first}", "--label", "last words")
-        rows = _count(database)
-        self._say("The sandbox is gone.")
+        self._run_sidecar("export", "conductor", "--sandbox", f"local:{first}", "--label", "last words")
+        rows = _count_rows(database)
+        self._print_comment("The sandbox is gone.")
         shutil.rmtree(first)
         self._print(f"$ rm -rf {first}")
-        self._say("A new sandbox, somewhere else, remembers.")
-        self._sidecar("restore", "conductor", "--sandbox", f"local:{second}")
-        restored = _count(second / ".claude-mem" / "claude-mem.db", checked=True)
+        self._print_comment("A new sandbox, somewhere else, remembers.")
+        self._run_sidecar("restore", "conductor", "--sandbox", f"local:{second}")
+        restored = _count_rows(second / ".claude-mem" / "claude-mem.db", checked=True)
         self._print(f"$ cat {second}/MEMORY.md")
         self._print((second / "MEMORY.md").read_text().rstrip())
-        self._print(f"Before: {plural(rows, 'row')}. Now: {plural(restored, 'row')}. SQLite's integrity check: ok.")
+        self._print(
+            f"Before: {format_count(rows, 'row')}. Now: {format_count(restored, 'row')}. SQLite's integrity check: ok."
+        )
         if rows != restored:
             raise DemoFailed("The demo lost rows.")
-        self._say("Every version is kept, and still whole.")
-        self._sidecar("log", "conductor")
-        self._sidecar("verify")
+        self._print_comment("Every version is kept, and still whole.")
+        self._run_sidecar("log", "conductor")
+        self._run_sidecar("verify")
         return restored
 
-    def _sidecar(self, *words: str) -> None:
+    def _run_sidecar(self, *words: str) -> None:
         """Run a command as it would be typed."""
         self._print(f"$ memory-sidecar {shlex.join(words)}")
         command = [sys.executable, "-m", "sidecar", *words, "--store", f"file:{self._folder}/store"]
@@ -131,7 +133,7 @@ class _Demo:
             said = json.loads(ran.stdout or b"{}").get("error", {}).get("message", "")
             raise DemoFailed(f"`memory-sidecar {words[0]}` ended with exit code {ran.returncode}. {said}".rstrip())
 
-    def _say(self, text: str) -> None:
+    def _print_comment(self, text: str) -> None:
         self._print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n== {text}")
 
     def _print(self, text: str) -> None:
@@ -141,12 +143,12 @@ class _Demo:
 
 def _wait_for_rows(path: Path) -> None:
     """Until the writer has added some."""
-    start = _count(path)
-    while _count(path) < start + WRITTEN:
+    start = _count_rows(path)
+    while _count_rows(path) < start + WRITTEN:
         time.sleep(0.02)
 
 
-def _count(path: Path, *, checked: bool = False) -> int:
+def _count_rows(path: Path, *, checked: bool = False) -> int:
     database = sqlite3.connect(path, timeout=10)
     try:
         if checked and database.execute("PRAGMA integrity_check").fetchone()[0] != "ok":

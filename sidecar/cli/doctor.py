@@ -11,29 +11,29 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sidecar.cli.layouts import seen, seen_document
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.layouts import build_roots_document, describe_roots
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine
-from sidecar.engine.diagnosis import look_at_heads, readable_snapshots
+from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
 from sidecar.engine.identity import SHOULD_IT
-from sidecar.engine.inspecting import SeenRoot, look, nearly_too_much
+from sidecar.engine.inspecting import SeenRoot, describe_near_totals, inspect_sandbox
 from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
 from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import SealedStore
+from sidecar.sealing.store import EncryptedStore
 from sidecar.wiring import open_sandbox
 
 MOST_NAMED = 5
 LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no python3"'
 
 
-class StoredInTheClear(StoreError):
+class StoredUnencrypted(StoreError):
     """Keys are set, and some snapshots are still stored unencrypted."""
 
     code = "stored-in-the-clear"
     default_hint = "`memory-sidecar rekey` encrypts them; the readable packs go once their grace period is over."
 
 
-class NoMemoryThere(SandboxError):
+class NoMemoryFound(SandboxError):
     """The sandbox holds no memory of any layout."""
 
     code = "no-memory"
@@ -58,7 +58,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
 
     async def spool() -> str:
         folder = tempfile.gettempdir()
-        return f"{folder}, {size(shutil.disk_usage(folder).free)} free"
+        return f"{folder}, {format_size(shutil.disk_usage(folder).free)} free"
 
     async def writable() -> str:
         store = engine.repository.store
@@ -73,20 +73,22 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         return "1 memory" if count == 1 else f"{count} memories"
 
     async def heads() -> str:
-        found = await look_at_heads(engine.repository)
+        found = await inspect_heads(engine.repository)
         if not (damaged := found.damaged):
-            unread = f"; {plural(found.unread, 'large one')} only listed, which `verify` reads" if found.unread else ""
+            unread = (
+                f"; {format_count(found.unread, 'large one')} only listed, which `verify` reads" if found.unread else ""
+            )
             return f"every head can be restored{unread}"
         why = "; ".join(f"{one.memory}: {one.why}" for one in damaged[:MOST_NAMED])
         more = f"; and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
         cures = " ".join(one.cure for one in damaged[:MOST_NAMED])
-        raise SnapshotDamaged(f"{plural(len(damaged), 'head')} cannot be restored. {why}{more}", hint=cures)
+        raise SnapshotDamaged(f"{format_count(len(damaged), 'head')} cannot be restored. {why}{more}", hint=cures)
 
     async def encrypted() -> str:
-        if not (readable := await readable_snapshots(engine.repository)):
+        if not (readable := await count_unencrypted_snapshots(engine.repository)):
             return "every snapshot is encrypted"
-        named = ", ".join(f"{plural(count, 'snapshot')} of {memory}" for memory, count in readable.items())
-        raise StoredInTheClear(
+        named = ", ".join(f"{format_count(count, 'snapshot')} of {memory}" for memory, count in readable.items())
+        raise StoredUnencrypted(
             f"Stored before there was a key, and still readable by whoever reads the store: {named}."
         )
 
@@ -110,13 +112,13 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     async def memory() -> str:
         box = open_sandbox(args.sandbox, user=args.user, local=engine.local)
         try:
-            roots.extend(await look(engine, box, args.layout, args.project))
+            roots.extend(await inspect_sandbox(engine, box, args.layout, args.project))
         finally:
             await box.close()
         if not any(root.total.files for root in roots):
-            raise NoMemoryThere(f"{args.sandbox} has no memory of any layout.", hint=_where_to_look(args))
+            raise NoMemoryFound(f"{args.sandbox} has no memory of any layout.", hint=_suggest_cure(args))
         files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
-        return f"{plural(files, 'file')}, {size(bytes)}, in {', '.join(root.name for root in roots) or 'no layout'}"
+        return f"{format_count(files, 'file')}, {format_size(bytes)}, in {', '.join(root.name for root in roots) or 'no layout'}"
 
     await check("python", python)
     await check("temporary folder", spool)
@@ -124,7 +126,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     if checks[-1]["ok"]:
         await check("memories", readable)
         await check("heads", heads)
-        if _encrypts(engine):
+        if _has_encryption(engine):
             await check("encryption", encrypted)
     if engine.index is not None:
         await check("search", searched)
@@ -135,25 +137,25 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     ok = all(row["ok"] for row in checks)
     table = Table(("", "CHECK", "FOUND"), [("ok" if row["ok"] else "!!", row["name"], row["detail"]) for row in checks])
     hints = [*dict.fromkeys(row["hint"] for row in checks if row["hint"])]
-    near = nearly_too_much(roots, engine.limits)
+    near = describe_near_totals(roots, engine.limits)
     document = {
         "ok": ok,
         "store": engine.repository.store.url,
         "checks": checks,
         "warnings": warnings,
-        "roots": seen_document(roots),
+        "roots": build_roots_document(roots),
         "near_limits": near,
     }
     hints += [f"Warning: {warning}" for warning in warnings]
-    return Result(document, [table, *hints, *(["", *seen(roots), *near] if roots else [])], 0 if ok else 1)
+    return Result(document, [table, *hints, *(["", *describe_roots(roots), *near] if roots else [])], 0 if ok else 1)
 
 
-def _encrypts(engine: Engine) -> bool:
+def _has_encryption(engine: Engine) -> bool:
     store = engine.repository.store
-    return isinstance(store, SignedStore) and isinstance(store.inner, SealedStore) and store.inner.encrypts
+    return isinstance(store, SignedStore) and isinstance(store.inner, EncryptedStore) and store.inner.encrypts
 
 
-def _where_to_look(args: argparse.Namespace) -> str:
+def _suggest_cure(args: argparse.Namespace) -> str:
     new = f"If it is new, restore into it: memory-sidecar restore MEMORY --sandbox {args.sandbox}"
     if args.project is None:
         return f"If its memory is in a project's folder, name that: --project PATH. {new}"

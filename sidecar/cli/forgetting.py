@@ -7,39 +7,41 @@ from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine
-from sidecar.engine.looking import existing_snapshots
+from sidecar.engine.looking import list_existing_ids
 from sidecar.errors import UsageError
 from sidecar.retention.forgetting import Forgot, forget, forget_all
 from sidecar.retention.pins import pin, unpin
-from sidecar.retention.settings import Retention, Rules, check, duration
+from sidecar.retention.settings import Retention, RetentionRules, check_retention, parse_duration
 
 
 async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
-    retention = wanted_retention(engine.retention, args)
+    retention = choose_retention(engine.retention, args)
     over = 0
     if args.memory:
-        await existing_snapshots(engine.repository, args.memory)
+        await list_existing_ids(engine.repository, args.memory)
         rows = [await forget(engine.repository, args.memory, retention, dry_run=args.dry_run)]
     else:
         rows, over = await forget_all(engine.repository, retention, dry_run=args.dry_run)
     words: list[str | Table] = []
     for row in rows:
-        words += _told(row, args.dry_run)
+        words += _describe_forgotten(row, args.dry_run)
     if over:
-        words.append(f"What has to stay is {size(over)} more than store_bytes allows.")
-    document = {"dry_run": args.dry_run, "memories": [_document(row) for row in rows], "store_over_bytes": over}
+        words.append(f"What has to stay is {format_size(over)} more than store_bytes allows.")
+    document = {"dry_run": args.dry_run, "memories": [_build_document(row) for row in rows], "store_over_bytes": over}
     return Result(document, words or [f"There are no memories in {engine.repository.store.url}."])
 
 
-def wanted_retention(configured: Retention, args: argparse.Namespace) -> Retention:
+def choose_retention(configured: Retention, args: argparse.Namespace) -> Retention:
     """The rules given on the command line, instead of all that are configured; else the configured ones.
 
     Raise ``UsageError`` or ``BadConfig`` for what cannot be meant.
     """
     given = {
-        rule.name: getattr(args, rule.name) for rule in fields(Rules) if getattr(args, rule.name, None) is not None
+        rule.name: getattr(args, rule.name)
+        for rule in fields(RetentionRules)
+        if getattr(args, rule.name, None) is not None
     }
     retention = configured
     if given:
@@ -47,36 +49,38 @@ def wanted_retention(configured: Retention, args: argparse.Namespace) -> Retenti
         retention = Retention(**given, **apart)
         if any(isinstance(value, int) and value < 0 for value in given.values()):
             raise UsageError("A rule must not be negative.")
-        check(retention, {"": set(given)}, 0.0)
-    return retention if args.grace is None else replace(retention, grace=_grace(args.grace))
+        check_retention(retention, {"": set(given)}, 0.0)
+    return retention if args.grace is None else replace(retention, grace=_parse_grace(args.grace))
 
 
-def _grace(text: str) -> str:
+def _parse_grace(text: str) -> str:
     """Seconds, or a duration."""
     try:
         plain = text.replace(".", "", 1)
         seconds = (
-            float(text) if plain.isascii() and plain.isdecimal() and len(plain) < 16 else duration(text).total_seconds()
+            float(text)
+            if plain.isascii() and plain.isdecimal() and len(plain) < 16
+            else parse_duration(text).total_seconds()
         )
     except ValueError as problem:
         raise UsageError(f"--grace {text} is no duration.", hint=f"{str(problem).capitalize()}.") from None
     return f"{seconds:.3f}s"
 
 
-def _document(row: Forgot) -> dict[str, Any]:
+def _build_document(row: Forgot) -> dict[str, Any]:
     document = asdict(row)
     return {**document, **document.pop("collected"), "problem": row.problem or row.collected.problem}
 
 
-def _told(row: Forgot, dry_run: bool) -> list[str | Table]:
+def _describe_forgotten(row: Forgot, dry_run: bool) -> list[str | Table]:
     now = datetime.now(UTC)
     table = Table(
         ("SNAPSHOT", "AGE", "SIZE", "LABEL", "DECISION"),
         [
             (
                 fate.snapshot,
-                _age((now - datetime.fromisoformat(fate.created)).total_seconds()),
-                size(fate.bytes),
+                _format_age((now - datetime.fromisoformat(fate.created)).total_seconds()),
+                format_size(fate.bytes),
                 fate.label,
                 f"KEEP by {fate.reason}" if fate.keep else f"GO because {fate.reason}",
             )
@@ -84,18 +88,20 @@ def _told(row: Forgot, dry_run: bool) -> list[str | Table]:
         ],
     )
     gone, left = "would go" if dry_run else "removed", row.collected
-    told = f"{row.memory}: {plural(row.forgotten, 'snapshot')} {gone}, {row.kept:,} kept"
-    told += f"; {plural(left.objects, 'leftover')} {gone}, {size(left.bytes)}"
+    told = f"{row.memory}: {format_count(row.forgotten, 'snapshot')} {gone}, {row.kept:,} kept"
+    told += f"; {format_count(left.objects, 'leftover')} {gone}, {format_size(left.bytes)}"
     told += (
-        f"; {plural(left.waiting, 'pack')} of {size(left.waiting_bytes)} in the grace period." if left.waiting else "."
+        f"; {format_count(left.waiting, 'pack')} of {format_size(left.waiting_bytes)} in the grace period."
+        if left.waiting
+        else "."
     )
     words: list[str | Table] = [told, *([table] if dry_run or row.forgotten else [])]
     if row.over_bytes:
-        words.append(f"{row.memory}: what has to stay is {size(row.over_bytes)} more than memory_bytes allows.")
+        words.append(f"{row.memory}: what has to stay is {format_size(row.over_bytes)} more than memory_bytes allows.")
     return words + ([f"{row.memory}: {row.problem}"] if row.problem else [])
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"

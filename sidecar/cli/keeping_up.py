@@ -17,25 +17,27 @@ CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
 LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
 
 
-async def keep_up(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
+async def update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
     """The same result, with a warning when what can be searched is behind it."""
     if engine.index is None or args.command not in CHANGING:
         return result
     memory = args.new if args.command == "fork" else args.memory
     try:
         async with asyncio.timeout(seconds):
-            await engine.index.bring_up(memory)
+            await engine.index.update_memory(memory)
     except TimeoutError:
-        return _warned(result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}")
+        return _add_warning(
+            result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}"
+        )
     except SidecarError as problem:
-        return _warned(result, f"Search does not know of this yet: {problem.message} {LATER}")
+        return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
     except Exception as problem:  # a mistake of ours, which takes nobody's receipt away
-        return _warned(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
+        return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
     except asyncio.CancelledError:  # told to end: the receipt is still to be printed
-        return _warned(result, f"Search does not know of this yet: it was interrupted. {LATER}")
+        return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
     return result
 
 
-def _warned(result: Result, warning: str) -> Result:
+def _add_warning(result: Result, warning: str) -> Result:
     document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
     return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sidecar.cli.result import Result
-from sidecar.cli.screen import complain
+from sidecar.cli.screen import print_error
 from sidecar.errors import UsageError
-from sidecar.files import close_to_others, write_new
+from sidecar.files import restrict_to_owner, write_new
 
 SECRETS = ("identity", "private")
 
 
 def run_keygen(args: argparse.Namespace) -> Result:
     """A key for stdout, or with ``-o`` in a file of its own: then only what is public of it is shown."""
-    made = _to_sign() if args.signing else _to_encrypt()
+    made = _make_signing_key() if args.signing else _make_encryption_key()
     if args.output is None:
-        _close_output()
+        _restrict_output()
         return made
     if args.output == "-":
         raise UsageError("A key goes to a file, or without -o to stdout.", hint="memory-sidecar keygen -o memories.key")
@@ -31,19 +31,19 @@ def run_keygen(args: argparse.Namespace) -> Result:
     return Result({**public, "file": str(target)}, [f"{target}: a new key. Its public key: {shown}"])
 
 
-def _close_output() -> None:
+def _restrict_output() -> None:
     """``keygen > FILE``: the shell has made the file, as a rule for everybody to read."""
     try:
-        closed = close_to_others(sys.stdout.fileno())
+        closed = restrict_to_owner(sys.stdout.fileno())
     except (io.UnsupportedOperation, ValueError, OSError):
         return
     if closed:
-        complain("other users could have read the file: its mode is 0600 now.")
+        print_error("other users could have read the file: its mode is 0600 now.")
     elif closed is False:
-        complain("warning: other users can read the file that the key is in.")
+        print_error("warning: other users can read the file that the key is in.")
 
 
-def _to_encrypt() -> Result:
+def _make_encryption_key() -> Result:
     import pyrage
 
     identity = pyrage.x25519.Identity.generate()
@@ -53,7 +53,7 @@ def _to_encrypt() -> Result:
     return Result({"kind": "age", "recipient": public, "identity": str(identity)}, [*words])
 
 
-def _to_sign() -> Result:
+def _make_signing_key() -> Result:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine
 from sidecar.engine.inspecting import SeenRoot
-from sidecar.layouts import Layout, Root, choose
+from sidecar.layouts import Layout, RootSpec, choose_layouts
 
 SHOWN = 12
 
 
 async def run_layouts(engine: Engine, args: argparse.Namespace) -> Result:
-    layouts = choose(args.names, engine.layouts)
+    layouts = choose_layouts(args.names, engine.layouts)
     table = Table(
         ("LAYOUT", "WHERE", "DATABASES", "OPTIONS"),
         [
             (
                 layout.name,
-                "; ".join(_where(root) for root in layout.roots),
+                "; ".join(_describe_place(root) for root in layout.roots),
                 ", ".join(layout.databases),
                 ", ".join(f"{name} (on)" if name in layout.chosen else name for name in layout.options),
             )
             for layout in layouts
         ],
     )
-    details = [line for layout in layouts for line in _details(layout)] if args.names else []
-    return Result({"layouts": [_document(layout) for layout in layouts]}, [table, *details])
+    details = [line for layout in layouts for line in _describe_layout(layout)] if args.names else []
+    return Result({"layouts": [_build_document(layout) for layout in layouts]}, [table, *details])
 
 
-def _where(root: Root) -> str:
+def _describe_place(root: RootSpec) -> str:
     if root.project:
         return f"{root.below}/ in each project" if root.below else "each project"
     return " or ".join([*(f"${name}" for name in root.env), *root.paths]) + (
@@ -41,7 +41,7 @@ def _where(root: Root) -> str:
     )
 
 
-def _details(layout: Layout) -> list[str]:
+def _describe_layout(layout: Layout) -> list[str]:
     rows = {
         "keeps": layout.keep,
         "databases": layout.databases,
@@ -56,7 +56,7 @@ def _details(layout: Layout) -> list[str]:
     return ["", layout.name, *(f"  {name}: {', '.join(values)}" for name, values in rows.items() if values)]
 
 
-def _document(layout: Layout) -> dict[str, Any]:
+def _build_document(layout: Layout) -> dict[str, Any]:
     options = {
         name: {"about": option.about, "keep": option.keep, "on": name in layout.chosen}
         for name, option in layout.options.items()
@@ -79,7 +79,7 @@ def _document(layout: Layout) -> dict[str, Any]:
     return {**{name: document[name] for name in kept}, "options": options}
 
 
-def seen(roots: Sequence[SeenRoot]) -> list[str | Table]:
+def describe_roots(roots: Sequence[SeenRoot]) -> list[str | Table]:
     """For people: what an export of a sandbox would bring."""
     if not roots:
         return ["No memory of any known layout was found there."]
@@ -91,8 +91,8 @@ def seen(roots: Sequence[SeenRoot]) -> list[str | Table]:
                     f"{root.layout} {root.version}".strip(),
                     root.folder,
                     f"{root.total.files:,}",
-                    size(root.total.bytes),
-                    *(size(root.tiers[tier].bytes) for tier in ("hot", "warm", "cold", "rebuildable")),
+                    format_size(root.total.bytes),
+                    *(format_size(root.tiers[tier].bytes) for tier in ("hot", "warm", "cold", "rebuildable")),
                 )
                 for root in roots
             ],
@@ -100,16 +100,16 @@ def seen(roots: Sequence[SeenRoot]) -> list[str | Table]:
     ]
     for root in roots:
         for row in root.databases:
-            log = f", {size(row.log_bytes)} in its log" if row.log_bytes else ""
-            words.append(f"{row.path}: {size(row.bytes)}, {size(row.free_bytes)} of it free pages{log}")
+            log = f", {format_size(row.log_bytes)} in its log" if row.log_bytes else ""
+            words.append(f"{row.path}: {format_size(row.bytes)}, {format_size(row.free_bytes)} of it free pages{log}")
         words += [f"{root.name}: {process} has it open" for process in root.workers]
         if root.reasons:
-            counts = ", ".join(f"{plural(count, 'path')} {reason}" for reason, count in root.reasons.items())
+            counts = ", ".join(f"{format_count(count, 'path')} {reason}" for reason, count in root.reasons.items())
             shown = ", ".join(f"{skip.path} ({skip.reason})" for skip in root.skipped[:SHOWN])
             words.append(f"{root.name}: left out {counts}. {shown}{' …' if len(root.skipped) > SHOWN else ''}")
         words += root.advice
     return words
 
 
-def seen_document(roots: Sequence[SeenRoot]) -> list[dict[str, Any]]:
+def build_roots_document(roots: Sequence[SeenRoot]) -> list[dict[str, Any]]:
     return [{**asdict(root), "total": asdict(root.total), "advice": root.advice} for root in roots]

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sidecar.cli.arguments import parser, suggest
+from sidecar.cli.arguments import build_parser, suggest_command
 from sidecar.cli.result import Result
-from sidecar.cli.screen import ProgressBar, complain, show, tame_logs, watched
+from sidecar.cli.screen import ProgressBar, is_terminal, print_error, route_logs, show_result
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 
 # Imported only when called for: a command should start as fast as it can.
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    tame_logs()
+    route_logs()
     wants_json = "--json" in list(itertools.takewhile(lambda word: word != "--", words))
     try:
         args = _parse(words, wants_json)
@@ -98,16 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
-    commands = parser()
+    commands = build_parser()
 
     def refuse(sub: argparse.ArgumentParser, message: str) -> NoReturn:
-        message = suggest(commands, message)
+        message = suggest_command(commands, message)
         if wants_json:
             details = {"code": "usage", "message": message, "hint": "See --help.", "retryable": False}
             print(json.dumps({"error": details}))
         else:
             sub.print_usage(sys.stderr)
-            complain(f"error: {message}")
+            print_error(f"error: {message}")
         raise SystemExit(2)
 
     for sub in [commands, *commands._subparsers._group_actions[0].choices.values()]:  # type: ignore[union-attr]
@@ -116,11 +116,11 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 
 async def _run(args: argparse.Namespace) -> Result:
-    from sidecar.cli.keeping_up import keep_up
-    from sidecar.config import config_file, load_config, placed, store_placed
+    from sidecar.cli.keeping_up import update_index
+    from sidecar.config import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine
-    from sidecar.local_policy import policy_for
-    from sidecar.sealing.given import given
+    from sidecar.local_policy import build_policy
+    from sidecar.sealing.given import read_given_keys
     from sidecar.wiring import open_index, open_repository
 
     if "memory" in args and args.memory is not None:
@@ -131,13 +131,13 @@ async def _run(args: argparse.Namespace) -> Result:
     module, _, name = COMMANDS[args.command].partition(".")
     command = getattr(importlib.import_module(f"sidecar.cli.{module}"), name)
     try:
-        keys = given(config.encryption, config.signing)
+        keys = read_given_keys(config.encryption, config.signing)
         trusting = getattr(args, "trust_unsigned", False)
         repository = open_repository(config.store, keys, trust_unsigned=trusting)
     except BadConfig as problem:
-        raise placed(problem, config_file(args.config)) from None
+        raise add_location(problem, find_config_file(args.config)) from None
     except BadReference as problem:
-        raise store_placed(problem, args.config, args.store) from None
+        raise add_store_location(problem, args.config, args.store) from None
     _warn(keys.warnings, config.service.log if args.command in LASTING else "", beside=args.command == "run")
     engine = Engine(
         repository=repository,
@@ -149,17 +149,17 @@ async def _run(args: argparse.Namespace) -> Result:
         retention=config.retention,
         restoring=config.restore,
         direct=config.direct,
-        local=policy_for(config, config_file(args.config)),
+        local=build_policy(config, find_config_file(args.config)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
     )
     # A command that is told to end gives its scratch files back first.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
     try:
         # A service prints lines to be copied, which a bar on the same screen would break.
-        with_bar = watched() and not args.json and args.command not in LASTING
+        with_bar = is_terminal() and not args.json and args.command not in LASTING
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
             result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
-            return await keep_up(engine, args, result, config.postgres.wait)
+            return await update_index(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -169,14 +169,14 @@ async def _run(args: argparse.Namespace) -> Result:
 def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:
     """On stderr; a service says it in its log."""
     if log and warnings:
-        from sidecar.service.logs import set_up
+        from sidecar.service.logs import configure_logs
 
-        set_up(log, beside=beside)
+        configure_logs(log, beside=beside)
     for told in warnings:
         if log:
             logging.getLogger("sidecar").warning(told)
         else:
-            complain(f"warning: {told}")
+            print_error(f"warning: {told}")
 
 
 def _print(result: Result, wants_json: bool) -> int:
@@ -184,7 +184,7 @@ def _print(result: Result, wants_json: bool) -> int:
         if wants_json:
             print(json.dumps(result.document))
         else:
-            show(result)
+            show_result(result)
         sys.stdout.flush()
     except BrokenPipeError:  # somebody's `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -195,5 +195,5 @@ def _fail(problem: SidecarError, wants_json: bool) -> int:
     details: dict[str, Any] = problem.as_dict()
     if wants_json:
         print(json.dumps({"error": details}))
-    complain(f"{problem.message} {problem.hint}".rstrip())
+    print_error(f"{problem.message} {problem.hint}".rstrip())
     return problem.exit_code

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine
-from sidecar.engine.looking import existing_snapshots
-from sidecar.sealing.rekey import Report, rekey
+from sidecar.engine.looking import list_existing_ids
+from sidecar.sealing.rekey import RekeyReport, rekey
 
 READABLE = (
     "These folder names, from before encryption, stay readable in the store: {names}. To hide one, `fork` the memory"
@@ -18,15 +18,16 @@ OLD_PACKS = "Packs under the old key go once the grace period is over: `memory-s
 
 async def run_rekey(engine: Engine, args: argparse.Namespace) -> Result:
     if args.memory:
-        await existing_snapshots(engine.repository, args.memory)
+        await list_existing_ids(engine.repository, args.memory)
     report = await rekey(engine.repository, args.memory or "", engine.progress)
     problems = [*report.problems, *(problem for row in report.memories for problem in row.problems)]
-    return Result({"ok": not problems, **asdict(report)}, _words(report, problems), 1 if problems else 0)
+    return Result({"ok": not problems, **asdict(report)}, _describe_report(report, problems), 1 if problems else 0)
 
 
-def _words(report: Report, problems: list[str]) -> list[str | Table]:
+def _describe_report(report: RekeyReport, problems: list[str]) -> list[str | Table]:
     rows = [
-        (row.memory, str(row.snapshots), str(row.packs), size(row.bytes), str(row.objects)) for row in report.memories
+        (row.memory, str(row.snapshots), str(row.packs), format_size(row.bytes), str(row.objects))
+        for row in report.memories
     ]
     words: list[str | Table] = [
         Table(("MEMORY", "SNAPSHOTS", "PACKS SEALED", "SIZE", "OTHERS"), rows, "There are no memories in this store."),
@@ -41,6 +42,6 @@ def _words(report: Report, problems: list[str]) -> list[str | Table]:
         words.append("Everything that is needed is sealed and signed with the keys that are set now.")
     elif problems:
         words.append(
-            f"{plural(len(problems), 'thing')} could not be done; what was done stays. Run it again when that is mended."
+            f"{format_count(len(problems), 'thing')} could not be done; what was done stays. Run it again when that is mended."
         )
     return words

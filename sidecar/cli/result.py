@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sidecar.sizes import plural as plural
+from sidecar.sizes import format_count as format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Result:
     exit_code: int = 0
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """A size for people: 1.2 MB."""
     amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
@@ -34,7 +34,7 @@ def size(count: int) -> str:
     return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
-def when(iso: str) -> str:
+def format_time(iso: str) -> str:
     """A time for people, to the second, in UTC."""
     return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S")
 

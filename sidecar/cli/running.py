@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.cli.result import Result
-from sidecar.config import Config, config_file, load_config, placed
+from sidecar.config import Config, add_location, find_config_file, load_config
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig, UsageError
-from sidecar.local_token import TokenNotKept, make_token
+from sidecar.local_token import TokenNotKept, ensure_token
 from sidecar.loopback import is_loopback
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.service.server import serve
-from sidecar.service.settings import AUTO, Service, address
+from sidecar.service.settings import AUTO, Service, parse_address
 
 URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
 ANY_PORT = "127.0.0.1:0"
@@ -47,18 +47,18 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
         raise UsageError("There is no command to run.", hint="memory-sidecar run -- COMMAND…")
     config = load_config(args.config, store=args.store)
     settings = replace(config.service, bind=args.bind or ANY_PORT)
-    if is_loopback(address(settings.bind)[0]):
+    if is_loopback(parse_address(settings.bind)[0]):
         # Nothing travels that TLS could protect, and certificates seldom name a loopback address.
         settings = replace(settings, tls_cert="", tls_key="")
     config = replace(config, service=settings)
-    token = _token(config.service)
-    service = _Service(replace(engine, progress=Unwatched()), config)
+    token = _choose_token(config.service)
+    service = _Service(replace(engine, progress=NoProgress()), config)
     relay = _Relay(service.hurried)
     try:
         async with service.running() as url:
-            ended = await relay.run(command, {**os.environ, URL: _reachable(url), TOKEN: token})
+            ended = await relay.run(command, {**os.environ, URL: _make_reachable(url), TOKEN: token})
     except BadConfig as problem:
-        raise placed(problem, config_file(args.config)) from None
+        raise add_location(problem, find_config_file(args.config)) from None
     code = BY_SIGNAL - ended if ended < 0 else ended
     if service.left:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
@@ -133,12 +133,12 @@ class _Relay:
             self._early = number
         elif self._child.returncode is not None:
             self._hurried.set()
-        elif not (number is signal.SIGINT and _typed()):
+        elif not (number is signal.SIGINT and _was_typed()):
             with suppress(ProcessLookupError):
                 self._child.send_signal(number)
 
 
-def _typed() -> bool:
+def _was_typed() -> bool:
     """Whether Ctrl-C was typed at our terminal: then the command, in the same foreground, has had it already."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
@@ -152,23 +152,23 @@ def _typed() -> bool:
         os.close(terminal)
 
 
-def _token(settings: Service) -> str:
+def _choose_token(settings: Service) -> str:
     """The first token that is set; else the one that is kept for this user; else one for this run alone. The service reads it
     from the environment. Raise ``BadConfig`` when others could have read the one that is kept."""
     given = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
     if not given:
-        given = [_kept_token() if settings.token == AUTO else secrets.token_hex(32)]
+        given = [_read_kept_token() if settings.token == AUTO else secrets.token_hex(32)]
         os.environ[TOKEN] = given[0]
     return given[0]
 
 
-def _kept_token() -> str:
+def _read_kept_token() -> str:
     try:
-        return make_token()
+        return ensure_token()
     except TokenNotKept:  # the command gets it by its environment all the same
         return secrets.token_hex(32)
 
 
-def _reachable(url: str) -> str:
+def _make_reachable(url: str) -> str:
     """Where the command finds a service that listens everywhere."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.characters import printable
+from sidecar.characters import make_printable
 from sidecar.cli.result import Result, Table
 
 if TYPE_CHECKING:
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 1.0
 
 
-def show(result: Result) -> None:
+def show_result(result: Result) -> None:
     """Print a result for people."""
     for item in result.words:
         if isinstance(item, str):
-            print(printable(item))
+            print(make_printable(item))
         elif not item.rows:
-            print(printable(item.empty))
+            print(make_printable(item.empty))
         else:
             _show_table(item)
 
 
 def _show_table(table: Table) -> None:
-    cells = [[printable(cell) for cell in row] for row in [table.columns, *table.rows]]
+    cells = [[make_printable(cell) for cell in row] for row in [table.columns, *table.rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.columns))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Say something on stderr."""
-    print(printable(f"memory-sidecar: {text}"), file=sys.stderr)
+    print(make_printable(f"memory-sidecar: {text}"), file=sys.stderr)
 
 
-class _Lines(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """One line for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return make_printable(super().format(record))
 
 
-def tame_logs() -> None:
+def route_logs() -> None:
     """What is logged while nobody has set up a log comes out on stderr: as lines that are printable, too."""
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Lines())
+        logging.lastResort.setFormatter(_LineFormatter())
 
 
 class ProgressBar:
@@ -89,12 +89,12 @@ class ProgressBar:
     def step(self, name: str, total: int | None = None) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(printable(name), total=total)
+        self._task = self._bar.add_task(make_printable(name), total=total)
 
     def advance(self, count: int) -> None:
         if self._task is not None:
             self._bar.advance(self._task, count)
 
 
-def watched() -> bool:
+def is_terminal() -> bool:
     return sys.stderr.isatty()

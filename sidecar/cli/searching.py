@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, plural, when
+from sidecar.cli.result import Result, Table, format_count, format_time
 from sidecar.engine import Engine
-from sidecar.engine.looking import not_found
+from sidecar.engine.looking import build_not_found_error
 from sidecar.errors import NoIndex, UsageError
 from sidecar.ids import check_memory_id
 from sidecar.sink import KINDS
-from sidecar.sink.indexing import Indexed, MemoryIndex
+from sidecar.sink.indexing import IndexResult, MemoryIndex
 from sidecar.sink.sink import Hit, Query
 
 MOST = 1000
@@ -20,7 +20,7 @@ SNIPPET = 100
 MOST_NAMED = 5
 
 
-def index_of(engine: Engine) -> MemoryIndex:
+def get_index(engine: Engine) -> MemoryIndex:
     """Raise ``NoIndex`` when nothing is indexed."""
     if engine.index is None:
         raise NoIndex("Searching needs a Postgres database, and none is set.")
@@ -28,7 +28,7 @@ def index_of(engine: Engine) -> MemoryIndex:
 
 
 async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
-    index = index_of(engine)
+    index = get_index(engine)
     words = " ".join(args.words).strip()
     if not words:
         raise UsageError("There is nothing to search for.", hint='memory-sidecar search "some words"')
@@ -40,8 +40,8 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
     answer = await index.search(Query(words=words, memories=memories, kinds=args.kind, limit=args.limit))
     table = Table(
         ("MEMORY", "KIND", "WHEN (UTC)", "TITLE", "WHERE IT SAYS SO"),
-        [_row(hit) for hit in answer.found.hits],
-        _nothing(answer.unindexed),
+        [_build_row(hit) for hit in answer.found.hits],
+        _describe_no_hits(answer.unindexed),
     )
     more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.found.more else []
     behind = [f"{memory}: {BEHIND}" for memory in answer.behind]
@@ -55,7 +55,7 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
     return Result(document, [table, *more, *behind])
 
 
-def _nothing(unindexed: Sequence[str]) -> str:
+def _describe_no_hits(unindexed: Sequence[str]) -> str:
     if not unindexed:
         return "Nothing found."
     more = f" and {len(unindexed) - MOST_NAMED:,} more" if len(unindexed) > MOST_NAMED else ""
@@ -66,34 +66,40 @@ def _nothing(unindexed: Sequence[str]) -> str:
 BEHIND = "what was found is of an earlier snapshot than the head; `memory-sidecar index` brings it up to date."
 
 
-def _row(hit: Hit) -> tuple[str, ...]:
+def _build_row(hit: Hit) -> tuple[str, ...]:
     # The first word that was searched for stays in sight.
     start = max(0, hit.snippet.find("**") - SNIPPET // 2)
     snippet = f"…{hit.snippet[start:]}" if start else hit.snippet
-    return hit.memory, hit.kind, when(hit.at) if hit.at else "", _cut(hit.title, SNIPPET // 2), _cut(snippet, SNIPPET)
+    return (
+        hit.memory,
+        hit.kind,
+        format_time(hit.at) if hit.at else "",
+        _shorten(hit.title, SNIPPET // 2),
+        _shorten(snippet, SNIPPET),
+    )
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 async def run_index(engine: Engine, args: argparse.Namespace) -> Result:
-    index = index_of(engine)
+    index = get_index(engine)
     memories = [args.memory] if args.memory else None
     done = [one async for one in index.catch_up(memories)]
     if args.memory and done[0].state == "current" and not done[0].snapshot:
-        raise not_found(engine.repository, args.memory)
+        raise build_not_found_error(engine.repository, args.memory)
     ok = all(one.state != "failed" for one in done)
-    rows = [(one.memory, one.snapshot, _said(one)) for one in done]
+    rows = [(one.memory, one.snapshot, _describe_result(one)) for one in done]
     table = Table(("MEMORY", "SNAPSHOT", "WHAT WAS DONE"), rows, "Everything was up to date.")
     problems = [f"Warning: {one.memory}: {problem}" for one in done for problem in one.problems]
     return Result({"ok": ok, "memories": [asdict(one) for one in done]}, [table, *problems], 0 if ok else 1)
 
 
-def _said(one: Indexed) -> str:
+def _describe_result(one: IndexResult) -> str:
     if one.state == "written":
-        changes = f"{plural(one.written, 'record')} written, {one.removed:,} removed"
-        return f"{changes}; {plural(one.records, 'record')} now"
+        changes = f"{format_count(one.written, 'record')} written, {one.removed:,} removed"
+        return f"{changes}; {format_count(one.records, 'record')} now"
     if one.state == "removed":
-        return f"{plural(one.removed, 'record')} removed: there is no such memory any more"
+        return f"{format_count(one.removed, 'record')} removed: there is no such memory any more"
     return one.problem or "up to date"

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.cli.result import Result
-from sidecar.config import config_file, load_config, placed
+from sidecar.config import add_location, find_config_file, load_config
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig
-from sidecar.local_token import read_token, token_path
+from sidecar.local_token import find_token_path, read_token
 from sidecar.loopback import is_loopback
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.service.server import serve
-from sidecar.service.settings import AUTO, Service, address
+from sidecar.service.settings import AUTO, Service, parse_address
 from sidecar.service.tokens import load_tokens
 
 SERVING = """Serving at {url} (the API: {url}/openapi.json).
@@ -46,43 +46,43 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
         settings = replace(settings, bind=args.bind)
 
     def ready(url: str) -> None:
-        print(SERVING.format(url=url, page=_page(settings, url)) + _calls(settings, url), flush=True)
+        print(SERVING.format(url=url, page=_describe_page(settings, url)) + _describe_calls(settings, url), flush=True)
 
     try:
         code = await serve(
-            replace(engine, progress=Unwatched()),
+            replace(engine, progress=NoProgress()),
             settings,
             config.webhooks,
             ready=ready,
             index_every=config.postgres.every,
         )
     except BadConfig as problem:
-        raise placed(problem, config_file(args.config)) from None
+        raise add_location(problem, find_config_file(args.config)) from None
     if code:
         # The time is up, and what still runs would take more of it. The store is as good as after any crash.
         os._exit(code)
     return Result({}, [], code)
 
 
-def _calls(settings: Service, url: str) -> str:
+def _describe_calls(settings: Service, url: str) -> str:
     """What to type to see it work, on any machine. Folders of this one may not be sandboxes of every service."""
-    if settings.local_roots or not is_loopback(address(settings.bind)[0]):
-        return LIST.format(url=url, token=_token(settings))
+    if settings.local_roots or not is_loopback(parse_address(settings.bind)[0]):
+        return LIST.format(url=url, token=_build_token_option(settings))
     return TRY.format(
-        command=own_command(),
-        export=_call(settings, url, "export", "first"),
-        restore=_call(settings, url, "restore", "second"),
+        command=find_own_command(),
+        export=_build_call(settings, url, "export", "first"),
+        restore=_build_call(settings, url, "restore", "second"),
     )
 
 
-def _call(settings: Service, url: str, verb: str, home: str) -> str:
+def _build_call(settings: Service, url: str, verb: str, home: str) -> str:
     """A call with curl; where there is none, with the client."""
     if shutil.which("curl"):
-        return POST.format(url=url, verb=verb, token=_token(settings)) + SANDBOX.format(home=home)
+        return POST.format(url=url, verb=verb, token=_build_token_option(settings)) + SANDBOX.format(home=home)
     return CLIENT.format(python=shlex.quote(sys.executable), verb=verb, named=NAMED, url=url, home=home)
 
 
-def own_command() -> str:
+def find_own_command() -> str:
     """What to type for this program: its name, where the PATH leads to it."""
     script = Path(sys.executable).parent / "memory-sidecar"
     found = shutil.which("memory-sidecar")
@@ -91,28 +91,28 @@ def own_command() -> str:
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m sidecar"
 
 
-def _page(settings: Service, url: str) -> str:
+def _describe_page(settings: Service, url: str) -> str:
     """Where a person can look. A link with the token is for a terminal alone: other output may be kept for others to read."""
-    if not _is_kept(settings):
+    if not _uses_kept_token(settings):
         return f"A page for people: {url}"
     if sys.stdout.isatty():
-        return f"A page for people: {url}/#token={read_token()}\nThe token is kept in {token_path()}."
-    return f"A page for people: {url} (it asks for the token, which is kept in {token_path()})."
+        return f"A page for people: {url}/#token={read_token()}\nThe token is kept in {find_token_path()}."
+    return f"A page for people: {url} (it asks for the token, which is kept in {find_token_path()})."
 
 
-def _token(settings: Service) -> str:
+def _build_token_option(settings: Service) -> str:
     """What a call with curl has to add."""
     if os.environ.get("MEMORY_SIDECAR_TOKEN"):
         said = "${MEMORY_SIDECAR_TOKEN%%,*}"
     elif settings.token_file:
         said = f"$(head -n 1 {shlex.quote(settings.token_file)})"
-    elif _is_kept(settings):
-        said = f"$(cat {shlex.quote(str(token_path()))})"
+    elif _uses_kept_token(settings):
+        said = f"$(cat {shlex.quote(str(find_token_path()))})"
     else:
         return ""
     return f' -H "authorization: Bearer {said}"'
 
 
-def _is_kept(settings: Service) -> bool:
+def _uses_kept_token(settings: Service) -> bool:
     """Whether the service uses the token that is kept for this user."""
     return settings.token == AUTO and not load_tokens(settings.token_file)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, plural, size, when
+from sidecar.cli.result import Result, Table, format_count, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.looking import (
     EntryRow,
     SnapshotRow,
-    compare,
+    build_not_found_error,
+    compare_snapshots,
     list_memories,
     list_snapshots,
-    not_found,
-    show_snapshot,
+    read_contents,
 )
 from sidecar.errors import UsageError
-from sidecar.ids import check_memory_id, shown_id
-from sidecar.snapshots.missing import scrubbed_of, trimmed_words
+from sidecar.ids import check_memory_id, escape_id
+from sidecar.snapshots.missing import count_scrubbed, describe_trimmed
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
@@ -28,13 +28,13 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
         ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE", "STORED"),
         [
             (
-                shown_id(row.memory),
+                escape_id(row.memory),
                 row.head or ("damaged" if row.problem else "none"),
-                when(row.created) if row.created else "",
+                format_time(row.created) if row.created else "",
                 str(row.snapshots),
                 f"{row.files:,}",
-                size(row.bytes),
-                size(row.stored_bytes),
+                format_size(row.bytes),
+                format_size(row.stored_bytes),
             )
             for row in rows
         ],
@@ -50,14 +50,23 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
         [
             (
                 row.snapshot,
-                when(row.created) if row.created else "",
-                _standing(row, state.snapshot),
+                format_time(row.created) if row.created else "",
+                _describe_standing(row, state.snapshot),
                 f"{row.files:,}",
-                size(row.bytes),
-                size(row.stored_bytes),
+                format_size(row.bytes),
+                format_size(row.stored_bytes),
                 str(row.packs),
                 row.conversation,
-                " ".join(filter(None, [row.problem or row.label or _objection(row), _kept(row), _taken_out(row)])),
+                " ".join(
+                    filter(
+                        None,
+                        [
+                            row.problem or row.label or _describe_objection(row),
+                            _describe_pin(row),
+                            _describe_scrubbed(row),
+                        ],
+                    )
+                ),
             )
             for row in rows
         ],
@@ -74,46 +83,46 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     return Result(document, [*words, table])
 
 
-def _standing(row: SnapshotRow, head: str) -> str:
+def _describe_standing(row: SnapshotRow, head: str) -> str:
     was = ["head"] if row.standing == "damaged" and row.snapshot == head else []
     return ", ".join([*was, row.standing, *(["pinned"] if row.pinned else [])])
 
 
-def _kept(row: SnapshotRow) -> str:
+def _describe_pin(row: SnapshotRow) -> str:
     return f"({row.pinned_because})" if row.pinned_because else ""
 
 
-def _objection(row: SnapshotRow) -> str:
+def _describe_objection(row: SnapshotRow) -> str:
     """Why it is beside the head; nothing of one that was made the head all the same."""
     return row.rejected if row.standing == "rejected" else ""
 
 
-def _taken_out(row: SnapshotRow) -> str:
+def _describe_scrubbed(row: SnapshotRow) -> str:
     return f"({row.scrubbed:,} private passages or credentials taken out)" if row.scrubbed else ""
 
 
 async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
-    contents = await show_snapshot(engine.repository, args.memory, args.snapshot)
+    contents = await read_contents(engine.repository, args.memory, args.snapshot)
     manifest = contents.manifest
     words: list[str | Table] = [
-        f"{manifest.memory} {manifest.snapshot} ({_standing(contents.row, contents.head)})",
-        f"Made {when(manifest.created)} UTC from {manifest.sandbox or manifest.origin}",
-        f"{plural(manifest.files, 'file')}, {size(manifest.bytes)}",
-        f"{plural(len(manifest.packs), 'pack')}, {size(manifest.packed_bytes)}",
+        f"{manifest.memory} {manifest.snapshot} ({_describe_standing(contents.row, contents.head)})",
+        f"Made {format_time(manifest.created)} UTC from {manifest.sandbox or manifest.origin}",
+        f"{format_count(manifest.files, 'file')}, {format_size(manifest.bytes)}",
+        f"{format_count(len(manifest.packs), 'pack')}, {format_size(manifest.packed_bytes)}",
         *(
             f"{name}: {value}"
             for name, value in (("Label", manifest.label), ("Conversation", manifest.conversation))
             if value
         ),
         *([f"Damaged: {contents.row.problem}"] if contents.row.problem else []),
-        *([f"Rejected: {objection}"] if (objection := _objection(contents.row)) else []),
+        *([f"Rejected: {objection}"] if (objection := _describe_objection(contents.row)) else []),
         *([f"Pinned because {contents.row.pinned_because}"] if contents.row.pinned_because else []),
-        *([trimmed] if (trimmed := trimmed_words(manifest)) else []),
-        *([scrubbed] if (scrubbed := scrubbed_of(manifest).words) else []),
+        *([trimmed] if (trimmed := describe_trimmed(manifest)) else []),
+        *([scrubbed] if (scrubbed := count_scrubbed(manifest).words) else []),
         Table(
             ("MODE", "SIZE", "PATH"),
             [
-                (f"{row.mode:o}" if row.type != "link" else "link", size(row.size), _shown(row))
+                (f"{row.mode:o}" if row.type != "link" else "link", format_size(row.size), _format_path(row))
                 for row in contents.entries
             ],
         ),
@@ -124,13 +133,13 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
     return Result({**asdict(manifest), **standing, "entries": entries}, words)
 
 
-def _shown(row: EntryRow) -> str:
+def _format_path(row: EntryRow) -> str:
     suffix = {"dir": "/", "link": f" -> {row.target}"}.get(row.type, "")
     return f"{row.path}{suffix}"
 
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
-    found = await compare(engine.repository, args.memory, args.old, args.new)
+    found = await compare_snapshots(engine.repository, args.memory, args.old, args.new)
     document = {
         "memory": args.memory,
         "from": found.old,
@@ -140,9 +149,9 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
         "changed": [asdict(row) for row in found.changed],
     }
     rows = (
-        [("+", size(row.size), row.path) for row in found.added]
-        + [("-", size(row.size), row.path) for row in found.removed]
-        + [("~", f"{size(row.old_size)} → {size(row.new_size)}", row.path) for row in found.changed]
+        [("+", format_size(row.size), row.path) for row in found.added]
+        + [("-", format_size(row.size), row.path) for row in found.removed]
+        + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
     )
     return Result(document, [f"{found.old} → {found.new}", Table(("", "SIZE", "PATH"), rows, "No difference.")])
 
@@ -183,12 +192,12 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
             f"This removes every snapshot of {args.memory} for good.", hint="Say --yes if that is what you want."
         )
     if not await engine.repository.exists(args.memory):
-        raise not_found(engine.repository, args.memory)
+        raise build_not_found_error(engine.repository, args.memory)
     from sidecar.service.attachments import Attachments
 
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
     return Result(
         {"memory": args.memory, "removed": removed},
-        [f"{args.memory}: every byte removed ({plural(removed, 'object')})."],
+        [f"{args.memory}: every byte removed ({format_count(removed, 'object')})."],
     )

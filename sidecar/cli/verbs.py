@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt, download
-from sidecar.engine.privacy import where
+from sidecar.engine.privacy import describe_position
 from sidecar.errors import UsageError
-from sidecar.files import written_whole
+from sidecar.files import write_whole
 from sidecar.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.wiring import open_sandbox
@@ -28,13 +28,13 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
         request = ExportRequest(
             memory=args.memory,
             layouts=tuple(args.layout),
-            projects=_projects(args),
+            projects=_list_projects(args),
             conversation=args.conversation,
             label=args.label,
             force=args.force,
             allow=tuple(args.allow),
         )
-        return export_result(await export(engine, sandbox, request))
+        return build_export_result(await export(engine, sandbox, request))
     finally:
         await sandbox.close()
 
@@ -46,14 +46,14 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             memory=args.memory,
             snapshot=args.snapshot,
             mode=args.mode,
-            projects=_projects(args),
+            projects=_list_projects(args),
             force=args.force,
             withhold_projects=args.withhold_projects,
             must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,
         )
-        return restore_result(await restore(engine, sandbox, request))
+        return build_restore_result(await restore(engine, sandbox, request))
     finally:
         await sandbox.close()
 
@@ -69,7 +69,7 @@ async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
         force=args.force,
         allow=tuple(args.allow),
     )
-    return export_result(await adopt(engine, archive, request))
+    return build_export_result(await adopt(engine, archive, request))
 
 
 async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
@@ -80,7 +80,7 @@ async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
         return Result({})
     target = Path(args.output)
     codec = {".zst": "zst", ".tar": ""}.get(target.suffix, "gz")
-    with written_whole(target) as file:
+    with write_whole(target) as file:
         manifest = await download(engine, args.memory, args.snapshot, file, codec)
     written = target.stat().st_size
     document = {
@@ -91,18 +91,20 @@ async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
         "files": manifest.files,
         "packed_bytes": written,
     }
-    words = f"{target}: {plural(manifest.files, 'file')} of {manifest.snapshot}, {size(written)} packed."
+    words = f"{target}: {format_count(manifest.files, 'file')} of {manifest.snapshot}, {format_size(written)} packed."
     return Result(document, [words, f"Unpack it with: tar -xf {target} -C HOME"])
 
 
-def _projects(args: argparse.Namespace) -> tuple[str, ...] | None:
+def _list_projects(args: argparse.Namespace) -> tuple[str, ...] | None:
     return None if args.project is None else tuple(args.project)
 
 
-def export_result(receipt: ExportReceipt) -> Result:
-    name, contents = receipt.memory, f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
+def build_export_result(receipt: ExportReceipt) -> Result:
+    name, contents = receipt.memory, f"{format_count(receipt.files, 'file')}, {format_size(receipt.bytes)}"
     added = (
-        f"{size(receipt.packed_bytes)} added to the store ({receipt.kind})" if receipt.packed_bytes else "nothing added"
+        f"{format_size(receipt.packed_bytes)} added to the store ({receipt.kind})"
+        if receipt.packed_bytes
+        else "nothing added"
     )
     kept = f"Kept as {receipt.snapshot}" if receipt.snapshot else "Nothing kept"
     beside = f"beside the head ({receipt.head})" if receipt.head else "as there is no head that can be read"
@@ -118,23 +120,26 @@ def export_result(receipt: ExportReceipt) -> Result:
         words.append(f"To make it the head: memory-sidecar accept {receipt.memory} {receipt.snapshot}")
     if receipt.reason is not None and receipt.reason.code in REASONS:
         words.append(f"To let this be next time: --allow {receipt.reason.code}")
-    words += _dropped(receipt) + _found(receipt)
-    return Result(_document(receipt.as_dict()), words + _details(receipt), EXPORT_EXITS.get(receipt.outcome, 0))
+    words += _describe_dropped(receipt) + _describe_findings(receipt)
+    return Result(
+        _build_document(receipt.as_dict()), words + _describe_receipt(receipt), EXPORT_EXITS.get(receipt.outcome, 0)
+    )
 
 
-def _dropped(receipt: ExportReceipt) -> list[str]:
+def _describe_dropped(receipt: ExportReceipt) -> list[str]:
     shown = [
-        f"Dropped: {row.path} ({size(row.bytes)}, {row.tier}, {row.reason})" for row in receipt.dropped[:MOST_SHOWN]
+        f"Dropped: {row.path} ({format_size(row.bytes)}, {row.tier}, {row.reason})"
+        for row in receipt.dropped[:MOST_SHOWN]
     ]
     more = receipt.dropped_files - sum(not row.path.endswith("/") for row in receipt.dropped[:MOST_SHOWN])
     lists = f"lists up to {len(receipt.dropped):,} paths" if receipt.dropped_more else "lists them"
-    return shown + ([f"Dropped: {plural(more, 'more file')}; --json {lists}."] if more > 0 else [])
+    return shown + ([f"Dropped: {format_count(more, 'more file')}; --json {lists}."] if more > 0 else [])
 
 
-def _found(receipt: ExportReceipt) -> list[str]:
+def _describe_findings(receipt: ExportReceipt) -> list[str]:
     """Where there was something private, or a credential; never what it was."""
     shown = [
-        f"{row.action.capitalize()}: {row.name} in {row.path} {where(row.line, row.column, row.row)}"
+        f"{row.action.capitalize()}: {row.name} in {row.path} {describe_position(row.line, row.column, row.row)}"
         for row in receipt.findings[:MOST_SHOWN]
     ]
     more = sum(receipt.found.values()) - len(shown)
@@ -142,8 +147,8 @@ def _found(receipt: ExportReceipt) -> list[str]:
     return shown + told + ([receipt.scrubbed.words] if receipt.scrubbed.words else [])
 
 
-def restore_result(receipt: RestoreReceipt) -> Result:
-    contents = f"{plural(receipt.files, 'file')}, {size(receipt.bytes)}"
+def build_restore_result(receipt: RestoreReceipt) -> Result:
+    contents = f"{format_count(receipt.files, 'file')}, {format_size(receipt.bytes)}"
     done = f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}."
     if receipt.kept:
         done = (
@@ -162,13 +167,17 @@ def restore_result(receipt: RestoreReceipt) -> Result:
         )
     if receipt.set_aside:
         aside = receipt.set_aside
-        words.append(f"Set aside in the sandbox: {plural(aside.files, 'file')}, {size(aside.bytes)}, in {aside.path}")
+        words.append(
+            f"Set aside in the sandbox: {format_count(aside.files, 'file')}, {format_size(aside.bytes)}, in {aside.path}"
+        )
     if receipt.read_only:
         words.append("To be read only: what this sandbox exports is stored beside the head.")
-    return Result(_document(receipt.as_dict()), [*words, *_details(receipt)], RESTORE_EXITS.get(receipt.outcome, 0))
+    return Result(
+        _build_document(receipt.as_dict()), [*words, *_describe_receipt(receipt)], RESTORE_EXITS.get(receipt.outcome, 0)
+    )
 
 
-def _document(receipt: dict[str, Any]) -> dict[str, Any]:
+def _build_document(receipt: dict[str, Any]) -> dict[str, Any]:
     """A receipt as JSON: what it is about first. A reason appears as ``error`` too, as it does when a command fails."""
     document = {"outcome": receipt.pop("outcome"), **receipt}
     if receipt["reason"]:
@@ -176,7 +185,7 @@ def _document(receipt: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _details(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
+def _describe_receipt(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
     words: list[str | Table] = []
     if receipt.home:
         words.append(f"In the home {receipt.home}{f', as {receipt.user}' if receipt.user else ''}.")
@@ -195,6 +204,6 @@ def _details(receipt: ExportReceipt | RestoreReceipt) -> list[str | Table]:
             f"Databases among it: {', '.join(receipt.databases_not_taken)}. A layout in the config can take them."
         )
     words.append(
-        f"{plural(receipt.round_trips, 'round trip')}, {size(receipt.transferred_bytes)} transferred, {receipt.duration_ms} ms"
+        f"{format_count(receipt.round_trips, 'round trip')}, {format_size(receipt.transferred_bytes)} transferred, {receipt.duration_ms} ms"
     )
     return words

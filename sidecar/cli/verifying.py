@@ -6,23 +6,23 @@ import argparse
 import random
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, plural, size
+from sidecar.cli.result import Result, Table, format_count, format_size
 from sidecar.engine import Engine
-from sidecar.engine.drilling import choose_drills, drill
-from sidecar.engine.looking import existing_snapshots
+from sidecar.engine.drilling import choose_drills, run_drill
+from sidecar.engine.looking import list_existing_ids
 from sidecar.errors import UsageError
 from sidecar.sealing.checking import check_keys, check_memory, check_store
-from sidecar.snapshots.verify import MemoryReport, verify
+from sidecar.snapshots.verify import MemoryReport, verify_memory
 
 
 async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
     """Read everything and compare; with ``--drill``, bring some snapshots back instead."""
     if args.memory and (await engine.repository.head(args.memory)).version is None:
-        await existing_snapshots(engine.repository, args.memory)
+        await list_existing_ids(engine.repository, args.memory)
     if args.drill:
-        return await _drilled(engine, args)
+        return await _run_drills(engine, args)
     memories = [args.memory] if args.memory else await engine.repository.memories()
-    reports = [await verify(engine.repository, memory, engine.progress) for memory in memories]
+    reports = [await verify_memory(engine.repository, memory, engine.progress) for memory in memories]
     beside = {report.memory: await check_memory(engine.repository, report.memory) for report in reports}
     problems = await check_keys(engine.repository)
     problems += await check_store(engine.repository) if not args.memory else []
@@ -31,8 +31,8 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
     for report in reports:
         bad = [row for row in report.snapshots if not row.ok]
         words.append(
-            f"{report.memory}: {plural(len(report.snapshots), 'snapshot')}, {plural(report.objects, 'object')}, "
-            f"{size(report.bytes)}: {_verdict(report, beside[report.memory])}"
+            f"{report.memory}: {format_count(len(report.snapshots), 'snapshot')}, {format_count(report.objects, 'object')}, "
+            f"{format_size(report.bytes)}: {_describe_verdict(report, beside[report.memory])}"
         )
         words += [f"  Head: {report.head_problem}"] if report.head_problem else []
         words += [f"  Cure: {report.cure}"] if report.cure else []
@@ -46,17 +46,17 @@ async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
     return Result({"ok": ok, "memories": rows, "problems": problems}, words, 0 if ok else 1)
 
 
-def _verdict(report: MemoryReport, beside: list[str]) -> str:
+def _describe_verdict(report: MemoryReport, beside: list[str]) -> str:
     if report.ok:
-        return f"snapshots whole, {plural(len(beside), 'other problem')}" if beside else "all whole"
+        return f"snapshots whole, {format_count(len(beside), 'other problem')}" if beside else "all whole"
     return f"{report.damaged:,} damaged" if report.damaged else "snapshots whole, a problem with the head"
 
 
-async def _drilled(engine: Engine, args: argparse.Namespace) -> Result:
+async def _run_drills(engine: Engine, args: argparse.Namespace) -> Result:
     if args.count < 1:
         raise UsageError("--count must be 1 or more.")
     chosen = await choose_drills(engine, args.memory or "", args.count, random.SystemRandom())
-    done = [await drill(engine, memory, snapshot) for memory, snapshot in chosen]
+    done = [await run_drill(engine, memory, snapshot) for memory, snapshot in chosen]
     ok = all(one.ok for one in done)
     rows = [
         (
@@ -64,8 +64,8 @@ async def _drilled(engine: Engine, args: argparse.Namespace) -> Result:
             one.memory,
             one.snapshot,
             f"{one.files:,}",
-            size(one.bytes),
-            one.problem or f"{plural(one.databases, 'database')} checked, {one.duration_ms} ms",
+            format_size(one.bytes),
+            one.problem or f"{format_count(one.databases, 'database')} checked, {one.duration_ms} ms",
         )
         for one in done
     ]

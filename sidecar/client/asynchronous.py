@@ -16,34 +16,36 @@ from tenacity import AsyncRetrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
-from sidecar.client.files import CHUNK, opened
-from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
-from sidecar.client.methods import described
-from sidecar.client.problems import ServiceUnreachable, told_plainly
+from sidecar.client.files import CHUNK, open_archive
+from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, EventParser
+from sidecar.client.methods import copy_signature
+from sidecar.client.problems import ServiceUnreachable, translate_errors
 from sidecar.client.retries import PATIENT, Retries
-from sidecar.client.settings import client_settings
-from sidecar.client.talks import Course, Plan
+from sidecar.client.settings import build_client_settings
+from sidecar.client.talks import ConversationPlan, ConversationState
 from sidecar.client.termination import ASYNC_TERMINATION, LAST_RETRIES
-from sidecar.client.wire import Call, check
+from sidecar.client.wire import Call, check_response
 from sidecar.errors import SidecarError
-from sidecar.files import written_whole
+from sidecar.files import write_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+def _make_method(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     async def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await client._send(build(*args, **kwargs))
 
-    return described(method, build)
+    return copy_signature(method, build)
 
 
-def _conversation(build: Callable[P, Plan]) -> Callable[Concatenate[AsyncClient, P], AsyncConversation]:
+def _make_conversation(
+    build: Callable[P, ConversationPlan],
+) -> Callable[Concatenate[AsyncClient, P], AsyncConversation]:
     def method(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncConversation:
         return AsyncConversation(client, build(*args, **kwargs))
 
-    return described(method, build, name="conversation", answer="AsyncConversation")
+    return copy_signature(method, build, name="conversation", answer="AsyncConversation")
 
 
 class AsyncClient:
@@ -57,52 +59,52 @@ class AsyncClient:
         read_timeout: float = 1800.0,
         retries: Retries = PATIENT,
     ) -> None:
-        self._http = httpx.AsyncClient(**client_settings(url, token, read_timeout))
+        self._http = httpx.AsyncClient(**build_client_settings(url, token, read_timeout))
         self._retries = retries
         self.url = str(self._http.base_url).rstrip("/")
 
-    export = _method(calls.export)
-    restore = _method(calls.restore)
-    memories = _method(calls.memories)
-    memory = _method(calls.memory)
-    snapshots = _method(calls.snapshots)
-    snapshot = _method(calls.snapshot)
-    diff = _method(calls.diff)
-    adopt = _method(calls.adopt)
-    fork = _method(calls.fork)
-    rollback = _method(calls.rollback)
-    accept = _method(calls.accept)
-    pin = _method(calls.pin)
-    unpin = _method(calls.unpin)
-    forget = _method(calls.forget)
-    delete = _method(calls.delete)
-    search = _method(calls.search)
-    attach = _method(calls.attach)
-    attachment = _method(calls.attachment)
-    attachments = _method(calls.attachments)
-    detach = _method(calls.detach)
-    overview = _method(calls.overview)
-    operation = _method(calls.operation)
-    conversation = _conversation(Plan)
+    export = _make_method(calls.export)
+    restore = _make_method(calls.restore)
+    memories = _make_method(calls.memories)
+    memory = _make_method(calls.memory)
+    snapshots = _make_method(calls.snapshots)
+    snapshot = _make_method(calls.snapshot)
+    diff = _make_method(calls.diff)
+    adopt = _make_method(calls.adopt)
+    fork = _make_method(calls.fork)
+    rollback = _make_method(calls.rollback)
+    accept = _make_method(calls.accept)
+    pin = _make_method(calls.pin)
+    unpin = _make_method(calls.unpin)
+    forget = _make_method(calls.forget)
+    delete = _make_method(calls.delete)
+    search = _make_method(calls.search)
+    attach = _make_method(calls.attach)
+    attachment = _make_method(calls.attachment)
+    attachments = _make_method(calls.attachments)
+    detach = _make_method(calls.detach)
+    overview = _make_method(calls.overview)
+    operation = _make_method(calls.operation)
+    conversation = _make_conversation(ConversationPlan)
 
     async def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
         """Write a snapshot as an ordinary tarball (.tar.gz or .tar.zst), whole or not at all."""
         place = Path(target)
         call = calls.archive(memory, snapshot, place)
-        await self._retrying(call)(self._fetch, call, place)
+        await self._build_retrying(call)(self._fetch, call, place)
         return place
 
     async def events(self, after: int | None = None) -> AsyncIterator[Event]:
         """What happens, as it happens, across cut connections; first what is still known after event ``after``."""
-        listener = Listener(after)
+        listener = EventParser(after)
         while True:
             call = calls.events(listener.last)
-            response: httpx.Response = await self._retrying(call)(self._open, call)
+            response: httpx.Response = await self._build_retrying(call)(self._open_stream, call)
             try:
                 listener.begin()
-                with told_plainly(self.url):
+                with translate_errors(self.url):
                     async for line in response.aiter_lines():
-                        if event := listener.hear(line):
+                        if event := listener.parse_line(line):
                             yield event
             except ServiceUnreachable:
                 pass  # cut: listen again, from where we were
@@ -122,53 +124,53 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _retrying(self, call: Call[T], retries: Retries | None = None) -> AsyncRetrying:
+    def _build_retrying(self, call: Call[T], retries: Retries | None = None) -> AsyncRetrying:
         return AsyncRetrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
     async def _send(self, call: Call[T], retries: Retries | None = None) -> T:
-        return await self._retrying(call, retries)(self._once, call)
+        return await self._build_retrying(call, retries)(self._send_once, call)
 
-    async def _once(self, call: Call[T]) -> T:
+    async def _send_once(self, call: Call[T]) -> T:
         request = call.request()
-        with told_plainly(self.url), ExitStack() as files:
+        with translate_errors(self.url), ExitStack() as files:
             if call.file is not None:
-                file, size = files.enter_context(opened(call.file))
-                request["content"] = _chunks(file)
+                file, size = files.enter_context(open_archive(call.file))
+                request["content"] = _read_chunks(file)
                 request["headers"]["Content-Length"] = str(size)
             response = await self._http.request(**request)
         return call.answer(response)
 
     async def _fetch(self, call: Call[None], place: Path) -> None:
-        with told_plainly(self.url):
+        with translate_errors(self.url):
             async with self._http.stream(**call.request()) as response:
                 if not response.is_success:
                     await response.aread()
-                check(response)
-                with written_whole(place) as file:
+                check_response(response)
+                with write_whole(place) as file:
                     async for chunk in response.aiter_bytes():
                         await anyio.to_thread.run_sync(file.write, chunk)
 
-    async def _open(self, call: Call[None]) -> httpx.Response:
+    async def _open_stream(self, call: Call[None]) -> httpx.Response:
         """A stream of events. Whoever gets it closes it."""
         request = self._http.build_request(**call.request(), timeout=SILENCE_SECONDS)
-        with told_plainly(self.url):
+        with translate_errors(self.url):
             response = await self._http.send(request, stream=True)
             if not response.is_success:
                 await response.aread()
                 await response.aclose()
-        check(response)
+        check_response(response)
         return response
 
 
-async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+async def _read_chunks(file: BinaryIO) -> AsyncIterator[bytes]:
     while chunk := await anyio.to_thread.run_sync(partial(file.read, CHUNK)):
         yield chunk
 
 
-class AsyncConversation(Course):
+class AsyncConversation(ConversationState):
     """``async with client.conversation(…) as memory``: see ``memory.restored`` inside, ``memory.exported`` afterwards."""
 
-    def __init__(self, client: AsyncClient, plan: Plan) -> None:
+    def __init__(self, client: AsyncClient, plan: ConversationPlan) -> None:
         super().__init__(plan)
         self._client = client
         self._began = False
@@ -183,7 +185,7 @@ class AsyncConversation(Course):
     ) -> None:
         # A conversation that was cancelled is saved all the same.
         with anyio.CancelScope(shield=True):
-            async with ASYNC_TERMINATION.ending(self._began):
+            async with ASYNC_TERMINATION.defer_signal(self._began):
                 try:
                     retries = LAST_RETRIES if ASYNC_TERMINATION.told else None
                     receipt = await self._client._send(self._plan.after(), retries)

@@ -26,7 +26,17 @@ from sidecar.client.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.client.wire import Call, converted, decoded, once, part, path_of, segment, whole, with_key
+from sidecar.client.wire import (
+    Call,
+    build_key_header,
+    build_keyed_call,
+    build_path,
+    convert,
+    decode,
+    quote_segment,
+    read_part,
+    read_whole,
+)
 from sidecar.errors import UsageError
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
@@ -57,7 +67,7 @@ def export(
         "wake": wake,
         **({"user": user} if user else {}),
     }
-    return once("exports", memory, body, idempotency_key, ExportReceipt)
+    return build_keyed_call("exports", memory, body, idempotency_key, ExportReceipt)
 
 
 def restore(
@@ -105,43 +115,45 @@ def restore(
         **({"layouts": list(layouts)} if layouts else {}),
         **({} if checkpoint_every is None else {"checkpoint_every": checkpoint_every}),
     }
-    return once("restores", memory, body, idempotency_key, RestoreReceipt)
+    return build_keyed_call("restores", memory, body, idempotency_key, RestoreReceipt)
 
 
 def memories() -> Call[list[Memory]]:
     """Every memory of the store."""
-    return Call(method="GET", path="/v1/memories", read=part("memories", list[Memory]))
+    return Call(method="GET", path="/v1/memories", read=read_part("memories", list[Memory]))
 
 
 def memory(memory: str) -> Call[Memory]:
     """One memory: its head and how many snapshots it has."""
-    return Call(method="GET", path=path_of(memory), read=whole(Memory))
+    return Call(method="GET", path=build_path(memory), read=read_whole(Memory))
 
 
 def snapshots(memory: str) -> Call[list[Snapshot]]:
     """A memory's snapshots, newest first."""
-    return Call(method="GET", path=path_of(memory, "snapshots"), read=part("snapshots", list[Snapshot]))
+    return Call(method="GET", path=build_path(memory, "snapshots"), read=read_part("snapshots", list[Snapshot]))
 
 
 def snapshot(memory: str, snapshot: str = "latest") -> Call[SnapshotContents]:
     """A snapshot and every file in it."""
-    return Call(method="GET", path=path_of(memory, "snapshots", snapshot), read=whole(SnapshotContents))
+    return Call(method="GET", path=build_path(memory, "snapshots", snapshot), read=read_whole(SnapshotContents))
 
 
 def diff(memory: str, from_: str = "", to: str = "latest") -> Call[Difference]:
     """What changed between two snapshots; by default, since the parent of ``to``."""
-    return Call(method="GET", path=path_of(memory, "diff"), query={"from": from_, "to": to}, read=whole(Difference))
+    return Call(
+        method="GET", path=build_path(memory, "diff"), query={"from": from_, "to": to}, read=read_whole(Difference)
+    )
 
 
 def adopt(memory: str, file: str | Path, *, label: str = "") -> Call[ExportReceipt]:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot."""
     return Call(
         method="POST",
-        path=path_of(memory, "archives"),
+        path=build_path(memory, "archives"),
         query={"label": label},
         file=Path(file),
         headers={"Content-Type": "application/octet-stream"},
-        read=whole(ExportReceipt),
+        read=read_whole(ExportReceipt),
         repeatable=False,
     )
 
@@ -149,14 +161,14 @@ def adopt(memory: str, file: str | Path, *, label: str = "") -> Call[ExportRecei
 def fork(memory: str, new: str, *, snapshot: str = "latest") -> Call[Forked]:
     """Begin a new memory with a copy of a snapshot."""
     body = {"memory": new, "snapshot": snapshot}
-    return Call(method="POST", path=path_of(memory, "forks"), body=body, read=whole(Forked), repeatable=False)
+    return Call(method="POST", path=build_path(memory, "forks"), body=body, read=read_whole(Forked), repeatable=False)
 
 
 def rollback(memory: str, snapshot: str) -> Call[Head]:
     """Make another snapshot the head; nothing is removed."""
     body = {"snapshot": snapshot}
     # Not repeatable: between the two, somebody's export may have become the head.
-    return Call(method="PUT", path=path_of(memory, "head"), body=body, read=whole(Head), repeatable=False)
+    return Call(method="PUT", path=build_path(memory, "head"), body=body, read=read_whole(Head), repeatable=False)
 
 
 def accept(memory: str, snapshot: str = "") -> Call[Acceptance]:
@@ -164,27 +176,29 @@ def accept(memory: str, snapshot: str = "") -> Call[Acceptance]:
     head was made. The one that it replaces is pinned."""
     # Not repeatable: between the two, somebody's export may have become the head.
     body = {"snapshot": snapshot}
-    return Call(method="POST", path=path_of(memory, "acceptances"), body=body, read=whole(Acceptance), repeatable=False)
+    return Call(
+        method="POST", path=build_path(memory, "acceptances"), body=body, read=read_whole(Acceptance), repeatable=False
+    )
 
 
 def pin(memory: str, snapshot: str) -> Call[Pinned]:
     """Keep a snapshot whatever the retention rules say."""
-    return Call(method="PUT", path=path_of(memory, "snapshots", snapshot, "pin"), read=whole(Pinned))
+    return Call(method="PUT", path=build_path(memory, "snapshots", snapshot, "pin"), read=read_whole(Pinned))
 
 
 def unpin(memory: str, snapshot: str) -> Call[Pinned]:
     """Leave a snapshot to the retention rules again."""
-    return Call(method="DELETE", path=path_of(memory, "snapshots", snapshot, "pin"), read=whole(Pinned))
+    return Call(method="DELETE", path=build_path(memory, "snapshots", snapshot, "pin"), read=read_whole(Pinned))
 
 
 def forget(memory: str, *, dry_run: bool = False) -> Call[Forgotten]:
     """Apply the service's retention rules to a memory; with ``dry_run``, only say what stays and what would go."""
-    return Call(method="POST", path=path_of(memory, "forget"), body={"dry_run": dry_run}, read=whole(Forgotten))
+    return Call(method="POST", path=build_path(memory, "forget"), body={"dry_run": dry_run}, read=read_whole(Forgotten))
 
 
 def delete(memory: str) -> Call[Deleted]:
     """Remove every byte of a memory."""
-    return Call(method="DELETE", path=path_of(memory), read=whole(Deleted), repeatable=False)
+    return Call(method="DELETE", path=build_path(memory), read=read_whole(Deleted), repeatable=False)
 
 
 def search(
@@ -199,7 +213,7 @@ def search(
         "limit": str(limit),
         "offset": str(offset),
     }
-    return Call(method="GET", path="/v1/search", query=query, read=whole(Found))
+    return Call(method="GET", path="/v1/search", query=query, read=read_whole(Found))
 
 
 def attach(
@@ -226,36 +240,38 @@ def attach(
         "wake": wake,
         **({"user": user} if user else {}),
     }
-    return Call(method="PUT", path=path_of(memory, "attachment"), body=body, read=whole(Attached))
+    return Call(method="PUT", path=build_path(memory, "attachment"), body=body, read=read_whole(Attached))
 
 
 def detach(
     memory: str, *, sandbox: str = "", export: bool = False, idempotency_key: str | None = None
 ) -> Call[Attached]:
     """Stop looking after a memory's sandbox; with ``export``, export it a last time first. Of several, name one."""
-    query = {"export": "true" if export else "false", **_which(sandbox)}
-    path, headers = path_of(memory, "attachment"), with_key(idempotency_key)
-    return Call(method="DELETE", path=path, query=query, headers=headers, read=whole(Attached))
+    query = {"export": "true" if export else "false", **_build_query(sandbox)}
+    path, headers = build_path(memory, "attachment"), build_key_header(idempotency_key)
+    return Call(method="DELETE", path=path, query=query, headers=headers, read=read_whole(Attached))
 
 
 def attachment(memory: str, *, sandbox: str = "") -> Call[Attached]:
     """How the attached sandbox stands. Of several, name one."""
-    return Call(method="GET", path=path_of(memory, "attachment"), query=_which(sandbox), read=whole(Attached))
+    return Call(
+        method="GET", path=build_path(memory, "attachment"), query=_build_query(sandbox), read=read_whole(Attached)
+    )
 
 
 def attachments() -> Call[list[Attachment]]:
     """Every sandbox that is looked after, and for a while what became of those that are not any more."""
-    return Call(method="GET", path="/v1/attachments", read=part("attachments", list[Attachment]))
+    return Call(method="GET", path="/v1/attachments", read=read_part("attachments", list[Attachment]))
 
 
 def overview() -> Call[Overview]:
     """The same, with the service that answers and the store it has."""
-    return Call(method="GET", path="/v1/attachments", read=whole(Overview))
+    return Call(method="GET", path="/v1/attachments", read=read_whole(Overview))
 
 
 def operation(id: str) -> Call[Operation]:
     """How an export or a restore stands."""
-    return Call(method="GET", path=f"/v1/operations/{segment(id)}", read=_operation)
+    return Call(method="GET", path=f"/v1/operations/{quote_segment(id)}", read=_decode_operation)
 
 
 def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
@@ -264,7 +280,7 @@ def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
         raise UsageError("The service writes compressed tarballs.", hint="Name the file .tar.gz or .tar.zst.")
     query = {"codec": "zst" if target.suffix in (".zst", ".tzst") else "gz"}
     return Call(
-        method="GET", path=path_of(memory, "snapshots", snapshot, "archive"), query=query, read=lambda body: None
+        method="GET", path=build_path(memory, "snapshots", snapshot, "archive"), query=query, read=lambda body: None
     )
 
 
@@ -273,11 +289,11 @@ def events(after: int | None) -> Call[None]:
     return Call(method="GET", path="/v1/events", headers=headers, read=lambda body: None)
 
 
-def _which(sandbox: str) -> dict[str, str]:
+def _build_query(sandbox: str) -> dict[str, str]:
     return {"sandbox": sandbox} if sandbox else {}
 
 
-def _operation(body: bytes) -> Operation:
-    answer = converted(decoded(body), dict[str, Any])
+def _decode_operation(body: bytes) -> Operation:
+    answer = convert(decode(body), dict[str, Any])
     place = "exported" if answer.get("kind") == "export" else "restored"
-    return converted({**answer, place: answer.get("receipt")}, Operation)
+    return convert({**answer, place: answer.get("receipt")}, Operation)

@@ -14,7 +14,7 @@ CHUNK = 1 << 18
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def open_archive(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """A file to send, and its size. Raise ``UsageError`` when it cannot be read."""
     try:
         file = path.open("rb")

@@ -15,7 +15,7 @@ PAUSE_SECONDS = 1.0
 """Before listening again, when the service ended a stream."""
 
 
-class Listener:
+class EventParser:
     """Makes events of a stream's lines, and knows where to go on when the stream is cut."""
 
     def __init__(self, after: int | None) -> None:
@@ -26,7 +26,7 @@ class Listener:
         """A new stream: what was left of the former one is void."""
         self._data.clear()
 
-    def hear(self, line: str) -> Event | None:
+    def parse_line(self, line: str) -> Event | None:
         """The event that this line ends, if it ends one. Raise ``UnexpectedAnswer``."""
         if line.startswith("data:"):
             self._data.append(line.removeprefix("data:").removeprefix(" "))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-def described(method: M, build: Callable[..., Any], *, name: str = "", answer: str = "") -> M:
+def copy_signature(method: M, build: Callable[..., Any], *, name: str = "", answer: str = "") -> M:
     """Give a method the name, the words and the parameters of what it is made of."""
     told = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

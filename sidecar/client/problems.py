@@ -83,7 +83,7 @@ class NotRestored(SidecarError):
     default_hint = "The sandbox is as it was. Restore another snapshot, or begin anyway with require_restore=False."
 
     def __init__(self, receipt: RestoreReceipt) -> None:
-        super().__init__(f"{receipt.memory} was not restored into {receipt.sandbox}. {_reason(receipt)}")
+        super().__init__(f"{receipt.memory} was not restored into {receipt.sandbox}. {_describe_reason(receipt)}")
         self.receipt = receipt
 
 
@@ -99,17 +99,17 @@ class NotSaved(SidecarError):
     def __init__(self, receipt: ExportReceipt) -> None:
         kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
         super().__init__(
-            f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_reason(receipt)} {kept}.",
+            f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_describe_reason(receipt)} {kept}.",
         )
         self.receipt = receipt
 
 
-def _reason(receipt: ExportReceipt | RestoreReceipt) -> str:
+def _describe_reason(receipt: ExportReceipt | RestoreReceipt) -> str:
     return receipt.reason.message if receipt.reason else "No reason was given."
 
 
 @contextmanager
-def told_plainly(address: str) -> Iterator[None]:
+def translate_errors(address: str) -> Iterator[None]:
     """Raise ``ServiceUnreachable`` for whatever happened on the way."""
     try:
         yield
@@ -120,7 +120,7 @@ def told_plainly(address: str) -> Iterator[None]:
         raise ServiceUnreachable(f"No answer from {address} ({words}).", sent=sent) from None
 
 
-def problem_of(status: int, headers: httpx.Headers, body: bytes) -> SidecarProblem:
+def build_problem(status: int, headers: httpx.Headers, body: bytes) -> SidecarProblem:
     """What an answer that is no success means, whoever on the way gave it."""
     try:
         said = msgspec.json.decode(body, type=Problem)
@@ -128,23 +128,23 @@ def problem_of(status: int, headers: httpx.Headers, body: bytes) -> SidecarProbl
         said = Problem()
     ours = bool(said.code)
     return SidecarProblem(
-        said.detail or said.title or f"The answer was {status} {_phrase(status)}.",
+        said.detail or said.title or f"The answer was {status} {_name_status(status)}.",
         status=status,
         code=said.code or f"http-{status}",
         hint=said.hint,
         retryable=said.retryable if ours else status in PASSING,
-        retry_after=_seconds(headers.get("Retry-After", "")),
+        retry_after=_parse_retry_after(headers.get("Retry-After", "")),
     )
 
 
-def _phrase(status: int) -> str:
+def _name_status(status: int) -> str:
     try:
         return http.HTTPStatus(status).phrase
     except ValueError:
         return "(not a standard status)"
 
 
-def _seconds(text: str) -> float | None:
+def _parse_retry_after(text: str) -> float | None:
     """``Retry-After``: seconds, or a date."""
     if text.isascii() and text.isdecimal() and len(text) < 10:
         return float(text)

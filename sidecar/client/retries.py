@@ -33,7 +33,7 @@ class Retries:
     def policy(self, *, repeatable: bool) -> dict[str, Any]:
         """Arguments for ``tenacity.Retrying`` and ``AsyncRetrying``."""
         return {
-            "retry": retry_if_exception(_worth_it(repeatable)),
+            "retry": retry_if_exception(_build_retry_test(repeatable)),
             "stop": stop_after_attempt(self.attempts) | stop_before_delay(self.seconds),
             "wait": self.wait,
             "reraise": True,
@@ -51,7 +51,7 @@ class Retries:
 PATIENT = Retries()
 
 
-def _worth_it(repeatable: bool) -> Callable[[BaseException], bool]:
+def _build_retry_test(repeatable: bool) -> Callable[[BaseException], bool]:
     """A call that may not be repeated is made again only when it certainly was not begun."""
 
     def worth_it(problem: BaseException) -> bool:

@@ -23,11 +23,11 @@ IDLE_SECONDS = 3.0
 """A connection idle for longer is not used again: the service or a proxy may be about to close it."""
 
 
-def client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
+def build_client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
     """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
-    address = _address(url if url is not None else os.environ.get(URL) or HERE)
+    address = _parse_address(url if url is not None else os.environ.get(URL) or HERE)
     is_here = is_loopback(address.host)
-    secret = _secret(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
+    secret = _check_token(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
     return {
         "base_url": address,
         "headers": {
@@ -38,13 +38,13 @@ def client_settings(url: str | None, token: str | None, read_timeout: float) -> 
         "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
         # What listens on this machine is not reached through the network's proxy.
         "trust_env": not is_here,
-        "verify": _authorities(),
+        "verify": _load_authorities(),
         # The token that a service keeps for its user is for services on this machine, and for no other.
-        "auth": _KeptToken() if is_here and token is None and not secret else None,
+        "auth": _KeptTokenAuth() if is_here and token is None and not secret else None,
     }
 
 
-class _KeptToken(httpx.Auth):
+class _KeptTokenAuth(httpx.Auth):
     """Sends the token that the service keeps for its user, read for each call: the service may start, and make it, after us."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _KeptToken(httpx.Auth):
         yield request
 
 
-def _authorities() -> ssl.SSLContext | bool:
+def _load_authorities() -> ssl.SSLContext | bool:
     """Who vouches for the service's certificate: those in the file that ``MEMORY_SIDECAR_CA`` names, else the usual ones."""
     file = os.environ.get(CA, "")
     if not file:
@@ -68,7 +68,7 @@ def _authorities() -> ssl.SSLContext | bool:
         raise BadConfig(f"{CA}: {file} cannot be used: {why}.", hint="Name a file of certificates (PEM).") from None
 
 
-def _address(text: str) -> httpx.URL:
+def _parse_address(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
@@ -80,7 +80,7 @@ def _address(text: str) -> httpx.URL:
     return url.copy_with(query=None, fragment=None)
 
 
-def _secret(token: str) -> str:
+def _check_token(token: str) -> str:
     """A token that a header can carry, or ''."""
     token = token.strip()
     if not token.isascii() or any(not character.isprintable() or character == " " for character in token):

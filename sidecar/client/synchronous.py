@@ -14,34 +14,34 @@ from tenacity import Retrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
-from sidecar.client.files import opened
-from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, Listener
-from sidecar.client.methods import described
-from sidecar.client.problems import ServiceUnreachable, told_plainly
+from sidecar.client.files import open_archive
+from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, EventParser
+from sidecar.client.methods import copy_signature
+from sidecar.client.problems import ServiceUnreachable, translate_errors
 from sidecar.client.retries import PATIENT, Retries
-from sidecar.client.settings import client_settings
-from sidecar.client.talks import Course, Plan
+from sidecar.client.settings import build_client_settings
+from sidecar.client.talks import ConversationPlan, ConversationState
 from sidecar.client.termination import LAST_RETRIES, TERMINATION
-from sidecar.client.wire import Call, check
+from sidecar.client.wire import Call, check_response
 from sidecar.errors import SidecarError
-from sidecar.files import written_whole
+from sidecar.files import write_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+def _make_method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return client._send(build(*args, **kwargs))
 
-    return described(method, build)
+    return copy_signature(method, build)
 
 
-def _conversation(build: Callable[P, Plan]) -> Callable[Concatenate[Client, P], Conversation]:
+def _make_conversation(build: Callable[P, ConversationPlan]) -> Callable[Concatenate[Client, P], Conversation]:
     def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Conversation:
         return Conversation(client, build(*args, **kwargs))
 
-    return described(method, build, name="conversation", answer="Conversation")
+    return copy_signature(method, build, name="conversation", answer="Conversation")
 
 
 class Client:
@@ -55,52 +55,52 @@ class Client:
         read_timeout: float = 1800.0,
         retries: Retries = PATIENT,
     ) -> None:
-        self._http = httpx.Client(**client_settings(url, token, read_timeout))
+        self._http = httpx.Client(**build_client_settings(url, token, read_timeout))
         self._retries = retries
         self.url = str(self._http.base_url).rstrip("/")
 
-    export = _method(calls.export)
-    restore = _method(calls.restore)
-    memories = _method(calls.memories)
-    memory = _method(calls.memory)
-    snapshots = _method(calls.snapshots)
-    snapshot = _method(calls.snapshot)
-    diff = _method(calls.diff)
-    adopt = _method(calls.adopt)
-    fork = _method(calls.fork)
-    rollback = _method(calls.rollback)
-    accept = _method(calls.accept)
-    pin = _method(calls.pin)
-    unpin = _method(calls.unpin)
-    forget = _method(calls.forget)
-    delete = _method(calls.delete)
-    search = _method(calls.search)
-    attach = _method(calls.attach)
-    attachment = _method(calls.attachment)
-    attachments = _method(calls.attachments)
-    detach = _method(calls.detach)
-    overview = _method(calls.overview)
-    operation = _method(calls.operation)
-    conversation = _conversation(Plan)
+    export = _make_method(calls.export)
+    restore = _make_method(calls.restore)
+    memories = _make_method(calls.memories)
+    memory = _make_method(calls.memory)
+    snapshots = _make_method(calls.snapshots)
+    snapshot = _make_method(calls.snapshot)
+    diff = _make_method(calls.diff)
+    adopt = _make_method(calls.adopt)
+    fork = _make_method(calls.fork)
+    rollback = _make_method(calls.rollback)
+    accept = _make_method(calls.accept)
+    pin = _make_method(calls.pin)
+    unpin = _make_method(calls.unpin)
+    forget = _make_method(calls.forget)
+    delete = _make_method(calls.delete)
+    search = _make_method(calls.search)
+    attach = _make_method(calls.attach)
+    attachment = _make_method(calls.attachment)
+    attachments = _make_method(calls.attachments)
+    detach = _make_method(calls.detach)
+    overview = _make_method(calls.overview)
+    operation = _make_method(calls.operation)
+    conversation = _make_conversation(ConversationPlan)
 
     def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
         """Write a snapshot as an ordinary tarball (.tar.gz or .tar.zst), whole or not at all."""
         place = Path(target)
         call = calls.archive(memory, snapshot, place)
-        self._retrying(call)(self._fetch, call, place)
+        self._build_retrying(call)(self._fetch, call, place)
         return place
 
     def events(self, after: int | None = None) -> Iterator[Event]:
         """What happens, as it happens, across cut connections; first what is still known after event ``after``."""
-        listener = Listener(after)
+        listener = EventParser(after)
         while True:
             call = calls.events(listener.last)
-            response = self._retrying(call)(self._open, call)
+            response = self._build_retrying(call)(self._open_stream, call)
             try:
                 listener.begin()
-                with told_plainly(self.url):
+                with translate_errors(self.url):
                     for line in response.iter_lines():
-                        if event := listener.hear(line):
+                        if event := listener.parse_line(line):
                             yield event
             except ServiceUnreachable:
                 pass  # cut: listen again, from where we were
@@ -120,46 +120,46 @@ class Client:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _retrying(self, call: Call[T], retries: Retries | None = None) -> Retrying:
+    def _build_retrying(self, call: Call[T], retries: Retries | None = None) -> Retrying:
         return Retrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
     def _send(self, call: Call[T], retries: Retries | None = None) -> T:
-        answer: T = self._retrying(call, retries)(self._once, call)
+        answer: T = self._build_retrying(call, retries)(self._send_once, call)
         return answer
 
-    def _once(self, call: Call[T]) -> T:
+    def _send_once(self, call: Call[T]) -> T:
         request = call.request()
-        with told_plainly(self.url), ExitStack() as files:
+        with translate_errors(self.url), ExitStack() as files:
             if call.file is not None:
-                request["content"], _ = files.enter_context(opened(call.file))
+                request["content"], _ = files.enter_context(open_archive(call.file))
             response = self._http.request(**request)
         return call.answer(response)
 
     def _fetch(self, call: Call[None], place: Path) -> None:
-        with told_plainly(self.url), self._http.stream(**call.request()) as response:
+        with translate_errors(self.url), self._http.stream(**call.request()) as response:
             if not response.is_success:
                 response.read()
-            check(response)
-            with written_whole(place) as file:
+            check_response(response)
+            with write_whole(place) as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
 
-    def _open(self, call: Call[None]) -> httpx.Response:
+    def _open_stream(self, call: Call[None]) -> httpx.Response:
         """A stream of events. Whoever gets it closes it."""
         request = self._http.build_request(**call.request(), timeout=SILENCE_SECONDS)
-        with told_plainly(self.url):
+        with translate_errors(self.url):
             response = self._http.send(request, stream=True)
             if not response.is_success:
                 response.read()
                 response.close()
-        check(response)
+        check_response(response)
         return response
 
 
-class Conversation(Course):
+class Conversation(ConversationState):
     """``with client.conversation(…) as memory``: see ``memory.restored`` inside and ``memory.exported`` afterwards."""
 
-    def __init__(self, client: Client, plan: Plan) -> None:
+    def __init__(self, client: Client, plan: ConversationPlan) -> None:
         super().__init__(plan)
         self._client = client
         self._began = False
@@ -172,7 +172,7 @@ class Conversation(Course):
     def __exit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with TERMINATION.ending(self._began):
+        with TERMINATION.defer_signal(self._began):
             try:
                 receipt = self._client._send(self._plan.after(), LAST_RETRIES if TERMINATION.told else None)
             except SidecarError as problem:

@@ -20,7 +20,7 @@ BEHIND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConversationPlan:
     """Restore a memory before a conversation and export it after, also when the conversation fails.
 
     In between the service looks after the sandbox: it exports it every ``checkpoint_every`` seconds (as the service is set,
@@ -75,10 +75,10 @@ class Plan:
         )
 
 
-class Course:
+class ConversationState:
     """How a conversation went: ``restored`` before it, ``exported`` and whether it is ``saved`` once it has ended."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversationPlan) -> None:
         self._plan = plan
         self.memory = plan.memory
         self.sandbox = plan.sandbox

@@ -47,7 +47,7 @@ class Termination:
         return True
 
     @contextlib.contextmanager
-    def ending(self, began: bool) -> Iterator[None]:
+    def defer_signal(self, began: bool) -> Iterator[None]:
         """While its last export is made, the signal waits. Raise ``SystemExit`` afterwards, if it came."""
         if not began:
             yield
@@ -67,7 +67,7 @@ class Termination:
         if (
             self.told or os.getpid() != self._process
         ):  # impatient; or a child of ours, whose conversations these are not
-            end_at_once()
+            kill_self()
         self.told = True
         if not self._exporting:
             raise SystemExit(EXIT_CODE)
@@ -92,12 +92,12 @@ class AsyncTermination:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
         except RuntimeError:  # not asyncio's
             return False
-        if task is None or not self._arranged(loop):
+        if task is None or not self._install_handler(loop):
             return False
         self._open[task] += 1
         return True
 
-    def _arranged(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _install_handler(self, loop: asyncio.AbstractEventLoop) -> bool:
         if self._open and self._loop is loop:
             return bool(signal.getsignal(signal.SIGTERM) == self._handler)
         if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
@@ -113,7 +113,7 @@ class AsyncTermination:
         return True
 
     @contextlib.asynccontextmanager
-    async def ending(self, began: bool) -> AsyncIterator[None]:
+    async def defer_signal(self, began: bool) -> AsyncIterator[None]:
         """While its last export is made, its task is not cancelled. Raise ``SystemExit`` afterwards, if the signal came: once
         the other conversations have made theirs, since that ends the event loop."""
         task = asyncio.current_task() if began else None
@@ -144,14 +144,14 @@ class AsyncTermination:
 
     def _on_signal(self) -> None:
         if self.told or os.getpid() != self._process:
-            end_at_once()
+            kill_self()
         self.told = True
         for task in self._open:
             if not self._exporting[task]:
                 task.cancel()
 
 
-def end_at_once() -> None:
+def kill_self() -> None:
     """Die of the signal, as if nothing had been arranged."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 import msgspec
 
-from sidecar.client.problems import UnexpectedAnswer, problem_of
+from sidecar.client.problems import UnexpectedAnswer, build_problem
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
 
@@ -46,45 +46,47 @@ class Call(Generic[T]):
 
     def answer(self, response: httpx.Response) -> T:
         """Read an answer. Raise ``SidecarProblem`` when it is one, and ``UnexpectedAnswer`` when it is no answer to this."""
-        check(response)
+        check_response(response)
         return self.read(response.content)
 
 
-def check(response: httpx.Response) -> None:
+def check_response(response: httpx.Response) -> None:
     """Raise ``SidecarProblem`` unless a response, already read, is a success."""
     if not response.is_success:
-        raise problem_of(response.status_code, response.headers, response.content)
+        raise build_problem(response.status_code, response.headers, response.content)
 
 
-def path_of(memory: str, *rest: str) -> str:
+def build_path(memory: str, *rest: str) -> str:
     """The path of a memory, or of something below it. The one place where ids become parts of a path."""
-    return "/".join(("/v1/memories", segment(check_memory_id(memory)), *map(segment, rest)))
+    return "/".join(("/v1/memories", quote_segment(check_memory_id(memory)), *map(quote_segment, rest)))
 
 
-def segment(text: str) -> str:
+def quote_segment(text: str) -> str:
     if text in ("", ".", ".."):
         raise UsageError(f"{text!r} names nothing.")
     return quote(text, safe="", errors="surrogateescape")
 
 
-def once(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
+def build_keyed_call(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
     """A call that is done once however often it is sent: it has a key, which all its attempts share."""
-    return Call(method="POST", path=path_of(memory, verb), body=body, headers=with_key(key), read=whole(kind))
+    return Call(
+        method="POST", path=build_path(memory, verb), body=body, headers=build_key_header(key), read=read_whole(kind)
+    )
 
 
-def with_key(given: str | None) -> dict[str, str]:
+def build_key_header(given: str | None) -> dict[str, str]:
     return {"Idempotency-Key": given or str(uuid4())}
 
 
-def whole(kind: type[T]) -> Callable[[bytes], T]:
-    return lambda body: converted(decoded(body), kind)
+def read_whole(kind: type[T]) -> Callable[[bytes], T]:
+    return lambda body: convert(decode(body), kind)
 
 
-def part(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    return lambda body: converted(converted(decoded(body), dict[str, Any]).get(name), kind)
+def read_part(name: str, kind: type[T]) -> Callable[[bytes], T]:
+    return lambda body: convert(convert(decode(body), dict[str, Any]).get(name), kind)
 
 
-def decoded(body: bytes) -> object:
+def decode(body: bytes) -> object:
     try:
         # Not msgspec's decoder: names of files that are not UTF-8 come as lone surrogates, which it refuses.
         return json.loads(body)
@@ -92,7 +94,7 @@ def decoded(body: bytes) -> object:
         raise UnexpectedAnswer(f"The answer is not JSON: {problem}.") from None
 
 
-def converted(answer: object, kind: type[T]) -> T:
+def convert(answer: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as problem:

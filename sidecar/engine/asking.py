@@ -11,12 +11,12 @@ from sidecar import program
 from sidecar.engine.parts import CountedSandbox
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.inside import notes as inside
-from sidecar.inside.credentials import blotted
+from sidecar.inside.credentials import redact_name
 from sidecar.inside.export import MOST_DATABASES
 from sidecar.inside.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
 from sidecar.inside.lineage import LONGEST as MOST_LINEAGE
 from sidecar.inside.notes import MOST_ROOTS
-from sidecar.inside.roots import numbered
+from sidecar.inside.roots import split_number
 from sidecar.inside.scrubbing import MOST_FINDINGS, MOST_PATHS
 from sidecar.inside.trimming import MOST_REPORTED
 from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
@@ -47,7 +47,7 @@ HINTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class ProgramError:
     code: str
     message: str
     retryable: bool = False
@@ -76,21 +76,21 @@ class FoundDatabase:
     schema: int = 0
 
     def report(self) -> DatabaseReport:
-        return DatabaseReport(path=blotted(self.path)[0], method=self.method, check=self.check)
+        return DatabaseReport(path=redact_name(self.path)[0], method=self.method, check=self.check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundAside:
+class FoundSetAside:
     path: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
     files: Count
     bytes: Count
 
     def report(self) -> SetAside:
-        return SetAside(path=blotted(self.path)[0], files=self.files, bytes=self.bytes)
+        return SetAside(path=redact_name(self.path)[0], files=self.files, bytes=self.bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsaved:
+class UnsavedMemory:
     """A memory in a sandbox of which a restore would replace something that no snapshot has
     (``sidecar.inside.holdings``)."""
 
@@ -110,7 +110,7 @@ class Unsaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProgramAnswer:
     """What both verbs are told; this one, what a restore is told."""
 
     statuses: ClassVar[frozenset[str]] = frozenset(
@@ -130,16 +130,16 @@ class Answer:
     skipped: list[Skip] = field(default_factory=list)
     skipped_more: Count = 0
     warnings: list[str] = field(default_factory=list)
-    error: Trouble | None = None
+    error: ProgramError | None = None
     holds: str = ""
     """The snapshot that the sandbox has and keeps."""
-    unsaved: Annotated[list[Unsaved], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
-    set_aside: FoundAside | None = None
+    unsaved: Annotated[list[UnsavedMemory], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
+    set_aside: FoundSetAside | None = None
     withheld: Annotated[list[Withheld], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
+class SandboxNotes:
     """What a sandbox had noted of a memory (``sidecar.inside.notes``)."""
 
     memory: str
@@ -154,11 +154,11 @@ class Notes:
 
     def checked(self) -> inside.Notes | None:
         """As the program has them; ``None`` unless they are such as it writes."""
-        return inside.checked(asdict(self))
+        return inside.parse_value(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportAnswer(Answer):
+class ExportAnswer(ProgramAnswer):
     statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "refused", "tarball", "error"})
 
     projects: list[str] = field(default_factory=list)
@@ -182,9 +182,9 @@ class ExportAnswer(Answer):
     found: dict[str, Count] = field(default_factory=dict)
     taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
     taken_more: tuple[Count, Count] = (0, 0)
-    notes: Notes | None = None
+    notes: SandboxNotes | None = None
     """The sandbox's notes of this memory before the export."""
-    others: Annotated[list[Notes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
+    others: Annotated[list[SandboxNotes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
     """Its notes of other memories that are in the same folders."""
     folders: dict[str, str] = field(default_factory=dict)
     """Where each root is there."""
@@ -202,7 +202,7 @@ class ExportAnswer(Answer):
         return {row.path.split("/")[0] for row in self.dropped}
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ProgramAnswer)
 
 
 async def ask(
@@ -226,39 +226,41 @@ async def ask(
     if ground is not None:
         # Here a Python that can run the program is always found: a shell script would follow any link.
         request, fallback, shell = {**request, "contained": asdict(ground)}, "", ""
-    call = program.call(request, fallback=fallback, installed=ground is not None)
+    call = program.build_command(request, fallback=fallback, installed=ground is not None)
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
-    value, inline = await run_call(sandbox, call, timeout=timeout, output_limit=limit)
+    value, inline = await run_command(sandbox, call, timeout=timeout, output_limit=limit)
     if shell and value.get("status") == "no-python":
-        value, inline = await run_call(sandbox, program.shell_call(shell), timeout=timeout, output_limit=limit)
-    await _remove_left(sandbox, request, value)
-    parsed = parse(value, kind, request)
+        value, inline = await run_command(
+            sandbox, program.build_shell_command(shell), timeout=timeout, output_limit=limit
+        )
+    await _remove_leftovers(sandbox, request, value)
+    parsed = parse_answer(value, kind, request)
     if ground is not None and parsed.status == "no-python":
         raise ProgramFailed(f"No python3 on this machine can work in {sandbox.ref}.", code="no-python")
     return parsed, inline
 
 
-async def run_call(
-    sandbox: CountedSandbox, call: program.Call, *, timeout: float, output_limit: int
+async def run_command(
+    sandbox: CountedSandbox, call: program.SandboxCommand, *, timeout: float, output_limit: int
 ) -> tuple[dict[str, Any], bytes]:
     """Run one command, and find the answer in what it prints. Raise ``ProgramFailed`` when it failed without any."""
     finished = await sandbox.run(call.command, timeout=timeout, output_limit=output_limit, environment=call.environment)
     try:
-        return program.answer(finished.output, call.nonce)
+        return program.parse_output(finished.output, call.nonce)
     except BadAnswer:
         if finished.exit_code == 0:
             raise
         words = finished.complaint.strip().splitlines()[-1:] or ["it said nothing"]
         # Both verbs can be done again: an export changes nothing there, and a restore that was cut short is undone first.
         failure = ProgramFailed(
-            f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {blotted(words[0])[0][:300]}",
+            f"The program in {sandbox.ref} ended with exit code {finished.exit_code}: {redact_name(words[0])[0][:300]}",
             hint="The head did not move. Look at the sandbox's python3 and its free memory and disk.",
         )
         failure.retryable = True
         raise failure from None
 
 
-async def _remove_left(sandbox: CountedSandbox, request: dict[str, Any], value: dict[str, Any]) -> None:
+async def _remove_leftovers(sandbox: CountedSandbox, request: dict[str, Any], value: dict[str, Any]) -> None:
     """Remove uploads that the program could not, as they are another user's: whoever wrote them can."""
     left = value.pop("left", None)
     for path in request.get("uploads", ()):
@@ -270,7 +272,7 @@ async def _remove_left(sandbox: CountedSandbox, request: dict[str, Any], value: 
                     warnings.append(f"{path} could not be removed from the sandbox: {problem.message}")
 
 
-def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
+def parse_answer(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
     """An answer as a type. Raise when it is not valid, not for this request, or says that something went wrong."""
     try:
         answer = msgspec.convert(value, kind, strict=True)
@@ -279,24 +281,24 @@ def parse(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
     if (answer.memory, answer.snapshot) != (request["memory"], request["snapshot"]):
         raise MemoryMismatch("The sandbox answered for another memory or snapshot than it was asked for.")
     if answer.error is not None:
-        raise problem_from(answer.error)
+        raise build_error(answer.error)
     if answer.status not in answer.statuses or answer.status == "error":
         raise BadAnswer(f"The sandbox's answer has a status it cannot have: {answer.status[:40]!r}.")
     if isinstance(answer, ExportAnswer):
-        _check_passed(answer, request)
+        _check_not_taken(answer, request)
     return answer
 
 
-def _check_passed(answer: ExportAnswer, request: dict[str, Any]) -> None:
+def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
     """What was seen and not taken is in roots that were asked for: these need not hold anything that was."""
     asked = {root["name"] for layout in request["layouts"] for root in layout["roots"]}
     for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
-        if name not in asked and numbered(name)[0] not in asked:
+        if name not in asked and split_number(name)[0] not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
 
 
-def problem_from(trouble: Trouble) -> SidecarError:
-    message = blotted(trouble.message)[0]
+def build_error(trouble: ProgramError) -> SidecarError:
+    message = redact_name(trouble.message)[0]
     if trouble.code.startswith("limit-"):
         return LimitExceeded(message, code=trouble.code)
     failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sidecar.engine.asking import ANSWER_ALLOWANCE, Answer, ask, parse
+from sidecar.engine.asking import ANSWER_ALLOWANCE, ProgramAnswer, ask, parse_answer
 from sidecar.engine.direct import NotDirect
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import (
@@ -22,31 +22,33 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
-from sidecar.ids import memory_key
-from sidecar.ports import Presence
-from sidecar.retries import retrying
-from sidecar.shell import tidy_script
+from sidecar.ids import build_memory_key
+from sidecar.ports import SandboxStatus
+from sidecar.retries import retry_safely
+from sidecar.shell import build_tidy_script
 
 WOKEN = "The sandbox was asleep and has been woken; it now runs until its provider ends it."
 TIDY_SECONDS = 10.0
 
 
-async def reach(sandbox: CountedSandbox) -> Presence:
+async def connect(sandbox: CountedSandbox) -> SandboxStatus:
     """Connect, again when the provider is busy or cannot be reached."""
-    async for attempt in retrying():
+    async for attempt in retry_safely():
         with attempt:
             return await sandbox.connect()
     raise AssertionError("unreachable")
 
 
 @asynccontextmanager
-async def kept_alive(
-    engine: Engine, sandbox: CountedSandbox, presence: Presence, warnings: list[str]
+async def keep_alive(
+    engine: Engine, sandbox: CountedSandbox, presence: SandboxStatus, warnings: list[str]
 ) -> AsyncIterator[None]:
     """Prolong the sandbox's life, beside the work in the body, whenever it would end soon; say so when that cannot be."""
     if presence.woken:
         warnings.append(WOKEN)
-    keeping = asyncio.create_task(_keep(sandbox, presence.ends_at, engine.timing.keep_alive, warnings))
+    keeping = asyncio.create_task(
+        _prolong_until_cancelled(sandbox, presence.ends_at, engine.timing.keep_alive, warnings)
+    )
     try:
         yield
     finally:
@@ -54,7 +56,9 @@ async def kept_alive(
         await asyncio.wait({keeping})
 
 
-async def _keep(sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]) -> None:
+async def _prolong_until_cancelled(
+    sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]
+) -> None:
     while ends_at is not None:
         if (left := ends_at - time.time()) > margin:
             await asyncio.sleep(left - margin)
@@ -68,7 +72,7 @@ async def _keep(sandbox: CountedSandbox, ends_at: float | None, margin: float, w
             await asyncio.sleep(max(1.0, left / 2))
 
 
-async def tidy(
+async def clean_up(
     engine: Engine,
     sandbox: CountedSandbox,
     memory: str,
@@ -76,7 +80,7 @@ async def tidy(
     uploads: Sequence[str] = (),
     operation: str = "",
     notes: str = "",
-) -> Answer | None:
+) -> ProgramAnswer | None:
     """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing.
 
     ``notes`` are what a sandbox without Python is to note of the memory. Return the answer of that operation, if it was a
@@ -85,15 +89,15 @@ async def tidy(
     request = {
         "do": "tidy",
         "memory": memory,
-        "key": memory_key(memory),
+        "key": build_memory_key(memory),
         "snapshot": snapshot,
         "turn_wait": engine.timing.turn_wait,
         "uploads": list(uploads),
         "operation": operation,
     }
     try:
-        fallback = tidy_script(snapshot, uploads, memory_key(memory), notes)
-        answer, _ = await ask(sandbox, request, Answer, timeout=TIDY_SECONDS, fallback=fallback)
+        fallback = build_tidy_script(snapshot, uploads, build_memory_key(memory), notes)
+        answer, _ = await ask(sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands do not get through, or their answers do not: files may, both to be deleted and to be read.
@@ -101,11 +105,11 @@ async def tidy(
             with contextlib.suppress(SidecarError):
                 await sandbox.remove(path)
         with contextlib.suppress(SidecarError):
-            return await _written_answer(sandbox, request) if operation else None
+            return await _read_written_answer(sandbox, request) if operation else None
         return None
 
 
-async def _written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> Answer | None:
+async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> ProgramAnswer | None:
     """What a restore wrote down of itself when it had ended well, if it is this one."""
     text = b""
     async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{request['key']}/answer")) as chunks:
@@ -118,21 +122,23 @@ async def _written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> A
         value.update(memory=request["memory"], snapshot=request["snapshot"])
     except (ValueError, TypeError, AttributeError):
         return None
-    return parse(value, Answer, request) if operation == request["operation"] else None
+    return parse_answer(value, ProgramAnswer, request) if operation == request["operation"] else None
 
 
 @asynccontextmanager
-async def tidied(engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str) -> AsyncIterator[None]:
+async def clean_up_on_failure(
+    engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str
+) -> AsyncIterator[None]:
     """Leave nothing of a body that fails in the sandbox."""
     try:
         yield
     except BaseException as problem:
-        if not left_clean(problem):
-            await tidy(engine, sandbox, memory, snapshot)
+        if not is_clean_after(problem):
+            await clean_up(engine, sandbox, memory, snapshot)
         raise
 
 
-def left_clean(problem: BaseException) -> bool:
+def is_clean_after(problem: BaseException) -> bool:
     """Whether there is nothing to remove: the program ended by its own decision, or the sandbox cannot be entered."""
     if isinstance(problem, ProgramFailed | LimitExceeded):
         return problem.code not in (ProgramFailed.code, "limit-packed")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.exporting import Base, Run
+from sidecar.engine.exporting import Base, ExportRun
 from sidecar.errors import BadAnswer
 from sidecar.inside.index import Entry, Index
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
@@ -19,12 +19,12 @@ MOST_AHEAD = 8 << 20
 
 
 @asynccontextmanager
-async def reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
+async def read_ahead(run: ExportRun, scratch: Spool) -> AsyncIterator[None]:
     """Read the head while the sandbox works: as a rule, that is what it builds on."""
     head = run.state.snapshot
     sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
     if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
-        run.ahead = asyncio.create_task(_read(run, head, scratch))
+        run.ahead = asyncio.create_task(_read_base(run, head, scratch))
     try:
         yield
     finally:
@@ -34,7 +34,7 @@ async def reading_ahead(run: Run, scratch: Spool) -> AsyncIterator[None]:
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
-async def _read(run: Run, snapshot: str, scratch: Spool) -> Base:
+async def _read_base(run: ExportRun, snapshot: str, scratch: Spool) -> Base:
     """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
     manifest = run.replaces
     if manifest is None or manifest.snapshot != snapshot:
@@ -44,8 +44,8 @@ async def _read(run: Run, snapshot: str, scratch: Spool) -> Base:
     return manifest, entries, indexes
 
 
-async def base_of(
-    run: Run, answer: ExportAnswer, scratch: Spool
+async def find_base(
+    run: ExportRun, answer: ExportAnswer, scratch: Spool
 ) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
     """The snapshot the sandbox compared itself with, and what it holds if that is needed; nothing for a full export.
 
@@ -61,4 +61,4 @@ async def base_of(
         manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
         check_sizes(manifest, run.survey.sizes)
         return manifest, {}, []
-    return await _read(run, answer.base, scratch)
+    return await _read_base(run, answer.base, scratch)

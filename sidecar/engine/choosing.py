@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import dataclass
 
 from sidecar.engine.direct import NotDirect
-from sidecar.engine.identity import identified_head
+from sidecar.engine.identity import read_identified_head
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
 from sidecar.repository import HeadState, Repository
-from sidecar.snapshots.fetch import Fetched, fetch
+from sidecar.snapshots.fetch import FetchedSnapshot, fetch
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.resolving import parse_time, resolve
+from sidecar.snapshots.resolving import parse_time, resolve_snapshot
 from sidecar.spool import Spool
 
 LATEST = "latest"
@@ -21,7 +21,7 @@ LATEST = "latest"
 class Choice:
     """The snapshot to restore: the one wanted, or the newest one that could be read and why."""
 
-    fetched: Fetched
+    fetched: FetchedSnapshot
     warnings: list[str]
     wanted: str = ""
     problems: str = ""
@@ -34,7 +34,7 @@ class Choice:
     """The store's id, if it has one."""
 
 
-async def choose(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
+async def choose_snapshot(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
     """The snapshot asked for, whole and on our disk; when the head cannot be read, the newest one that can.
 
     ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read, ``BadReference`` for no time at all.
@@ -42,14 +42,14 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
     if wanted.startswith("@"):
         parse_time(wanted[1:])  # wrong also where there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
-        manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
-        identity = await repository.identify(HeadState())
+        manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
+        identity = await repository.add_store_id(HeadState())
         return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
-    state = await identified_head(repository, memory)
-    if state.version is None and not await repository.any_eligible(memory, await repository.snapshot_ids(memory)):
+    state = await read_identified_head(repository, memory)
+    if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
         return None
-    first = await resolve(repository, memory, wanted) if wanted != LATEST else state.snapshot
-    candidates = [snapshot async for snapshot in repository.candidates(memory)]
+    first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
+    candidates = [snapshot async for snapshot in repository.iterate_candidates(memory)]
     if first:
         candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
     problems = [] if state.head else [state.problem or "The head is missing."]
@@ -61,7 +61,7 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
             fetched = await fetch(repository.store, manifest, scratch)
         except SnapshotError as damage:
             problems.append(damage.message)
-            await _remember(repository, memory, snapshot, damage)
+            await _mark_damaged(repository, memory, snapshot, damage)
             continue
         noticed = [state.notice] if state.notice else []
         keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
@@ -72,20 +72,20 @@ async def choose(repository: Repository, memory: str, wanted: str, scratch: Spoo
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
 
 
-async def _remember(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
+async def _mark_damaged(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
     """Tell later exports; a store that may only be read must not keep anyone from restoring."""
     with contextlib.suppress(StoreError):
         await repository.mark_damaged(memory, snapshot, damage)
 
 
-async def choose_unread(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
+async def choose_manifest(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
     """The manifest of the snapshot asked for, and the head as far as it was looked at, with the store's id. Raise
     ``NotDirect`` when there is anything odd."""
     try:
         if wanted != LATEST:
-            manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
-            return manifest, await repository.identify(HeadState())
-        state = await identified_head(repository, memory)
+            manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
+            return manifest, await repository.add_store_id(HeadState())
+        state = await read_identified_head(repository, memory)
         if state.head is None or state.notice:
             raise NotDirect
         return await repository.manifest(memory, state.snapshot), state

@@ -9,26 +9,26 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.coverage import covered_by, format_of
-from sidecar.engine.guards import judge
-from sidecar.engine.limiting import hot_files
-from sidecar.engine.parts import Engine, together
-from sidecar.engine.privacy import scrubbed_files, shown
-from sidecar.engine.receiving import Arrived
-from sidecar.engine.room import Fits, check_room
-from sidecar.engine.storing import Measured, measure_packs, store_packs
-from sidecar.errors import BadAnswer, BaseCollected, HeadMoved, LimitExceeded, SnapshotDamaged, SnapshotNotFound
-from sidecar.ids import Keys, snapshot_time
+from sidecar.engine.coverage import collect_rules, format_of
+from sidecar.engine.guards import list_objections
+from sidecar.engine.limiting import list_hot_files
+from sidecar.engine.parts import Engine, gather
+from sidecar.engine.privacy import count_scrubbed, redact
+from sidecar.engine.receiving import ReceivedPack
+from sidecar.engine.room import RoomFound, check_room
+from sidecar.engine.storing import PlannedPacks, prepare_packs, store_packs
+from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, SwapLost
+from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.inside.index import Entry, Index
 from sidecar.inside.layers import count_files
-from sidecar.layouts import choose
+from sidecar.layouts import choose_layouts
 from sidecar.receipts import ExportOutcome, Reason
 from sidecar.repository import HeadState, Survey
-from sidecar.retention.rules import Snapshot
+from sidecar.retention.rules import SnapshotFacts
 from sidecar.retention.settings import SAFE_PART, Retention
 from sidecar.snapshots.fetch import fetch_entries
-from sidecar.snapshots.manifest import Database, Head, Manifest, Root, tree_digest
-from sidecar.snapshots.marks import hold
+from sidecar.snapshots.manifest import Database, Head, Manifest, SnapshotRoot, digest_tree
+from sidecar.snapshots.marks import hold_packs
 from sidecar.spool import Spool
 
 if TYPE_CHECKING:
@@ -39,19 +39,19 @@ MOST_FENCED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class CheckedExport:
     """What an export brought (nothing, when nothing changed), over the snapshot it grew out of (none for a full one)."""
 
     base: Manifest | None
     base_entries: dict[str, Entry]
     base_indexes: list[Index] = field(default_factory=list)
     """Of the packs of the base: what its entries are put together from."""
-    arrived: Arrived | None = None
+    arrived: ReceivedPack | None = None
     read: float = 0.0
     """When the base was read, by ``time.monotonic``."""
 
     @property
-    def brought(self) -> Arrived:
+    def received_pack(self) -> ReceivedPack:
         assert self.arrived is not None
         return self.arrived
 
@@ -62,9 +62,9 @@ class Grown:
         return self.base
 
 
-def manifest_of(
+def build_manifest(
     engine: Engine,
-    grown: Grown,
+    grown: CheckedExport,
     answer: ExportAnswer,
     snapshot: str,
     sandbox: str,
@@ -77,9 +77,9 @@ def manifest_of(
 
     ``policy`` is what the sandbox was told of privacy; ``earlier`` the snapshot it held before, as far as that is known.
     """
-    entries = grown.brought.entries
+    entries = grown.received_pack.entries
     files, size = count_files(entries)
-    roots = _roots(grown, answer)
+    roots = _list_roots(grown, answer)
     return Manifest(
         memory=request.memory,
         snapshot=snapshot,
@@ -88,63 +88,63 @@ def manifest_of(
         roots=roots,
         files=files,
         bytes=size,
-        tree=tree_digest(entries),
+        tree=digest_tree(entries),
         parent=parent,
         origin=request.origin,
         sandbox=sandbox,
         conversation=request.conversation,
         label=request.label,
-        databases=_databases(grown, answer),
+        databases=_list_databases(grown, answer),
         projects=answer.projects or (grown.base.projects if grown.base else []),
-        keyed=_keyed(grown, answer),
-        versions=_versions(grown, answer),
+        keyed=_merge_project_folders(grown, answer),
+        versions=_merge_versions(grown, answer),
         hot_bytes=sum(
-            entry.size for entry in hot_files(entries, {root.name: root.layout for root in roots}, engine.layouts)
+            entry.size for entry in list_hot_files(entries, {root.name: root.layout for root in roots}, engine.layouts)
         ),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
-        scrubbed=scrubbed_files(grown.base or earlier, entries, answer),
+        scrubbed=count_scrubbed(grown.base or earlier, entries, answer),
         privacy=answer.policy if answer.policy == policy else "",
-        covered=covered_by(choose(request.layouts, engine.layouts), roots, grown.base),
-        home="" if request.adopt else shown(answer.home),
-        user="" if request.adopt else shown(answer.user),
+        covered=collect_rules(choose_layouts(request.layouts, engine.layouts), roots, grown.base),
+        home="" if request.adopt else redact(answer.home),
+        user="" if request.adopt else redact(answer.user),
         format=format_of(roots, entries.values(), request.projects, answer, grown.base),
     )
 
 
-def _roots(grown: Grown, answer: ExportAnswer) -> list[Root]:
+def _list_roots(grown: CheckedExport, answer: ExportAnswer) -> list[SnapshotRoot]:
     """The roots that were found, and those of the base that were not asked for and so stay as they were."""
-    found = [Root(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
+    found = [SnapshotRoot(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
     names = {root.name for root in found}
     others = [root for root in grown.base.roots if root.name not in names] if grown.base else []
-    return found + [root for root in others if _holds(grown, root.name)]
+    return found + [root for root in others if _has_folder(grown, root.name)]
 
 
-def _databases(grown: Grown, answer: ExportAnswer) -> list[Database]:
+def _list_databases(grown: CheckedExport, answer: ExportAnswer) -> list[Database]:
     """What is known of each database: from this export, or from the base for one that did not change since."""
     known = {row.path: row for row in grown.base.databases} if grown.base else {}
     read = {row.path: row for row in answer.databases if row.method != "unchanged"}
     known.update((path, Database(path=path, check=row.check, schema=row.schema)) for path, row in read.items())
-    return [known[path] for path, entry in grown.brought.entries.items() if entry.database and path in known]
+    return [known[path] for path, entry in grown.received_pack.entries.items() if entry.database and path in known]
 
 
-def _keyed(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
+def _merge_project_folders(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
     """What is known of folders named after projects: from this export, or from the base where that was silent."""
     known = {**(grown.base.keyed if grown.base else {}), **answer.keyed}
-    return {path: hint for path, hint in known.items() if _holds(grown, path)}
+    return {path: hint for path, hint in known.items() if _has_folder(grown, path)}
 
 
-def _versions(grown: Grown, answer: ExportAnswer) -> dict[str, str]:
+def _merge_versions(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
     """Of the program each root is of; where it cannot be seen any more, the one that was seen last."""
     seen = {**(grown.base.versions if grown.base else {}), **{root: v for root, v in answer.versions.items() if v}}
-    return {root: version for root, version in seen.items() if _holds(grown, root)}
+    return {root: version for root, version in seen.items() if _has_folder(grown, root)}
 
 
-def _holds(grown: Grown, folder: str) -> bool:
-    return any(path.startswith(f"{folder}/") for path in grown.brought.entries)
+def _has_folder(grown: CheckedExport, folder: str) -> bool:
+    return any(path.startswith(f"{folder}/") for path in grown.received_pack.entries)
 
 
-async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown) -> Manifest | None:
+async def find_replaced_head(engine: Engine, state: HeadState, survey: Survey, grown: CheckedExport) -> Manifest | None:
     """The manifest of the head that an export may replace; ``None`` when there is none or it is known to be damaged."""
     if state.head is None or state.snapshot in survey.damaged:
         return None
@@ -156,11 +156,11 @@ async def head_of(engine: Engine, state: HeadState, survey: Survey, grown: Grown
         return None
 
 
-async def judged(
+async def judge_export(
     engine: Engine,
     manifest: Manifest,
     entries: dict[str, Entry],
-    grown: Grown,
+    grown: CheckedExport,
     head: Manifest | None,
     scratch: Spool,
     allow: Collection[str],
@@ -175,57 +175,57 @@ async def judged(
             head_entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
         except SnapshotDamaged:
             head = None
-    return judge(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow, trimmed)
+    return list_objections(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow, trimmed)
 
 
-async def placed(
+async def plan_packs(
     engine: Engine,
     manifest: Manifest,
-    grown: Grown,
+    grown: CheckedExport,
     state: HeadState,
     survey: Survey,
     scratch: Spool,
     *,
     moves: bool,
     grew: bool,
-) -> tuple[Manifest, Measured, Fits]:
+) -> tuple[Manifest, PlannedPacks, RoomFound]:
     """The manifest with its packs, as there is room for them in the store. Nothing is written yet.
 
     Where the packs of the head are what leaves no room for one more, and this grew out of it and is to take its place, it is
     to need none of them: then they can go once the head has moved. Raise ``LimitExceeded``.
     """
     keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
-    pack, indexes = grown.brought.pack, grown.base_indexes
-    packs = await measure_packs(engine, grown.base, indexes, pack, scratch)
+    pack, indexes = grown.received_pack.pack, grown.base_indexes
+    packs = await prepare_packs(engine, grown.base, indexes, pack, scratch)
     manifest = replace(manifest, packs=packs.packs)
     try:
-        return manifest, packs, await _fits(engine, manifest, packs, state, survey, keep, moves=moves)
+        return manifest, packs, await _measure_room(engine, manifest, packs, state, survey, keep, moves=moves)
     except LimitExceeded:
         if not (moves and grew and keep):
             raise
         if len(packs.packs) > 1:
-            packs = await measure_packs(engine, grown.base, indexes, pack, scratch, whole=True)
+            packs = await prepare_packs(engine, grown.base, indexes, pack, scratch, whole=True)
             manifest = replace(manifest, packs=packs.packs)
-        return manifest, packs, await _fits(engine, manifest, packs, state, survey, set(), moves=moves)
+        return manifest, packs, await _measure_room(engine, manifest, packs, state, survey, set(), moves=moves)
 
 
-async def _fits(
+async def _measure_room(
     engine: Engine,
     manifest: Manifest,
-    packs: Measured,
+    packs: PlannedPacks,
     state: HeadState,
     survey: Survey,
     keep: set[str],
     *,
     moves: bool,
-) -> Fits:
+) -> RoomFound:
     store = engine.repository.store
     growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head, state.store_id).encode()))
     growth *= 1 if engine.repository.witnesses is None else 2
-    growth -= survey.sizes.get(Keys.of(manifest.memory).head, 0)
-    coming = Snapshot(
+    growth -= survey.sizes.get(MemoryKeys.of(manifest.memory).head, 0)
+    coming = SnapshotFacts(
         id=manifest.snapshot,
-        time=snapshot_time(manifest.snapshot),
+        time=parse_snapshot_time(manifest.snapshot),
         is_head=moves and not keep,
         beside=not moves,
         bytes=store.room(len(manifest.encode())),
@@ -235,7 +235,7 @@ async def _fits(
     return await check_room(engine, manifest.memory, coming, added, growth, sum(survey.sizes.values()), keep)
 
 
-async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Grown) -> tuple[Manifest, int]:
+async def commit(engine: Engine, manifest: Manifest, packs: PlannedPacks, grown: CheckedExport) -> tuple[Manifest, int]:
     """Store the packs, then the manifest that makes them a snapshot; return it, and how many bytes the store gained.
 
     Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
@@ -246,25 +246,27 @@ async def commit(engine: Engine, manifest: Manifest, packs: Measured, grown: Gro
         _check_age(grown, engine.retention)
     await engine.repository.commit(manifest)
     try:
-        _, size = await together(hold(engine.repository.store, manifest), _stored_size(engine, manifest))
+        _, size = await gather(
+            hold_packs(engine.repository.store, manifest), _measure_stored_manifest(engine, manifest)
+        )
     except BaseCollected:
-        await engine.repository.store.delete([Keys.of(manifest.memory).snapshot(manifest.snapshot)])
+        await engine.repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
     added = sum(manifest.packs[-1].in_store) + size
     engine.use.add(added)
     return manifest, added
 
 
-async def _stored_size(engine: Engine, manifest: Manifest) -> int:
+async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
     """What a manifest takes in the store: one that seals or signs is asked."""
     store, size = engine.repository.store, len(manifest.encode())
     if store.room(size) == size:
         return size
-    key = Keys.of(manifest.memory).snapshot(manifest.snapshot)
+    key = MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)
     return sum([info.size async for info in store.list(key)])
 
 
-def _check_age(grown: Grown, retention: Retention) -> None:
+def _check_age(grown: CheckedExport, retention: Retention) -> None:
     """Raise ``BaseCollected`` when the base was read so long ago that packs of it may have begun to go."""
     took = time.monotonic() - grown.read
     if took > retention.grace_seconds * SAFE_PART:
@@ -274,7 +276,7 @@ def _check_age(grown: Grown, retention: Retention) -> None:
         )
 
 
-async def advance(
+async def advance_head(
     engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
 ) -> tuple[ExportOutcome, HeadState]:
     """Move the head to a stored snapshot, if it may have it and nobody else was faster."""
@@ -287,7 +289,7 @@ async def advance(
             await engine.fence()
         try:
             return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
-        except HeadMoved:
+        except SwapLost:
             there = await engine.repository.head(manifest.memory)
             if there.head is None or there.snapshot != state.snapshot:
                 return ExportOutcome.DIVERGED, there

@@ -6,33 +6,37 @@ from collections.abc import Collection, Iterable, Mapping
 
 from sidecar.engine.asking import ExportAnswer
 from sidecar.inside.index import DIR, FILE, Entry
-from sidecar.inside.roots import numbered
+from sidecar.inside.roots import split_number
 from sidecar.inside.rules import Rules
-from sidecar.layouts import Covered, Layout, built_in
+from sidecar.layouts import CoveredRules, Layout, load_built_in
 from sidecar.layouts.earlier import EARLIER, PROJECTS
 from sidecar.receipts import Learned
-from sidecar.snapshots.manifest import FORMAT, RAISED, Manifest, Root
+from sidecar.snapshots.manifest import FORMAT, RAISED, Manifest, SnapshotRoot
 
 MOST_SHOWN = 5
 
 
-def covered_by(asked: Iterable[Layout], roots: Collection[Root], base: Manifest | None) -> dict[str, Covered]:
+def collect_rules(
+    asked: Iterable[Layout], roots: Collection[SnapshotRoot], base: Manifest | None
+) -> dict[str, CoveredRules]:
     """The rules for each root of these layouts, those of roots that are not in the snapshot by name only. What was not asked
     for stays as the base has it, by the rules of that."""
-    used = {spec for root in roots for spec in (root.name, numbered(root.name)[0])}
+    used = {spec for root in roots for spec in (root.name, split_number(root.name)[0])}
     rules = {
-        spec.name: layout.covered(spec) if spec.name in used else Covered() for layout in asked for spec in layout.roots
+        spec.name: layout.covered(spec) if spec.name in used else CoveredRules()
+        for layout in asked
+        for spec in layout.roots
     }
-    return {**(rules_of(base) if base else {}), **rules}
+    return {**(get_rules(base) if base else {}), **rules}
 
 
-def rules_of(manifest: Manifest) -> dict[str, Covered]:
+def get_rules(manifest: Manifest) -> dict[str, CoveredRules]:
     """The rules that a snapshot was made by; of one that keeps none, those of the last version that kept none."""
     return manifest.covered or dict(EARLIER)
 
 
 def format_of(
-    roots: Collection[Root],
+    roots: Collection[SnapshotRoot],
     entries: Iterable[Entry],
     named: Collection[str] | None,
     answer: ExportAnswer,
@@ -43,7 +47,7 @@ def format_of(
     That one knew other rules, and of projects only those that were ``named``, or else the home and the working folder.
     Layouts of a config file are the same for both.
     """
-    ours = {root.name: root for root in roots if root.layout in built_in()}
+    ours = {root.name: root for root in roots if root.layout in load_built_in()}
     rules = {
         name: _Known(EARLIER[_stem(name)])
         for name, root in ours.items()
@@ -57,10 +61,12 @@ def format_of(
 
 
 def _stem(name: str) -> str:
-    return name if name in EARLIER else numbered(name)[0]
+    return name if name in EARLIER else split_number(name)[0]
 
 
-def _was_looked_for(root: Root, named: Collection[str] | None, answer: ExportAnswer, base: Manifest | None) -> bool:
+def _was_looked_for(
+    root: SnapshotRoot, named: Collection[str] | None, answer: ExportAnswer, base: Manifest | None
+) -> bool:
     if _stem(root.name) not in PROJECTS:
         return True
     if named is not None:
@@ -73,7 +79,7 @@ def _was_looked_for(root: Root, named: Collection[str] | None, answer: ExportAns
 class _Known:
     """Whether rules cover a file; what they say of folders is asked once for each."""
 
-    def __init__(self, covered: Covered) -> None:
+    def __init__(self, covered: CoveredRules) -> None:
         self._rules = Rules({"keep": list(covered.keep), "databases": [], "never": list(covered.left), "secrets": []})
         self._folders = {"": True}
 
@@ -82,17 +88,17 @@ class _Known:
 
     def _is_open(self, folder: str) -> bool:
         if folder not in self._folders:
-            self._folders[folder] = not self._rules.left_out(folder) and self._is_open(folder.rpartition("/")[0])
+            self._folders[folder] = not self._rules.leaves_out(folder) and self._is_open(folder.rpartition("/")[0])
         return self._folders[folder]
 
 
-def learned(base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry]) -> Learned | None:
+def find_learned(base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry]) -> Learned | None:
     """What is new in a snapshot because the rules of its base did not cover it."""
     if base is None:
         return None
     rules = {
         name: Rules({"keep": list(covered.keep), "databases": [], "never": list(covered.left), "secrets": []})
-        for name, covered in rules_of(base).items()
+        for name, covered in get_rules(base).items()
     }
     found = {root.name for root in base.roots}
     new = []
@@ -100,7 +106,7 @@ def learned(base: Manifest | None, before: Mapping[str, Entry], entries: Mapping
         if entry.type != FILE or path in before:
             continue
         root, _, relative = path.partition("/")
-        stem = root if root in rules else numbered(root)[0]
+        stem = root if root in rules else split_number(root)[0]
         searched = bool(base.covered) or root in found or stem not in PROJECTS
         if stem not in rules or not searched or (rules[stem].patterns and not rules[stem].allows(relative, False)):
             new.append(entry)

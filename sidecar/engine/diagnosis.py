@@ -9,10 +9,10 @@ import asyncio
 from dataclasses import dataclass
 
 from sidecar.errors import SnapshotDamaged
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.repository import PARALLEL_READS, HeadState, Repository, Survey
 from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import SealedStore
+from sidecar.sealing.store import EncryptedStore
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Manifest
 from sidecar.snapshots.verify import check_snapshot
@@ -38,7 +38,7 @@ class DamagedHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
+class HeadReport:
     """What was found out about the heads of a store."""
 
     damaged: list[DamagedHead]
@@ -46,19 +46,19 @@ class Heads:
     """Of so many only the sizes were compared: reading them would take too long."""
 
 
-async def look_at_heads(repository: Repository) -> Heads:
+async def inspect_heads(repository: Repository) -> HeadReport:
     """Which memories' heads cannot be restored."""
-    look, turns = _Look(repository), asyncio.Semaphore(PARALLEL_READS)
+    look, turns = _HeadInspector(repository), asyncio.Semaphore(PARALLEL_READS)
 
     async def one(memory: str) -> DamagedHead | None:
         async with turns:
             return await look.at(memory)
 
     found = await asyncio.gather(*map(one, await repository.memories()))
-    return Heads(damaged=[damage for damage in found if damage is not None], unread=look.unread)
+    return HeadReport(damaged=[damage for damage in found if damage is not None], unread=look.unread)
 
 
-class _Look:
+class _HeadInspector:
     """Reads what is small enough, and of the rest only the sizes."""
 
     def __init__(self, repository: Repository) -> None:
@@ -70,22 +70,22 @@ class _Look:
         # The head first: what it needs is listed by the time that is listed.
         state = await self._repository.head(memory)
         survey = await self._repository.survey(memory)
-        why = await self._trouble(memory, survey, state)
+        why = await self._find_head_problem(memory, survey, state)
         if not why:
             return None
-        async for snapshot in self._repository.candidates(memory):
-            if snapshot != state.snapshot and not await self._flaw(memory, survey, snapshot):
+        async for snapshot in self._repository.iterate_candidates(memory):
+            if snapshot != state.snapshot and not await self._find_snapshot_problem(memory, survey, snapshot):
                 return DamagedHead(memory=memory, why=why, whole=snapshot)
         return DamagedHead(memory=memory, why=why)
 
-    async def _trouble(self, memory: str, survey: Survey, state: HeadState) -> str:
+    async def _find_head_problem(self, memory: str, survey: Survey, state: HeadState) -> str:
         if state.snapshot:
-            return await self._flaw(memory, survey, state.snapshot)
+            return await self._find_snapshot_problem(memory, survey, state.snapshot)
         if state.problem or state.version is not None:
             return state.problem
-        return "The head is missing." if await self._repository.any_eligible(memory, survey.snapshots) else ""
+        return "The head is missing." if await self._repository.has_eligible(memory, survey.snapshots) else ""
 
-    async def _flaw(self, memory: str, survey: Survey, snapshot: str) -> str:
+    async def _find_snapshot_problem(self, memory: str, survey: Survey, snapshot: str) -> str:
         """What is wrong with a snapshot; empty when nothing seems to be."""
         manifest = (await self._repository.manifests(memory, [snapshot])).get(snapshot)
         if manifest is None:
@@ -101,23 +101,23 @@ class _Look:
                 await check_snapshot(self._repository, manifest)
         except SnapshotDamaged as damage:
             return damage.message
-        noted = await self._repository.damages(memory, survey.damaged & {snapshot})
+        noted = await self._repository.read_damage(memory, survey.damaged & {snapshot})
         return noted.get(snapshot, "")
 
 
-async def readable_snapshots(repository: Repository) -> dict[str, int]:
+async def count_unencrypted_snapshots(repository: Repository) -> dict[str, int]:
     """In a store that has keys: how many snapshots of which memories are stored without being encrypted."""
     store = repository.store
     sealed = store.inner if isinstance(store, SignedStore) else None
-    if not isinstance(sealed, SealedStore) or not sealed.encrypts:
+    if not isinstance(sealed, EncryptedStore) or not sealed.encrypts:
         return {}
-    state = await sealed.opening.to_read()
+    state = await sealed.opening.open_to_read()
     counts: dict[str, int] = {}
     for memory in await repository.memories():
-        prefix = Keys.of(memory).prefix
-        if state is not None and state.names.hidden(prefix) != prefix:
+        prefix = MemoryKeys.of(memory).prefix
+        if state is not None and state.names.hide(prefix) != prefix:
             continue  # it began after there were keys
-        manifests = await repository.manifests(memory, await repository.snapshot_ids(memory))
+        manifests = await repository.manifests(memory, await repository.list_snapshot_ids(memory))
         plain = [
             one for one in manifests.values() if isinstance(one, Manifest) and not all(p.sealed for p in one.packs)
         ]

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sidecar.engine.asking import Answer, ExportAnswer, ask
+from sidecar.engine.asking import ExportAnswer, ProgramAnswer, ask
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ObjectMissing, ProgramFailed, StoreError
-from sidecar.ids import Keys, new_pack_id
+from sidecar.ids import MemoryKeys, make_pack_id
 from sidecar.ports import Link, Store
-from sidecar.program import LONGEST_VARIABLE, concealed
+from sidecar.program import LONGEST_VARIABLE, encode_links
 from sidecar.snapshots.manifest import Manifest
-from sidecar.spool import Spool, Spooled
+from sidecar.spool import Spool, SpooledFile
 
 RELAYED = "The sandbox and the bucket did not reach each other ({reason}); it went through the sidecar instead."
 UNABLE = ("no-direct", "no-zstd")
@@ -29,26 +29,26 @@ class NotDirect(Exception):
     """This time it has to go through the sidecar."""
 
 
-async def bring(
+async def receive_through_bucket(
     engine: Engine,
     sandbox: CountedSandbox,
     answer: ExportAnswer,
     question: dict[str, Any],
     spool: Spool,
     unclaimed: set[str],
-) -> tuple[Spooled, str]:
+) -> tuple[SpooledFile, str]:
     """Have the sandbox put its bundle into the bucket. Return it, read back, and the id of the pack that is stored now.
 
     ``unclaimed`` gets the keys of all objects made: the caller deletes what no snapshot comes to name. Raise ``NotDirect``.
     """
     assert answer.bundle is not None
-    store, keys, name = engine.repository.store, Keys.of(question["memory"]), new_pack_id()
-    parked, index_bytes = new_pack_id(), answer.bundle.bytes - answer.pack_bytes
+    store, keys, name = engine.repository.store, MemoryKeys.of(question["memory"]), make_pack_id()
+    parked, index_bytes = make_pack_id(), answer.bundle.bytes - answer.pack_bytes
     parts = [
         (keys.pack(parked, answer.codec), 0, answer.pack_bytes, answer.pack_sha256),
         (keys.index(parked), answer.pack_bytes, index_bytes, answer.index_sha256),
     ]
-    links = [await _link_to_put(engine, key, size, digest) for key, _, size, digest in parts]
+    links = [await _make_put_link(engine, key, size, digest) for key, _, size, digest in parts]
     if None in links:
         raise NotDirect
     request: dict[str, Any] = {
@@ -57,7 +57,7 @@ async def bring(
         "snapshot": question["snapshot"],
         "path": answer.bundle.path,
         "parts": [
-            {"start": start, "bytes": size, "link": _told(link)}
+            {"start": start, "bytes": size, "link": _encode_link(link)}
             for (_, start, size, _), link in zip(parts, links, strict=True)
             if link is not None
         ],
@@ -66,18 +66,18 @@ async def bring(
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
     (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
     unclaimed |= {pack, index, ours}
-    await _asked(engine, sandbox, request)
+    await _ask_to_send(engine, sandbox, request)
     sandbox.transferred_bytes += answer.bundle.bytes
     await store.prepare()
     try:
         await store.copy(pack, ours)
-        return await spool.take(_chained(store, [ours, index]), most=answer.bundle.bytes), name
+        return await spool.take(_chain_objects(store, [ours, index]), most=answer.bundle.bytes), name
     except ObjectMissing:
         raise NotDirect("what it says it sent is not there") from None
 
 
 @asynccontextmanager
-async def cleared(store: Store) -> AsyncIterator[set[str]]:
+async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
     """A set of keys for the body to fill: what is in it at the end is deleted from the store."""
     keys: set[str] = set()
     try:
@@ -88,9 +88,9 @@ async def cleared(store: Store) -> AsyncIterator[set[str]]:
                 await store.delete(keys)
 
 
-async def links_for(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
+async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
     """What a sandbox needs to fetch a snapshot by itself: each index with its pack, in order. Raise ``NotDirect``."""
-    keys, parts = Keys.of(manifest.memory), []
+    keys, parts = MemoryKeys.of(manifest.memory), []
     for pack in manifest.packs:
         for key, size, digest in (
             (keys.index(pack.id), pack.index_bytes, pack.index_sha256),
@@ -99,25 +99,25 @@ async def links_for(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
             link = await engine.repository.store.link_to_get(key, seconds=engine.timing.direct)
             if link is None:
                 raise NotDirect
-            parts.append({"bytes": size, "sha256": digest, "link": _told(link)})
+            parts.append({"bytes": size, "sha256": digest, "link": _encode_link(link)})
     _check_length(parts)
     return parts
 
 
 def _check_length(parts: list[dict[str, Any]]) -> None:
-    if len(concealed(parts)) > LONGEST_VARIABLE:
+    if len(encode_links(parts)) > LONGEST_VARIABLE:
         raise NotDirect("its links are too long")
 
 
-async def _link_to_put(engine: Engine, key: str, size: int, sha256: str) -> Link | None:
+async def _make_put_link(engine: Engine, key: str, size: int, sha256: str) -> Link | None:
     if len(sha256) != 64:
         return None
     return await engine.repository.store.link_to_put(key, size=size, sha256=sha256, seconds=engine.timing.direct)
 
 
-async def _asked(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any]) -> None:
+async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any]) -> None:
     try:
-        answer, _ = await ask(sandbox, request, Sent, timeout=engine.timing.command)
+        answer, _ = await ask(sandbox, request, SendAnswer, timeout=engine.timing.command)
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -126,15 +126,15 @@ async def _asked(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any
         raise NotDirect("it has no Python any more")
 
 
-class Sent(Answer):
+class SendAnswer(ProgramAnswer):
     statuses = frozenset({"sent", "no-python", "error"})
 
 
-def _told(link: Link) -> dict[str, Any]:
+def _encode_link(link: Link) -> dict[str, Any]:
     return {"url": link.url, "headers": dict(link.headers)}
 
 
-async def _chained(store: Store, keys: list[str]) -> AsyncIterator[bytes]:
+async def _chain_objects(store: Store, keys: list[str]) -> AsyncIterator[bytes]:
     for key in keys:
         async for chunk in store.stream(key):
             yield chunk

@@ -16,9 +16,9 @@ from sidecar.engine.placing import RestoreRequest
 from sidecar.engine.restore import restore
 from sidecar.errors import SidecarError
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
-from sidecar.sizes import plural
+from sidecar.sizes import format_count
 from sidecar.snapshots.manifest import Manifest
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ async def choose_drills(
     heads = {name: (await repository.head(name)).snapshot for name in memories}
     found: list[tuple[str, str]] = []
     for name, head in heads.items():
-        ids = await repository.snapshot_ids(name)
+        ids = await repository.list_snapshot_ids(name)
         found += [(name, snapshot) for snapshot in {*ids, head} - {""}]
     chance.shuffle(found)
     if memory:
@@ -62,18 +62,18 @@ async def choose_drills(
     return chosen
 
 
-async def drill(engine: Engine, memory: str, snapshot: str) -> Drill:
+async def run_drill(engine: Engine, memory: str, snapshot: str) -> Drill:
     """Restore a snapshot into a scratch sandbox and see whether all of it came. What goes wrong is told, not raised."""
     began = time.monotonic()
     try:
         manifest = await engine.repository.manifest(memory, snapshot)
-        async with spool() as scratch:
+        async with open_spool() as scratch:
             home = scratch.new().resolve()
             home.mkdir()
-            receipt = await restore(engine, engine.open_home(home), _request(manifest, home))
+            receipt = await restore(engine, engine.open_home(home), _build_request(manifest, home))
     except (SidecarError, OSError) as problem:
         return Drill(memory=memory, snapshot=snapshot, ok=False, problem=getattr(problem, "message", str(problem)))
-    problem_found = _problem(manifest, receipt)
+    problem_found = _find_problem(manifest, receipt)
     return Drill(
         memory=memory,
         snapshot=snapshot,
@@ -86,7 +86,7 @@ async def drill(engine: Engine, memory: str, snapshot: str) -> Drill:
     )
 
 
-def _request(manifest: Manifest, home: Path) -> RestoreRequest:
+def _build_request(manifest: Manifest, home: Path) -> RestoreRequest:
     """Each project gets a folder of its own: where they were may not be there, or lie in each other."""
     projects = [home / f"projects/{number}" for number in range(1, len(manifest.roots) + 1)]
     for project in projects:
@@ -96,12 +96,12 @@ def _request(manifest: Manifest, home: Path) -> RestoreRequest:
     )
 
 
-def _problem(manifest: Manifest, receipt: RestoreReceipt) -> str:
+def _find_problem(manifest: Manifest, receipt: RestoreReceipt) -> str:
     if receipt.outcome is not RestoreOutcome.COMPLETE:
         return receipt.reason.message if receipt.reason else f"The restore is {receipt.outcome}."
     if receipt.wanted or receipt.snapshot != manifest.snapshot:
         return f"Another snapshot came instead: {receipt.snapshot}."
     if (receipt.files, receipt.bytes) != (manifest.files, manifest.bytes):
-        return f"{plural(receipt.files, 'file')} came back of {manifest.files:,}."
+        return f"{format_count(receipt.files, 'file')} came back of {manifest.files:,}."
     bad = [f"{row.path}: {row.check}" for row in receipt.databases if row.check != "ok"]
     return f"SQLite says of {bad[0]}" if bad else ""

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.engine.identity import MIX_UPS, mixed_up, notes_for, other_home
-from sidecar.engine.notes import Noted
+from sidecar.engine.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
+from sidecar.engine.notes import TarballNotes
 from sidecar.engine.parts import CountedSandbox, Engine
-from sidecar.engine.privacy import shown
+from sidecar.engine.privacy import redact
 from sidecar.inside.index import Entry, Index
-from sidecar.inside.roots import numbered
+from sidecar.inside.roots import split_number
 from sidecar.layouts import Layout
-from sidecar.ports import Presence
+from sidecar.ports import SandboxStatus
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.repository import HeadState, Survey
-from sidecar.sizes import plural
+from sidecar.sizes import format_count
 from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.missing import scrubbed_of
+from sidecar.snapshots.missing import count_scrubbed
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
@@ -35,13 +35,13 @@ NOT_TAKEN = (
 )
 
 
-def not_taken_words(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
+def describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
     """What to say of databases in agents' folders; those in a project's own folder are the project's."""
     projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
     paths = [
-        shown(path)
+        redact(path)
         for path in answer.databases_not_taken
-        if (root := path.split("/")[0]) not in projects and numbered(root)[0] not in projects
+        if (root := path.split("/")[0]) not in projects and split_number(root)[0] not in projects
     ]
     return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
 
@@ -62,14 +62,14 @@ class ExportRequest:
     """Store it beside the head, whatever the sandbox started from."""
     adopt: bool = False
     """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
-    noted: Noted | None = None
+    noted: TarballNotes | None = None
     """What the tarball of an import says besides its files."""
     snapshot: str = ""
     """The id for the new snapshot, when somebody has to know it beforehand."""
 
 
 @dataclass(slots=True)
-class Run:
+class ExportRun:
     """One export: what was known when it began."""
 
     engine: Engine
@@ -80,7 +80,7 @@ class Run:
     survey: Survey
     known: list[str]
     snapshot: str
-    presence: Presence
+    presence: SandboxStatus
     warnings: list[str] = field(default_factory=list)
     ahead: asyncio.Task[Base] | None = None
     """The head, being read while the sandbox works."""
@@ -94,7 +94,7 @@ class Run:
     def parent(self, answer: ExportAnswer) -> str:
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
 
-    async def continues(self, answer: ExportAnswer) -> bool:
+    async def continues_head(self, answer: ExportAnswer) -> bool:
         """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
 
         It did when it was last restored from or exported to it, and also when its last export never became the head but
@@ -108,15 +108,15 @@ class Run:
             return False
         origin, head = self.parent(answer), self.state.snapshot
         if self.state.head is None and not self.state.problem:
-            return bool(origin) or not await self.engine.repository.any_eligible(
+            return bool(origin) or not await self.engine.repository.has_eligible(
                 self.request.memory, self.survey.snapshots
             )
         if self.state.head is None:
             return False
-        if origin == head or (head in answer.lineage and not self.state.head.was(origin)):
+        if origin == head or (head in answer.lineage and not self.state.head.was_head(origin)):
             return True
         # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
-        return head in self.survey.damaged and self.state.head.was(origin)
+        return head in self.survey.damaged and self.state.head.was_head(origin)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -124,14 +124,14 @@ class Run:
         allowed = {*self.request.allow, *self.engine.guards.allow}
         free = self.request.force or self.request.adopt
         return {
-            **notes_for(self.sandbox, self.request, self.state.store_id),
-            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was(snapshot)],
+            **build_notes(self.sandbox, self.request, self.state.store_id),
+            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
             "allow": [code for code in MIX_UPS if free or code in allowed],
         }
 
-    def mix_up(self, answer: ExportAnswer) -> Reason | None:
+    def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
         """Why this export would continue another store's memory, or another memory, unless that is allowed."""
-        reason = mixed_up(self.notes, answer, self.engine.repository.store.url)
+        reason = find_mix_up(self.notes, answer, self.engine.repository.store.url)
         return None if reason is None or reason.code in self.notes["allow"] else reason
 
     def receipt(
@@ -144,19 +144,19 @@ class Run:
         added: int = 0,
         accepted: Accepted | None = None,
     ) -> ExportReceipt:
-        skipped = [replace(row, path=shown(row.path)) for row in answer.skipped] if answer else []
+        skipped = [replace(row, path=redact(row.path)) for row in answer.skipped] if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
-        warnings = [*self.warnings, *(map(shown, answer.warnings) if answer else [])]
+        warnings = [*self.warnings, *(map(redact, answer.warnings) if answer else [])]
         if answer and answer.dropped_files:
-            files, size = plural(answer.dropped_files, "file"), plural(answer.dropped_bytes, "byte")
+            files, size = format_count(answer.dropped_files, "file"), format_count(answer.dropped_bytes, "byte")
             warnings.append(LEFT_OUT.format(files=files, bytes=size))
         if answer and answer.found.get("warned"):
             warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
         if answer and answer.databases_not_taken:
-            warnings += not_taken_words(answer, self.engine.layouts)
+            warnings += describe_databases_not_taken(answer, self.engine.layouts)
         if answer and outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
-            warnings += other_home(self.sandbox, answer, self.replaces)
+            warnings += describe_other_home(self.sandbox, answer, self.replaces)
         if accepted is not None:
             warnings.insert(0, accepted.words)
         return ExportReceipt(
@@ -166,8 +166,8 @@ class Run:
             parent=(manifest.parent or None) if manifest else None,
             head=state.snapshot or None,
             sandbox=self.sandbox.ref,
-            home=shown(answer.home) if answer else "",
-            user=shown(answer.user) if answer else "",
+            home=redact(answer.home) if answer else "",
+            user=redact(answer.user) if answer else "",
             kind=answer.kind if answer and added else "",
             files=manifest.files if manifest else 0,
             bytes=manifest.bytes if manifest else 0,
@@ -182,15 +182,15 @@ class Run:
             reason=reason,
             conversation=self.request.conversation,
             label=self.request.label,
-            dropped=[replace(row, path=shown(row.path)) for row in answer.dropped] if answer else [],
+            dropped=[replace(row, path=redact(row.path)) for row in answer.dropped] if answer else [],
             dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
-            findings=[replace(row, path=shown(row.path)) for row in answer.findings] if answer else [],
+            findings=[replace(row, path=redact(row.path)) for row in answer.findings] if answer else [],
             findings_more=answer.findings_more if answer else 0,
             found=dict(answer.found) if answer else {},
-            scrubbed=scrubbed_of(manifest) if manifest else Scrubbed(),
+            scrubbed=count_scrubbed(manifest) if manifest else Scrubbed(),
             accepted=accepted,
             not_taken=dict(answer.not_taken) if answer else {},
-            databases_not_taken=[shown(path) for path in answer.databases_not_taken] if answer else [],
+            databases_not_taken=[redact(path) for path in answer.databases_not_taken] if answer else [],
         )

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sidecar.errors import UnknownReason
 from sidecar.inside.index import FILE, Entry
-from sidecar.inside.rules import compiled
+from sidecar.inside.rules import compile_patterns
 from sidecar.layouts import Layout
 from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
-from sidecar.sizes import plural
+from sidecar.sizes import format_count
 from sidecar.snapshots.manifest import Manifest
 
 Entries = Mapping[str, Entry]
@@ -37,7 +37,7 @@ NOTHING = (
 )
 
 
-def judge(
+def list_objections(
     new: Manifest,
     entries: Entries,
     head: Manifest | None,
@@ -53,11 +53,11 @@ def judge(
     roots that it took something from.
     """
     allowed = {*allow, *guards.allow}
-    found = _objections(new, entries, head, head_entries, layouts, guards, trimmed)
+    found = _find_objections(new, entries, head, head_entries, layouts, guards, trimmed)
     return [reason for reason in found if reason.code not in allowed]
 
 
-def _objections(
+def _find_objections(
     new: Manifest,
     entries: Entries,
     head: Manifest | None,
@@ -74,43 +74,45 @@ def _objections(
             yield Reason(code=DAMAGED, message=f"SQLite says of {database.path}: {database.check}")
     if head is None:
         return
-    whole, head_entries = head_entries, _without_rotated(entries, head, head_entries, layouts, trimmed)
+    whole, head_entries = head_entries, _leave_out_rotated(entries, head, head_entries, layouts, trimmed)
     beside = " beside what rotates" if len(head_entries) < len(whole) else ""
-    if missing := _missing(entries, head, head_entries, layouts):
+    if missing := _find_missing_path(entries, head, head_entries, layouts):
         yield Reason(code=MISSING, message=f"{missing} is gone; the head has it.")
-    yield from _gone(entries, head, head_entries, trimmed)
-    yield from _downgrades(new, head, layouts)
-    now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), _count(head_entries)
-    yield from _shrunk("It", now, then, guards, beside)
+    yield from _find_missing_roots(entries, head, head_entries, trimmed)
+    yield from _find_downgrades(new, head, layouts)
+    now, then = (new.files + new.dropped, new.bytes + new.dropped_bytes), _count_files(head_entries)
+    yield from _find_shrinkage("It", now, then, guards, beside)
     for layout in guards.layouts:
-        now, then = _sizes(layout, new, entries), _sizes(layout, head, head_entries)
+        now, then = _count_layout(layout, new, entries), _count_layout(layout, head, head_entries)
         if not new.dropped:  # what was left out is not known by layout
-            yield from _shrunk(f"Its {layout} part", now, then, guards.of_layout(layout), beside)
+            yield from _find_shrinkage(f"Its {layout} part", now, then, guards.narrow_to_layout(layout), beside)
 
 
-def _missing(entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts) -> str:
+def _find_missing_path(entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts) -> str:
     """A path that a layout cannot do without, which the head has and the new snapshot has not."""
     for root in head.roots:
         required = layouts[root.layout].required if root.layout in layouts else ()
-        wanted = compiled(f"{root.name}/{pattern}" for pattern in required)
+        wanted = compile_patterns(f"{root.name}/{pattern}" for pattern in required)
         for path, entry in head_entries.items():
             if entry.type == FILE and path not in entries and wanted.match(path):
                 return path
     return ""
 
 
-def _gone(entries: Entries, head: Manifest, head_entries: Entries, trimmed: Collection[str]) -> Iterator[Reason]:
+def _find_missing_roots(
+    entries: Entries, head: Manifest, head_entries: Entries, trimmed: Collection[str]
+) -> Iterator[Reason]:
     """Roots of which the head has files, and the new snapshot none: as if a whole sandbox had come up empty."""
     for root in head.roots:
-        if root.name in trimmed or any(_files(root.name, entries)):
+        if root.name in trimmed or any(_mark_files(root.name, entries)):
             continue
-        if lost := sum(_files(root.name, head_entries)):
-            there = f"the head has {plural(lost, 'file')} there"
+        if lost := sum(_mark_files(root.name, head_entries)):
+            there = f"the head has {format_count(lost, 'file')} there"
             message = f"Nothing was found of {root.name} ({root.layout} in {root.hint}); {there}."
             yield Reason(code=GONE, message=message)
 
 
-def _without_rotated(
+def _leave_out_rotated(
     entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts, trimmed: Collection[str]
 ) -> Entries:
     """The head without what its owner has removed by itself since: that counts neither then nor now.
@@ -118,7 +120,7 @@ def _without_rotated(
     Not in roots that a size limit took something from: what it took counts as still there.
     """
     rotating = {
-        root.name: _rotating(layouts[root.layout])
+        root.name: _compile_rotating(layouts[root.layout])
         for root in head.roots
         if root.layout in layouts and layouts[root.layout].rotating and root.name not in trimmed
     }
@@ -131,16 +133,16 @@ def _without_rotated(
     return {path: entry for path, entry in head_entries.items() if path not in gone} if gone else head_entries
 
 
-def _rotating(layout: Layout) -> re.Pattern[str]:
-    text = compiled(pattern.replace(_DATE, "\0") for pattern in layout.rotating).pattern
+def _compile_rotating(layout: Layout) -> re.Pattern[str]:
+    text = compile_patterns(pattern.replace(_DATE, "\0") for pattern in layout.rotating).pattern
     return re.compile(text.replace(re.escape("\0"), _DAY), re.DOTALL)
 
 
-def _files(root: str, entries: Entries) -> Iterator[bool]:
+def _mark_files(root: str, entries: Entries) -> Iterator[bool]:
     return (entry.type == FILE and path.startswith(f"{root}/") for path, entry in entries.items())
 
 
-def moved(new: Manifest, head: Manifest, layouts: Layouts, *, named: bool) -> list[str]:
+def describe_moved_projects(new: Manifest, head: Manifest, layouts: Layouts, *, named: bool) -> list[str]:
     """What to say of projects that are in another place than the head has them from: perhaps they are others. One that was
     named, and is called the same, has only moved."""
     projects = {name for name, layout in layouts.items() if any(root.project for root in layout.roots)}
@@ -153,7 +155,7 @@ def moved(new: Manifest, head: Manifest, layouts: Layouts, *, named: bool) -> li
     ]
 
 
-def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Reason]:
+def _find_downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Reason]:
     """Databases whose layout tells their schema's version, and which have an older one than the head's."""
     layout_of = {root.name: root.layout for root in new.roots}
     before = {database.path: database.schema for database in head.databases}
@@ -167,21 +169,23 @@ def _downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Rea
             yield Reason(code=DOWNGRADE, message=message)
 
 
-def _shrunk(
+def _find_shrinkage(
     what: str, now: tuple[int, int], then: tuple[int, int], guards: Guards, beside: str = ""
 ) -> Iterator[Reason]:
     (files, size), (files_then, size_then) = now, then
     if size_then >= guards.shrink_from_bytes and size < size_then * guards.shrink_to:
         yield Reason(code=SHRUNK, message=f"{what} has {size:,} bytes; the head has {size_then:,}{beside}.")
     if files_then >= guards.shrink_from_files and files < files_then * guards.shrink_to:
-        yield Reason(code=SHRUNK, message=f"{what} has {plural(files, 'file')}; the head has {files_then:,}{beside}.")
+        yield Reason(
+            code=SHRUNK, message=f"{what} has {format_count(files, 'file')}; the head has {files_then:,}{beside}."
+        )
 
 
-def _sizes(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
+def _count_layout(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
     roots = {root.name for root in manifest.roots if root.layout == layout}
-    return _count({path: entry for path, entry in entries.items() if path.split("/")[0] in roots})
+    return _count_files({path: entry for path, entry in entries.items() if path.split("/")[0] in roots})
 
 
-def _count(entries: Entries) -> tuple[int, int]:
+def _count_files(entries: Entries) -> tuple[int, int]:
     files = [entry.size for entry in entries.values() if entry.type == FILE]
     return len(files), sum(files)

@@ -6,25 +6,25 @@ import asyncio
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sidecar.errors import HeadMoved, MemoryNotFound, NothingToAccept, SnapshotDamaged, UsageError
-from sidecar.ids import Keys, check_memory_id, check_new_memory_id, new_snapshot_id
+from sidecar.errors import MemoryNotFound, NothingToAccept, SnapshotDamaged, SwapLost, UsageError
+from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, make_snapshot_id
 from sidecar.receipts import Reason
 from sidecar.repository import HeadState, Repository
 from sidecar.retention.pins import drop_automatic_pins, pin_automatically
 from sidecar.snapshots.fetch import check_sizes
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.marks import hold
-from sidecar.snapshots.resolving import resolve
+from sidecar.snapshots.marks import hold_packs
+from sidecar.snapshots.resolving import resolve_snapshot
 
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
     """Begin a new memory with a copy of a snapshot. The two share nothing afterwards."""
     check_new_memory_id(new)
-    source = await repository.manifest(memory, await resolve(repository, memory, wanted))
+    source = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     if await repository.exists(new):
         raise UsageError(f"There is a memory {new!r} already.", hint="Choose another name, or delete that one first.")
     await repository.store.prepare()
-    ours, theirs = Keys.of(memory), Keys.of(new)
+    ours, theirs = MemoryKeys.of(memory), MemoryKeys.of(new)
     check_sizes(source, (await repository.survey(memory)).sizes)
     for pack in source.packs:
         await asyncio.gather(
@@ -35,7 +35,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
     manifest = replace(
         source,
         memory=new,
-        snapshot=new_snapshot_id(now),
+        snapshot=make_snapshot_id(now),
         created=now.isoformat(timespec="milliseconds"),
         parent="",
         origin=f"fork of {memory} at {source.snapshot}",
@@ -49,10 +49,10 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
 
 async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[Head, str]:
     """Make an earlier (or a diverged, or rejected) snapshot the head; nothing is removed. Return the new head and the old."""
-    manifest = await repository.manifest(memory, await resolve(repository, memory, wanted))
+    manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
-    await hold(repository.store, manifest)
+    await hold_packs(repository.store, manifest)
     state = await repository.head(memory)
     return await repository.move_head(state, manifest), state.snapshot
 
@@ -79,13 +79,13 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
     The head that it replaces is pinned, and nothing is removed. Raise ``NothingToAccept`` for a snapshot that is or was the
     head, and ``HeadMoved`` when somebody else moved the head meanwhile.
     """
-    snapshot = await resolve(repository, check_memory_id(memory), wanted) if wanted else ""
+    snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted) if wanted else ""
     state = await repository.head(memory)
-    head = state.head or await repository.rebuilt_head(memory)
-    manifest = await repository.manifest(memory, snapshot or await _newest_rejected(repository, memory, head))
+    head = state.head or await repository.rebuild_head(memory)
+    manifest = await repository.manifest(memory, snapshot or await _find_newest_rejected(repository, memory, head))
     if manifest.snapshot == state.snapshot:
         raise NothingToAccept(f"{manifest.snapshot} is the head of {memory} already.")
-    if head is not None and head.was(manifest.snapshot):
+    if head is not None and head.was_head(manifest.snapshot):
         raise NothingToAccept(
             f"{manifest.snapshot} was the head of {memory} before, and does not stand beside it.",
             hint=f"`memory-sidecar rollback {memory} {manifest.snapshot}` goes back to it.",
@@ -95,8 +95,8 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
     if manifest.snapshot in survey.damaged:
         raise SnapshotDamaged(f"{manifest.snapshot} was found damaged; the head of {memory} did not move.")
     await repository.store.prepare()
-    await hold(repository.store, manifest)
-    reason = _objection(manifest, state)
+    await hold_packs(repository.store, manifest)
+    reason = _explain_refusal(manifest, state)
     before, pinned = state.snapshot, False
     if before:
         pinned = await pin_automatically(
@@ -104,7 +104,7 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
         )
     try:
         await repository.move_head(state, manifest)
-    except HeadMoved:
+    except SwapLost:
         if pinned:
             await drop_automatic_pins(repository, memory, [before])
         raise
@@ -119,16 +119,16 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
     )
 
 
-def _objection(manifest: Manifest, state: HeadState) -> Reason:
+def _explain_refusal(manifest: Manifest, state: HeadState) -> Reason:
     code, _, message = manifest.rejected.partition(": ")
     if code:
         return Reason(code=code, message=message)
     return Reason(code="diverged", message=f"It did not grow out of the head ({state.snapshot or 'there is none'}).")
 
 
-async def _newest_rejected(repository: Repository, memory: str, head: Head | None) -> str:
+async def _find_newest_rejected(repository: Repository, memory: str, head: Head | None) -> str:
     """The newest snapshot that was rejected since the head was made: an earlier one may be older than anyone remembers."""
-    ids = await repository.snapshot_ids(memory)
+    ids = await repository.list_snapshot_ids(memory)
     if not ids:
         raise MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
     newest = head.newest if head is not None else ""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sidecar.engine.asking import Answer, ExportAnswer, Notes
-from sidecar.engine.lookalikes import holds_memories, look_alikes
+from sidecar.engine.asking import ExportAnswer, ProgramAnswer, SandboxNotes
+from sidecar.engine.lookalikes import find_look_alikes, has_other_memories
 from sidecar.engine.parts import CountedSandbox
-from sidecar.engine.privacy import shown
+from sidecar.engine.privacy import redact
 from sidecar.errors import MemoryNotFound
 from sidecar.inside import notes
 from sidecar.inside.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
@@ -44,7 +44,7 @@ ANOTHER_MEMORY = (
 )
 
 
-def other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | None) -> list[str]:
+def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest: Manifest | None) -> list[str]:
     """What to say when commands in a sandbox run in another home than the one a snapshot came from, at the same provider.
 
     A daemon that was started again may take another user, who has none of the memory. Folders of this machine are named by
@@ -52,7 +52,7 @@ def other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | Non
     """
     if manifest is None or not manifest.home or not answer.home or sandbox.ground(None) is not None:
         return []
-    home, user = shown(answer.home), shown(answer.user)
+    home, user = redact(answer.home), redact(answer.user)
     # The same user's home may be on another disk: it has the same name then.
     same = posixpath.basename(home) == posixpath.basename(manifest.home) and user == manifest.user
     if same or home == manifest.home or manifest.sandbox.partition(":")[0] != sandbox.ref.partition(":")[0]:
@@ -61,40 +61,40 @@ def other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | Non
     return [OTHER_HOME.format(memory=manifest.memory, was=was, now=now)]
 
 
-async def identified_head(repository: Repository, memory: str) -> HeadState:
+async def read_identified_head(repository: Repository, memory: str) -> HeadState:
     """A memory's head, with the store's id. It takes a second request only where the head does not have the id."""
-    return await repository.identify(await repository.head(memory))
+    return await repository.add_store_id(await repository.head(memory))
 
 
-async def begun(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
+async def describe_new_store(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
     """What to say of the first export of a memory when it is the first one of the store, too."""
-    if survey.snapshots or await holds_memories(repository, memory):
+    if survey.snapshots or await has_other_memories(repository, memory):
         return []
     return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
 
 
-async def absent(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
+async def describe_absence(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
     """What to say when there is nothing to restore of a memory; ``beside`` are the snapshots it has all the same."""
     words = (NEVER_HEAD if beside else ABSENT).format(
-        memory=memory, store=repository.store.url, snapshots=_some(beside)
+        memory=memory, store=repository.store.url, snapshots=_join_some(beside)
     )
-    if alike := await look_alikes(repository.store, memory):
+    if alike := await find_look_alikes(repository.store, memory):
         return [words, f"Is it {' or '.join(map(repr, alike))}?"]
-    if beside or await holds_memories(repository, memory):
+    if beside or await has_other_memories(repository, memory):
         return [words]
     return [words, NOTHING.format(store=repository.store.url) + SHOULD_IT]
 
 
-async def missing(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
+async def build_absence_error(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
     """The same as an error, for who says that the memory must exist."""
-    _, *more = words = await absent(repository, memory, beside)
+    _, *more = words = await describe_absence(repository, memory, beside)
     if beside:
         hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
         return MemoryNotFound(" ".join(words), hint=hint)
     return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
 
 
-def _some(names: Sequence[str]) -> str:
+def _join_some(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -110,7 +110,7 @@ class Request(Protocol):
     def conversation(self) -> str: ...
 
 
-def notes_for(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
+def build_notes(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
     """What a sandbox is to note of a memory; where it is a folder of this machine, of which machine."""
     ours = sandbox.ground(request.projects) is not None
     return {
@@ -122,39 +122,41 @@ def notes_for(sandbox: CountedSandbox, request: Request, store: str) -> dict[str
     }
 
 
-def noted(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
     """The answer of a sandbox without Python with the notes it has as types; and what it is to note, if anything."""
     found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
     own = next((one for one in found if one.memory == told["memory"]), None)
-    others = notes.holders_of(told, found, answer.folders)[: notes.MOST_TOLD]
+    others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
     answer = replace(
-        answer, notes=Notes(**own.as_dict()) if own else None, others=[Notes(**one.as_dict()) for one in others]
+        answer,
+        notes=SandboxNotes(**own.as_dict()) if own else None,
+        others=[SandboxNotes(**one.as_dict()) for one in others],
     )
-    objection = notes.objection(told, own, others, answer.folders, answer.lineage)
+    objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
     refused = bool(objection) and objection not in told["allow"]
     if refused and own:
         return answer, ""
     # Which of its earlier folders are still there is not known here: only those that were found are noted.
     before = own._replace(roots={}) if own else None
-    now = notes.after_export(told, before, answer.folders)
+    now = notes.build_after_export(told, before, answer.folders)
     return answer, json.dumps(now._replace(current=not refused).as_dict())
 
 
-def mixed_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
+def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
     """Why an export would continue another store's memory or another memory, by the notes the sandbox had before it.
 
     ``told`` is what the sandbox was asked to note, ``store`` what people call the store.
     """
     own = answer.notes.checked() if answer.notes is not None else None
     others = [found for one in answer.others if (found := one.checked()) is not None]
-    code = notes.objection(told, own, others, answer.folders, answer.lineage)
+    code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
     if code == UNKNOWN_LINEAGE:
         assert own is not None
         message = ANOTHER_STORE.format(memory=told["memory"], theirs=own.store, store=store, ours=told["store"])
         return Reason(code=code, message=message)
     if code == OTHER_MEMORY:
-        other = notes.holders_of(told, others, answer.folders)[0]
-        shared = [repr(shown(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
-        message = ANOTHER_MEMORY.format(other=shown(other.memory), folders=_some(shared), memory=told["memory"])
+        other = notes.find_owners(told, others, answer.folders)[0]
+        shared = [repr(redact(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
+        message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=_join_some(shared), memory=told["memory"])
         return Reason(code=code, message=message)
     return None

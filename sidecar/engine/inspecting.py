@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sidecar.engine.asking import Answer, Count, ask
-from sidecar.engine.attending import reach
+from sidecar.engine.asking import Count, ProgramAnswer, ask
+from sidecar.engine.attending import connect
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import ProgramFailed
 from sidecar.inside.databases import SIZEABLE
-from sidecar.layouts import choose, elsewhere
+from sidecar.layouts import choose_layouts, list_other_roots
 from sidecar.limits import Limits
 from sidecar.ports import Sandbox
 from sidecar.receipts import Skip
@@ -79,7 +79,7 @@ class SeenRoot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAnswer(Answer):
+class LookAnswer(ProgramAnswer):
     statuses: ClassVar[frozenset[str]] = frozenset({"looked", "no-python", "error"})
 
     projects: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class LookAnswer(Answer):
     """Bounds that the search for projects has reached."""
 
 
-async def look(
+async def inspect_sandbox(
     engine: Engine, sandbox: Sandbox, layouts: Sequence[str], projects: Sequence[str] | None
 ) -> list[SeenRoot]:
     """The roots of these layouts (of all, when none is named) that are in a sandbox. Raise a ``SidecarError``."""
@@ -96,12 +96,12 @@ async def look(
         "do": "look",
         "memory": "",
         "snapshot": "",
-        "layouts": [layout.for_sandbox() for layout in choose(layouts, engine.layouts)],
+        "layouts": [layout.for_sandbox() for layout in choose_layouts(layouts, engine.layouts)],
         "projects": None if projects is None else list(projects),
-        "elsewhere": elsewhere(choose(layouts, engine.layouts), engine.layouts),
+        "elsewhere": list_other_roots(choose_layouts(layouts, engine.layouts), engine.layouts),
     }
     counted = CountedSandbox(sandbox, engine.progress)
-    await reach(counted)
+    await connect(counted)
     answer, _ = await ask(counted, question, LookAnswer, timeout=engine.timing.command)
     if answer.status == "no-python":
         raise ProgramFailed(
@@ -114,7 +114,7 @@ async def look(
     return answer.found
 
 
-def nearly_too_much(roots: Sequence[SeenRoot], limits: Limits) -> list[str]:
+def describe_near_totals(roots: Sequence[SeenRoot], limits: Limits) -> list[str]:
     """What to say of the limits that all of this together comes near, or is beyond."""
     have = {"bytes": sum(root.total.bytes for root in roots), "files": sum(root.total.files for root in roots)}
     return [

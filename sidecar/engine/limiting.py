@@ -10,7 +10,7 @@ from sidecar.engine.asking import ExportAnswer
 from sidecar.engine.parts import Engine
 from sidecar.errors import BadAnswer, LimitExceeded
 from sidecar.inside.index import FILE, Entry
-from sidecar.inside.rules import compiled
+from sidecar.inside.rules import compile_patterns
 from sidecar.layouts import Layout
 from sidecar.limits import CODES, OF_FILES, Limits
 from sidecar.snapshots.manifest import Manifest
@@ -37,7 +37,7 @@ class Bounds:
             raise LimitExceeded(f"{what}; limits.{key} allows {own:,}.{trimmed}", code=CODES[key])
 
 
-def narrowed(engine: Engine, memory: str) -> Engine:
+def narrow_engine(engine: Engine, memory: str) -> Engine:
     """The engine with the limits, guards and privacy of one memory."""
     return replace(
         engine,
@@ -47,75 +47,79 @@ def narrowed(engine: Engine, memory: str) -> Engine:
     )
 
 
-def for_sandbox(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
+def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
     """What the in-sandbox program is told. ``room`` is how much the pack may add to the store."""
 
     def told(table: Limits) -> dict[str, Any]:
-        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.trimming(OF_FILES)}
+        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.list_trimming(OF_FILES)}
 
-    parts = {name: told(limits.of_layout(name)) for name in limits.layouts if name in layouts}
-    trim = limits.trimming((*OF_FILES, "packed_bytes"))
+    parts = {name: told(limits.narrow_to_layout(name)) for name in limits.layouts if name in layouts}
+    trim = limits.list_trimming((*OF_FILES, "packed_bytes"))
     return {**told(limits), "trim": trim, "packed_bytes": limits.packed_bytes, "room": room, "layouts": parts}
 
 
-def loosest(limits: Limits) -> Limits:
+def loosen_limits(limits: Limits) -> Limits:
     """Limits that hold whatever layout a file is of."""
-    parts = [limits, *(limits.of_layout(name) for name in limits.layouts)]
+    parts = [limits, *(limits.narrow_to_layout(name) for name in limits.layouts)]
     return replace(limits, file_bytes=max(part.file_bytes for part in parts), depth=max(part.depth for part in parts))
 
 
-def bounds(limits: Limits) -> Bounds:
+def build_bounds(limits: Limits) -> Bounds:
     """Of a tarball that is unpacked here before the in-sandbox program holds it to the limits."""
-    most, default = loosest(limits), Limits()
-    if _trims(limits):
+    most, default = loosen_limits(limits), Limits()
+    if _has_trimming(limits):
         most = replace(
             most,
             **{key: max(getattr(most, key) * RELAXED, getattr(default, key)) for key in (*OF_FILES, "packed_bytes")},
         )
-    return Bounds(loosest(limits), most)
+    return Bounds(loosen_limits(limits), most)
 
 
-def _trims(limits: Limits) -> bool:
-    return bool(limits.trimming()) or any(limits.of_layout(name).trimming() for name in limits.layouts)
+def _has_trimming(limits: Limits) -> bool:
+    return bool(limits.list_trimming()) or any(limits.narrow_to_layout(name).list_trimming() for name in limits.layouts)
 
 
 def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits) -> None:
     """Check what arrived against the limits of each layout's files. Raise ``LimitExceeded``."""
     if not limits.layouts:
         return
-    own = {name: limits.of_layout(name) for name in limits.layouts}
+    own = {name: limits.narrow_to_layout(name) for name in limits.layouts}
     sums = {name: [0, 0] for name in own}
     for path, entry in entries.items():
         layout = layout_of.get(path.split("/")[0], "")
         mine = own.get(layout, limits)
         if entry.size > mine.file_bytes:
-            raise _exceeded("file_bytes", layout, f"{path!r} has {entry.size:,} bytes", mine)
+            raise _build_exceeded_error("file_bytes", layout, f"{path!r} has {entry.size:,} bytes", mine)
         if path.count("/") > mine.depth:
-            raise _exceeded("depth", layout, f"{path[:200]!r} is {path.count('/')} parts deep", mine)
+            raise _build_exceeded_error("depth", layout, f"{path[:200]!r} is {path.count('/')} parts deep", mine)
         if layout in sums:
             sums[layout][0] += entry.size
             sums[layout][1] += 1
     for layout, (size, files) in sums.items():
         if size > own[layout].bytes:
-            raise _exceeded("bytes", layout, f"The files of layout {layout} have {size:,} bytes", own[layout])
+            raise _build_exceeded_error(
+                "bytes", layout, f"The files of layout {layout} have {size:,} bytes", own[layout]
+            )
         if files > own[layout].files:
-            raise _exceeded("files", layout, f"Layout {layout} has {files:,} files, folders and links", own[layout])
+            raise _build_exceeded_error(
+                "files", layout, f"Layout {layout} has {files:,} files, folders and links", own[layout]
+            )
 
 
-def _exceeded(key: str, layout: str, what: str, limits: Limits) -> LimitExceeded:
+def _build_exceeded_error(key: str, layout: str, what: str, limits: Limits) -> LimitExceeded:
     name = f"limits.layouts.{layout}.{key}" if layout else f"limits.{key}"
     return LimitExceeded(f"{what}; {name} allows {getattr(limits, key):,}.", code=CODES[key])
 
 
 def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
     """What a sandbox says it left out is its own word; but it may leave out nothing where nothing is to be trimmed."""
-    if not _trims(limits) and (answer.dropped or answer.dropped_files or answer.dropped_more):
+    if not _has_trimming(limits) and (answer.dropped or answer.dropped_files or answer.dropped_more):
         raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
 
 
-def hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
+def list_hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
     """What of a memory no size limit may drop."""
-    hot = compiled(
+    hot = compile_patterns(
         f"{root}/{pattern}"
         for root, name in layout_of.items()
         if name in layouts
@@ -124,16 +128,18 @@ def hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[s
     return [entry for path, entry in entries.items() if entry.type == FILE and hot(path)]
 
 
-def near(limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]) -> list[str]:
+def describe_near_limits(
+    limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
+) -> list[str]:
     """A warning for each limit that is nearly reached. ``entries`` may be empty: then less is known."""
     return [
         f"{have * 100 // most} % of {name} is used: {have:,} of {most:,}{about}."
-        for name, have, most, about in _used(limits, manifest, entries, packed, in_store)
+        for name, have, most, about in _measure_use(limits, manifest, entries, packed, in_store)
         if most and have >= most * limits.warn_at
     ]
 
 
-def _used(
+def _measure_use(
     limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
 ) -> Iterator[tuple[str, int, int, str]]:
     layout_of = {root.name: root.layout for root in manifest.roots}
@@ -143,7 +149,7 @@ def _used(
     for key, have in in_store.items():
         yield f"limits.{key}", have, getattr(limits, key), " bytes"
     for layout in {"", *limits.layouts}:
-        mine = limits.of_layout(layout)
+        mine = limits.narrow_to_layout(layout)
         own = [
             entry
             for path, entry in entries.items()

@@ -9,11 +9,11 @@ from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, Us
 from sidecar.ids import check_memory_id
 from sidecar.inside.index import Entry
 from sidecar.repository import HeadState, Repository, Survey
-from sidecar.retention.pins import AutomaticPin, automatic_pins
+from sidecar.retention.pins import AutomaticPin, list_automatic_pins
 from sidecar.snapshots.fetch import check_sizes, fetch_entries
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.resolving import resolve
-from sidecar.spool import spool
+from sidecar.snapshots.resolving import resolve_snapshot
+from sidecar.spool import open_spool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class EntryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class SnapshotContents:
     """A snapshot and every entry in it."""
 
     manifest: Manifest
@@ -105,18 +105,18 @@ class Difference:
 
 
 async def list_memories(repository: Repository) -> list[MemoryRow]:
-    return [await _memory_row(repository, memory) for memory in await repository.memories()]
+    return [await _build_memory_row(repository, memory) for memory in await repository.memories()]
 
 
 async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
     """Raise ``MemoryNotFound``."""
-    row = await _memory_row(repository, check_memory_id(memory))
+    row = await _build_memory_row(repository, check_memory_id(memory))
     if not row.snapshots and row.head is None:
-        raise not_found(repository, memory)
+        raise build_not_found_error(repository, memory)
     return row
 
 
-async def _memory_row(repository: Repository, memory: str) -> MemoryRow:
+async def _build_memory_row(repository: Repository, memory: str) -> MemoryRow:
     state = await repository.head(memory)
     survey = await repository.survey(memory)
     return MemoryRow(
@@ -131,23 +131,23 @@ async def _memory_row(repository: Repository, memory: str) -> MemoryRow:
     )
 
 
-def not_found(repository: Repository, memory: str) -> MemoryNotFound:
+def build_not_found_error(repository: Repository, memory: str) -> MemoryNotFound:
     return MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
 
 
-async def existing_snapshots(repository: Repository, memory: str) -> list[str]:
+async def list_existing_ids(repository: Repository, memory: str) -> list[str]:
     """The ids of a memory's snapshots, newest first. Raise ``MemoryNotFound`` when there are none."""
-    if ids := await repository.snapshot_ids(check_memory_id(memory)):
+    if ids := await repository.list_snapshot_ids(check_memory_id(memory)):
         return ids
-    raise not_found(repository, memory)
+    raise build_not_found_error(repository, memory)
 
 
 async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
     """The head, with what is wrong with it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
     survey = await repository.survey(check_memory_id(memory))
     if not (ids := survey.snapshots):
-        raise not_found(repository, memory)
-    standings = await _standings(repository, memory, ids, survey)
+        raise build_not_found_error(repository, memory)
+    standings = await _read_standings(repository, memory, ids, survey)
     state = replace(standings.state, problem=standings.state.trouble(standings.manifests))
     return state, [standings.row(name) for name in sorted(standings.manifests, reverse=True)]
 
@@ -177,7 +177,7 @@ class _Standings:
             return replace(row, problem=manifest.message)
         return replace(
             row,
-            standing=self._standing(manifest),
+            standing=self._find_standing(manifest),
             created=manifest.created,
             parent=manifest.parent,
             label=manifest.label,
@@ -194,34 +194,34 @@ class _Standings:
             scrubbed=sum(manifest.taken_out),
         )
 
-    def _standing(self, manifest: Manifest) -> str:
+    def _find_standing(self, manifest: Manifest) -> str:
         if manifest.snapshot in self.damaged:
             return "damaged"
         if manifest.snapshot == self.state.snapshot:
             return "head"
-        if self.head is not None and self.head.was(manifest.snapshot):
+        if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
         return "rejected" if manifest.rejected else "diverged"
 
 
-async def _standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
+async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
     """Of some snapshots of a memory, after it was listed."""
     state = await repository.head(memory)
     manifests = await repository.manifests(memory, ids)
     if state.snapshot and state.snapshot not in manifests:  # it has moved since, or its manifest is gone
         manifests |= await repository.manifests(memory, [state.snapshot])
     whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-    damaged = _cut_short(whole, survey.sizes)
+    damaged = _find_cut_short(whole, survey.sizes)
     if damaged:  # an export may have added a pack and its manifest while that was listed
-        damaged = _cut_short(whole, (await repository.survey(memory)).sizes)
-    noted = await repository.damages(memory, survey.damaged.intersection(ids) - set(damaged))
+        damaged = _find_cut_short(whole, (await repository.survey(memory)).sizes)
+    noted = await repository.read_damage(memory, survey.damaged.intersection(ids) - set(damaged))
     damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
-    head = state.head or (await repository.rebuilt_head(memory) if ids else None)
-    automatic = await automatic_pins(repository, memory) if survey.pinned else {}
+    head = state.head or (await repository.rebuild_head(memory) if ids else None)
+    automatic = await list_automatic_pins(repository, memory) if survey.pinned else {}
     return _Standings(state, head, manifests, damaged, survey.pinned, automatic)
 
 
-def _cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:
+def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:
     """The snapshots of which a pack is not there, or not whole, by a listing."""
     found = {}
     for manifest in manifests:
@@ -232,33 +232,33 @@ def _cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[
     return found
 
 
-async def show_snapshot(repository: Repository, memory: str, wanted: str) -> Contents:
-    manifest, entries = await _entries(repository, memory, wanted)
-    standings = await _standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
+async def read_contents(repository: Repository, memory: str, wanted: str) -> SnapshotContents:
+    manifest, entries = await _read_entries(repository, memory, wanted)
+    standings = await _read_standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
     if manifest.snapshot not in standings.manifests:
         raise SnapshotNotFound(f"{memory} has no snapshot {manifest.snapshot}.")
-    return Contents(
+    return SnapshotContents(
         manifest=manifest,
         row=standings.row(manifest.snapshot),
-        entries=[_entry_row(entries[path]) for path in sorted(entries)],
+        entries=[_build_entry_row(entries[path]) for path in sorted(entries)],
         head=standings.state.snapshot,
     )
 
 
-def _entry_row(entry: Entry) -> EntryRow:
+def _build_entry_row(entry: Entry) -> EntryRow:
     row = entry._asdict()
     del row["sums"]
     return EntryRow(**row)
 
 
-async def compare(repository: Repository, memory: str, old: str, new: str) -> Difference:
+async def compare_snapshots(repository: Repository, memory: str, old: str, new: str) -> Difference:
     """What changed from one snapshot to another; ``old`` may be empty: the parent of ``new``."""
-    later, after = await _entries(repository, memory, new)
+    later, after = await _read_entries(repository, memory, new)
     if not old and not later.parent:
         raise UsageError(
             f"{later.snapshot} has no parent to compare it with.", hint="Name two snapshots: diff MEMORY A B."
         )
-    earlier, before = await _entries(repository, memory, old or later.parent)
+    earlier, before = await _read_entries(repository, memory, old or later.parent)
     both = [path for path in sorted(after) if path in before]
     return Difference(
         old=earlier.snapshot,
@@ -268,17 +268,17 @@ async def compare(repository: Repository, memory: str, old: str, new: str) -> Di
         changed=[
             ChangeRow(path=path, old_size=before[path].size, new_size=after[path].size)
             for path in both
-            if _contents(after[path]) != _contents(before[path])
+            if _pick_contents(after[path]) != _pick_contents(before[path])
         ],
     )
 
 
-def _contents(entry: Entry) -> tuple[object, ...]:
+def _pick_contents(entry: Entry) -> tuple[object, ...]:
     return entry.type, entry.mode, entry.size, entry.digest, entry.target
 
 
-async def _entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, Entry]]:
-    manifest = await repository.manifest(memory, await resolve(repository, check_memory_id(memory), wanted))
-    async with spool() as scratch:
+async def _read_entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, Entry]]:
+    manifest = await repository.manifest(memory, await resolve_snapshot(repository, check_memory_id(memory), wanted))
+    async with open_spool() as scratch:
         entries, _, _ = await fetch_entries(repository.store, manifest, scratch)
     return manifest, entries

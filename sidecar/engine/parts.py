@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sidecar.engine.room import StoreUse
 from sidecar.errors import BadConfig
-from sidecar.layouts import Layout, built_in
+from sidecar.layouts import Layout, load_built_in
 from sidecar.limits import Guards, Limits
 from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
-from sidecar.ports import Finished, Ground, Presence, Sandbox
+from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
 from sidecar.privacy import Privacy
-from sidecar.progress import Progress, Unwatched
+from sidecar.progress import NoProgress, Progress
 from sidecar.repository import Repository
 from sidecar.retention.settings import Retention
 from sidecar.sections import check_least
@@ -85,7 +85,7 @@ class Engine:
     """Everything the verbs work with, wired once."""
 
     repository: Repository
-    layouts: Mapping[str, Layout] = field(default_factory=built_in)
+    layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
     limits: Limits = Limits()
     guards: Guards = Guards()
     privacy: Privacy = Privacy()
@@ -98,7 +98,7 @@ class Engine:
     """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
     direct: bool = False
     """Let packs go straight between sandbox and bucket, where the store can make links."""
-    progress: Progress = field(default_factory=Unwatched)
+    progress: Progress = field(default_factory=NoProgress)
     reached: Reached | None = None
     """Called once the sandbox was reached and there is something to do, before anything is stored or changed; an export says
     which id its snapshot would have."""
@@ -115,16 +115,16 @@ class Engine:
     """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
 
 
-def upload_path() -> str:
+def new_upload_path() -> str:
     """Where in a sandbox to put what a restore brings."""
     return f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
 
 
 @overload
-async def together(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+async def gather(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
 @overload
-async def together(first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /) -> tuple[A, B, C]: ...
-async def together(*things: Awaitable[Any]) -> tuple[Any, ...]:
+async def gather(first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /) -> tuple[A, B, C]: ...
+async def gather(*things: Awaitable[Any]) -> tuple[Any, ...]:
     """Wait for some things at once; when one fails, the others are called off."""
     tasks = [asyncio.ensure_future(thing) for thing in things]
     try:
@@ -152,18 +152,18 @@ class CountedSandbox:
         control = self._sandbox.control_trips - self._control_before
         return {**({"control": control} if control else {}), **self._trips}
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._sandbox.ground(projects)
 
-    async def connect(self) -> Presence:
+    async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()
 
-    async def prolong(self, seconds: float) -> Presence:
+    async def prolong(self, seconds: float) -> SandboxStatus:
         return await self._sandbox.prolong(seconds)
 
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         self._trips["command"] += 1
         self.transferred_bytes += len(command) + sum(map(len, (environment or {}).values()))
         finished = await self._sandbox.run(command, timeout=timeout, output_limit=output_limit, environment=environment)
@@ -175,12 +175,12 @@ class CountedSandbox:
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         self._trips["upload"] += 1
-        await self._sandbox.upload(path, self._counted(chunks))
+        await self._sandbox.upload(path, self._count_chunks(chunks))
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
         self._trips["download"] += 1
         async with contextlib.aclosing(self._sandbox.download(path)) as chunks:
-            async for chunk in self._counted(chunks):
+            async for chunk in self._count_chunks(chunks):
                 yield chunk
 
     def add(self, trips: Mapping[str, int], transferred: int) -> None:
@@ -192,7 +192,7 @@ class CountedSandbox:
         self._trips["remove"] += 1
         await self._sandbox.remove(path)
 
-    async def _counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _count_chunks(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in chunks:
             self.transferred_bytes += len(chunk)
             self._progress.advance(len(chunk))

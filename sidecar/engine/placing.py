@@ -9,22 +9,22 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sidecar.engine.asking import Answer, ask
+from sidecar.engine.asking import ProgramAnswer, ask
 from sidecar.engine.choosing import LATEST
-from sidecar.engine.coverage import rules_of
-from sidecar.engine.direct import UNABLE, NotDirect, links_for
-from sidecar.engine.identity import notes_for
-from sidecar.engine.parts import CountedSandbox, Engine, upload_path
-from sidecar.engine.unsaved import Standing
+from sidecar.engine.coverage import get_rules
+from sidecar.engine.direct import UNABLE, NotDirect, make_links
+from sidecar.engine.identity import build_notes
+from sidecar.engine.parts import CountedSandbox, Engine, new_upload_path
+from sidecar.engine.unsaved import StoreFacts
 from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
-from sidecar.ids import memory_key
-from sidecar.inside.compression import opened
-from sidecar.retries import retrying
-from sidecar.snapshots.fetch import Fetched
+from sidecar.ids import build_memory_key
+from sidecar.inside.compression import decompress
+from sidecar.retries import retry_safely
+from sidecar.snapshots.fetch import FetchedSnapshot
 from sidecar.snapshots.manifest import Manifest, Pack
-from sidecar.spool import Spool, Spooled, file_chunks
-from sidecar.threads import run_long
+from sidecar.spool import Spool, SpooledFile, read_chunks
+from sidecar.threads import run_in_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class RestoreRequest:
 
 
 @dataclass(slots=True)
-class Parcel:
+class SnapshotUpload:
     """A snapshot on its way into a sandbox. What was uploaded stays there while something has to be saved first."""
 
-    fetched: Fetched
+    fetched: FetchedSnapshot
     scratch: Spool
     uploads: list[str] = field(default_factory=list)
     """Every path that something was uploaded to."""
-    packs: list[Spooled] = field(default_factory=list)
+    packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
     bundle: dict[str, Any] | None = None
     """What is there now."""
@@ -71,10 +71,10 @@ class Parcel:
         return sum(part.size for part in self.parts)
 
     @property
-    def parts(self) -> list[Spooled]:
+    def parts(self) -> list[SpooledFile]:
         return [file for pair in zip(self.fetched.index_files, self.packs, strict=True) for file in pair]
 
-    def as_sent(self) -> list[Pack]:
+    def list_sent_packs(self) -> list[Pack]:
         return [
             replace(pack, bytes=file.size, codec=codec)
             for pack, file, codec in zip(self.fetched.manifest.packs, self.packs, self.codecs, strict=True)
@@ -86,17 +86,17 @@ async def place_directly(
     sandbox: CountedSandbox,
     request: RestoreRequest,
     manifest: Manifest,
-    standing: Standing,
+    standing: StoreFacts,
     operation: str,
-) -> Answer:
+) -> ProgramAnswer:
     """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
     the snapshot is not all there: then somebody has to look for an older one."""
-    question = _question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
-    question["links"] = await links_for(engine, manifest)
+    question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+    question["links"] = await make_links(engine, manifest)
     try:
-        async for attempt in retrying():
+        async for attempt in retry_safely():
             with attempt:
-                answer = await _asked(sandbox, question, manifest, engine.timing.command)
+                answer = await _ask_and_check(sandbox, question, manifest, engine.timing.command)
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -108,28 +108,38 @@ async def place_directly(
     return answer
 
 
-async def look_first(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
-) -> Answer:
+async def ask_first(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
     """Ask what the sandbox holds, and send nothing. The status "clear" says that it can be restored."""
     manifest = parcel.fetched.manifest
-    question = _question(engine, sandbox, request, manifest, [], standing, operation)
-    return await _asked(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
+    question = _build_question(engine, sandbox, request, manifest, [], standing, operation)
+    return await _ask_and_check(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
 
 
-async def place(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
-) -> Answer:
+async def place_through_sidecar(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
     """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
     manifest = parcel.fetched.manifest
-    async for attempt in retrying():
+    async for attempt in retry_safely():
         with attempt:
             try:
                 if parcel.tarball is None:
-                    answer = await _send(engine, sandbox, request, parcel, standing, operation)
+                    answer = await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
                     if answer.status != "no-python":
                         return answer
-                question = _question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+                question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
                 parcel.tarball = parcel.tarball or Tarball()
                 return await send_tarball(
                     engine, sandbox, question, parcel.fetched, parcel.scratch, parcel.tarball, parcel.uploads
@@ -138,53 +148,62 @@ async def place(
                 if problem.code != "no-zstd":
                     raise
                 parcel.packs = [
-                    await run_long(_as_gzip, pack, parcel.scratch) if codec == "zst" else pack
+                    await run_in_thread(_recompress, pack, parcel.scratch) if codec == "zst" else pack
                     for pack, codec in zip(parcel.packs, parcel.codecs, strict=True)
                 ]
                 parcel.codecs = ["gz"] * len(parcel.packs)
-                return await _send(engine, sandbox, request, parcel, standing, operation)
+                return await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
     raise AssertionError("unreachable")
 
 
-async def _send(
-    engine: Engine, sandbox: CountedSandbox, request: RestoreRequest, parcel: Parcel, standing: Standing, operation: str
-) -> Answer:
+async def _upload_and_ask(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
     """Upload it, unless it is there already, and ask. It stays there only when something has to be saved first."""
     bundle, parcel.bundle = parcel.bundle, None
     if bundle is None:
         bundle = await _upload(engine, sandbox, parcel)
     engine.progress.step("putting it in place")
-    question = _question(engine, sandbox, request, parcel.fetched.manifest, parcel.as_sent(), standing, operation)
+    question = _build_question(
+        engine, sandbox, request, parcel.fetched.manifest, parcel.list_sent_packs(), standing, operation
+    )
     question["bundle"] = bundle
     question["uploads"] = parcel.uploads
-    answer = await _asked(sandbox, question, parcel.fetched.manifest, engine.timing.command)
+    answer = await _ask_and_check(sandbox, question, parcel.fetched.manifest, engine.timing.command)
     parcel.bundle = bundle if answer.status == "unsaved" else None
     return answer
 
 
-async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: Parcel) -> dict[str, Any]:
-    parcel.uploads.append(path := upload_path())
+async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUpload) -> dict[str, Any]:
+    parcel.uploads.append(path := new_upload_path())
     digest = hashlib.sha256()
     engine.progress.step("sending", parcel.size)
-    await sandbox.upload(path, _chained(parcel.parts, digest))
+    await sandbox.upload(path, _chain_files(parcel.parts, digest))
     return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
 
 
-async def _asked(sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float) -> Answer:
-    answer, _ = await ask(sandbox, question, Answer, timeout=timeout)
+async def _ask_and_check(
+    sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float
+) -> ProgramAnswer:
+    answer, _ = await ask(sandbox, question, ProgramAnswer, timeout=timeout)
     missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
         raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
     return answer
 
 
-def _question(
+def _build_question(
     engine: Engine,
     sandbox: CountedSandbox,
     request: RestoreRequest,
     manifest: Manifest,
     packs: Sequence[Pack],
-    standing: Standing,
+    standing: StoreFacts,
     operation: str,
 ) -> dict[str, Any]:
     names = {root.layout for root in manifest.roots}
@@ -196,16 +215,16 @@ def _question(
     return {
         "do": "restore",
         "memory": request.memory,
-        "key": memory_key(request.memory),
+        "key": build_memory_key(request.memory),
         "snapshot": manifest.snapshot,
         "operation": operation,
-        "notes": notes_for(sandbox, request, standing.store),
+        "notes": build_notes(sandbox, request, standing.store),
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),
         "project_hints": manifest.projects,
         "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
-        "covered": {name: asdict(rules) for name, rules in rules_of(manifest).items() if rules.keep},
+        "covered": {name: asdict(rules) for name, rules in get_rules(manifest).items() if rules.keep},
         "keyed": manifest.keyed,
         "versions": manifest.versions,
         "policy": manifest.privacy,
@@ -221,19 +240,19 @@ def _question(
     }
 
 
-async def _chained(parts: list[Spooled], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+async def _chain_files(parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
     for part in parts:
-        async for chunk in file_chunks(part.path):
+        async for chunk in read_chunks(part.path):
             digest.update(chunk)
             yield chunk
 
 
-def _as_gzip(pack: Spooled, scratch: Spool) -> Spooled:
+def _recompress(pack: SpooledFile, scratch: Spool) -> SpooledFile:
     path = scratch.new()
     with (
         pack.path.open("rb") as source,
-        opened(source, "zst") as plain,
+        decompress(source, "zst") as plain,
         gzip.open(path, "wb", compresslevel=1) as target,
     ):
         shutil.copyfileobj(plain, target, 1 << 20)
-    return Spooled(path, path.stat().st_size, "")
+    return SpooledFile(path, path.stat().st_size, "")

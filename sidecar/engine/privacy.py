@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sidecar.engine.asking import ExportAnswer
-from sidecar.inside.credentials import blotted
+from sidecar.inside.credentials import redact_name
 from sidecar.inside.index import Entry
 from sidecar.inside.scrubbing import MOST_PATHS
 from sidecar.limits import CREDENTIALS
@@ -15,22 +15,25 @@ from sidecar.receipts import Reason
 from sidecar.snapshots.manifest import Manifest
 
 if TYPE_CHECKING:
-    from sidecar.engine.exporting import Run
+    from sidecar.engine.exporting import ExportRun
 
 MOST_NAMED = 3
 OTHERS = ""
 
 
-def privacy_of(run: Run) -> Privacy:
+def choose_privacy(run: ExportRun) -> Privacy:
     """The policy of one export. Where credentials are allowed, they are still warned of."""
     privacy = run.engine.privacy
-    return privacy.lenient() if CREDENTIALS in {*run.request.allow, *run.engine.guards.allow} else privacy
+    return privacy.soften() if CREDENTIALS in {*run.request.allow, *run.engine.guards.allow} else privacy
 
 
-def refusal(answer: ExportAnswer) -> Reason:
+def explain_refusal(answer: ExportAnswer) -> Reason:
     """Why an export with credentials in it is not stored."""
     refused = [row for row in answer.findings if row.action == "refused"]
-    places = [f"{row.name} in {shown(row.path)} {where(row.line, row.column, row.row)}" for row in refused[:MOST_NAMED]]
+    places = [
+        f"{row.name} in {redact(row.path)} {describe_position(row.line, row.column, row.row)}"
+        for row in refused[:MOST_NAMED]
+    ]
     count = answer.found.get("refused", len(refused))
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return Reason(
@@ -38,19 +41,19 @@ def refusal(answer: ExportAnswer) -> Reason:
     )
 
 
-def where(line: int, column: str, row: str) -> str:
+def describe_position(line: int, column: str, row: str) -> str:
     """A place in a file, for a person."""
     if line:
         return f"line {line}"
     return f"{column} row {row}" if row else column
 
 
-def shown(text: str) -> str:
+def redact(text: str) -> str:
     """What a sandbox said, for a receipt: there may be a credential in a name, wherever that is from."""
-    return blotted(text)[0]
+    return redact_name(text)[0]
 
 
-def scrubbed_files(
+def count_scrubbed(
     earlier: Manifest | None, entries: Mapping[str, Entry], answer: ExportAnswer
 ) -> dict[str, tuple[int, int]]:
     """How much is missing from each file of a new snapshot: by what this export took out, and for a file it took nothing

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sidecar.engine.asking import Bundle, ExportAnswer
-from sidecar.engine.direct import RELAYED, NotDirect, bring
-from sidecar.engine.homes import spec_of
-from sidecar.engine.limiting import Bounds, check_dropped, check_layouts, loosest
+from sidecar.engine.direct import RELAYED, NotDirect, receive_through_bucket
+from sidecar.engine.homes import find_spec
+from sidecar.engine.limiting import Bounds, check_dropped, check_layouts, loosen_limits
 from sidecar.engine.parts import CountedSandbox, Engine
 from sidecar.errors import BadAnswer, DigestMismatch, SizeMismatch, UnsafePath
 from sidecar.inside.index import DIR, FILE, Entry, Index
@@ -21,7 +21,7 @@ from sidecar.inside.rules import Rules, is_secret
 from sidecar.snapshots.arrival import check_pack, read_index
 from sidecar.snapshots.claims import LONGEST_NAME, check_entries, check_hint, check_path
 from sidecar.snapshots.fold import PackFile
-from sidecar.spool import Spool, Spooled
+from sidecar.spool import Spool, SpooledFile
 from sidecar.threads import Deadline
 
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
@@ -29,14 +29,14 @@ _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", 
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ReceivedPack:
     """A checked pack, and the entries of the memory with it."""
 
     pack: PackFile
     entries: dict[str, Entry]
 
 
-async def receive(
+async def receive_bundle(
     engine: Engine,
     sandbox: CountedSandbox,
     answer: ExportAnswer,
@@ -45,7 +45,7 @@ async def receive(
     spool: Spool,
     warnings: list[str],
     unclaimed: set[str],
-) -> tuple[Spooled, str]:
+) -> tuple[SpooledFile, str]:
     """The bundle, on our disk, exactly as long and with the hash the sandbox said; and the id of its pack, when that went
     straight into the store, whose keys ``unclaimed`` gets then. The sandbox removes its own by itself."""
     claim = answer.bundle
@@ -54,32 +54,32 @@ async def receive(
     _check_claim(claim, Bounds(engine.limits, engine.limits))
     if engine.direct and not claim.inline:
         try:
-            bundle, name = await bring(engine, sandbox, answer, question, spool, unclaimed)
-            return _compared(bundle, claim), name
+            bundle, name = await receive_through_bucket(engine, sandbox, answer, question, spool, unclaimed)
+            return _compare_claim(bundle, claim), name
         except NotDirect as reason:
             told = RELAYED.format(reason=reason)
             warnings += [told] if str(reason) and told not in warnings else []
-    return await arrive(engine, sandbox, answer, spool, inline), ""
+    return await fetch_bundle(engine, sandbox, answer, spool, inline), ""
 
 
-async def arrive(
+async def fetch_bundle(
     engine: Engine,
     sandbox: CountedSandbox,
     answer: ExportAnswer,
     spool: Spool,
     inline: bytes | None = None,
     within: Bounds | None = None,
-) -> Spooled:
+) -> SpooledFile:
     """Bring what the answer says is there, and compare. Raise ``SizeMismatch``, ``DigestMismatch`` or ``LimitExceeded``."""
     claim = answer.bundle
     if claim is None:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
     _check_claim(claim, within or Bounds(engine.limits, engine.limits))
     if claim.inline and inline is not None:
-        return _compared(await spool.take(_once(inline), most=claim.bytes), claim)
+        return _compare_claim(await spool.take(_yield_once(inline), most=claim.bytes), claim)
     engine.progress.step("fetching", claim.bytes)
     async with contextlib.aclosing(sandbox.download(claim.path)) as chunks:
-        return _compared(await spool.take(chunks, most=claim.bytes), claim)
+        return _compare_claim(await spool.take(chunks, most=claim.bytes), claim)
 
 
 def _check_claim(claim: Bundle, within: Bounds) -> None:
@@ -88,7 +88,7 @@ def _check_claim(claim: Bundle, within: Bounds) -> None:
     within.check("packed_bytes", claim.bytes, f"Its pack has {claim.bytes:,} bytes")
 
 
-def _compared(bundle: Spooled, claim: Bundle) -> Spooled:
+def _compare_claim(bundle: SpooledFile, claim: Bundle) -> SpooledFile:
     if bundle.size != claim.bytes:
         raise SizeMismatch(f"{bundle.size} bytes of {claim.bytes} arrived from the sandbox, or more than it said.")
     if claim.sha256 and bundle.sha256 != claim.sha256:
@@ -96,19 +96,19 @@ def _compared(bundle: Spooled, claim: Bundle) -> Spooled:
     return bundle
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def check(
+def check_bundle(
     engine: Engine,
     answer: ExportAnswer,
-    bundle: Spooled,
+    bundle: SpooledFile,
     base: dict[str, Entry],
     roots: Mapping[str, str],
     stored: str,
     deadline: Deadline,
-) -> Arrived:
+) -> ReceivedPack:
     """Check a bundle as hostile input and lay it over ``base``, whose roots those are, with their layouts.
 
     Raise ``UntrustedSandbox`` (``UnpackTimeout`` when it takes too long) or ``LimitExceeded``.
@@ -128,13 +128,13 @@ def check(
     _check_roots(engine, answer)
     _check_keyed(engine, answer)
     layout_of = {**roots, **{root.name: root.layout for root in answer.roots}}
-    check_entries(entries, layout_of, loosest(engine.limits), base)
+    check_entries(entries, layout_of, loosen_limits(engine.limits), base)
     check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress, deadline)
     _check_rules(engine, answer, index)
-    return Arrived(PackFile(bundle.path, answer.codec, index, stored), entries)
+    return ReceivedPack(PackFile(bundle.path, answer.codec, index, stored), entries)
 
 
 def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
@@ -143,7 +143,7 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
     if len(set(names)) != len(names):
         raise BadAnswer("The sandbox names a root twice.")
     for root in answer.roots:
-        spec, _ = spec_of(root.name, engine.layouts.get(root.layout))
+        spec, _ = find_spec(root.name, engine.layouts.get(root.layout))
         if spec is None:
             raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
         check_hint(f"The root {root.name!r}", root.hint)
@@ -177,13 +177,13 @@ def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
     rules = {}
     for root in answer.roots:
         layout = engine.layouts[root.layout]
-        spec, _ = spec_of(root.name, layout)
+        spec, _ = find_spec(root.name, layout)
         rules[root.name] = Rules(layout.for_sandbox(), asdict(spec) if spec else None)
     for change in index.changes:
         name, _, relative = change.entry.path.partition("/")
-        if name in rules and (not rules[name].allows(relative, change.entry.type == DIR) or _secret(change.entry)):
+        if name in rules and (not rules[name].allows(relative, change.entry.type == DIR) or _is_secret(change.entry)):
             raise UnsafePath(f"{change.entry.path[:200]!r} is not part of its layout, or must never leave a sandbox.")
 
 
-def _secret(entry: Entry) -> bool:
+def _is_secret(entry: Entry) -> bool:
     return entry.type == FILE and is_secret(entry.path)

@@ -7,23 +7,23 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from sidecar.engine.asking import Answer
-from sidecar.engine.attending import kept_alive, left_clean, reach, tidy
-from sidecar.engine.choosing import LATEST, choose, choose_unread
+from sidecar.engine.asking import ProgramAnswer
+from sidecar.engine.attending import clean_up, connect, is_clean_after, keep_alive
+from sidecar.engine.choosing import LATEST, choose_manifest, choose_snapshot
 from sidecar.engine.direct import RELAYED, NotDirect
-from sidecar.engine.identity import absent, missing, other_home
-from sidecar.engine.parts import CountedSandbox, Engine, together
-from sidecar.engine.placing import Parcel, RestoreRequest, look_first, place, place_directly
-from sidecar.engine.privacy import shown
-from sidecar.engine.unsaved import Saved, Saving, Standing
+from sidecar.engine.identity import build_absence_error, describe_absence, describe_other_home
+from sidecar.engine.parts import CountedSandbox, Engine, gather
+from sidecar.engine.placing import RestoreRequest, SnapshotUpload, ask_first, place_directly, place_through_sidecar
+from sidecar.engine.privacy import redact
+from sidecar.engine.unsaved import SavedFirst, SaveFirst, StoreFacts
 from sidecar.errors import BadAnswer, LimitExceeded, NotSavedFirst, ProgramFailed, SidecarError
-from sidecar.ids import memory_key
+from sidecar.ids import build_memory_key
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.repository import Survey
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.missing import scrubbed_of, trimmed_words
-from sidecar.spool import spool
+from sidecar.snapshots.missing import count_scrubbed, describe_trimmed
+from sidecar.spool import open_spool
 
 INSTEAD = "Restored {snapshot} instead of {wanted}: {problems}"
 STILL_HERE = "The store cannot bring back {wanted} ({problems}), but this sandbox still has it: export it."
@@ -40,21 +40,21 @@ async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> 
     is left as it is. Raise a ``SidecarError`` when nothing could be tried. Outcome ``incomplete`` says that the sandbox
     refused, or that something there could not be saved; what it had is as it was.
     """
-    await engine.repository.admit(request.memory)
-    run = _Run(engine, sandbox, CountedSandbox(sandbox, engine.progress), request, time.monotonic())
+    await engine.repository.check_new_memory(request.memory)
+    run = _RestoreRun(engine, sandbox, CountedSandbox(sandbox, engine.progress), request, time.monotonic())
     try:
         if engine.direct:
             try:
-                return await _from_the_bucket(run)
+                return await _restore_from_bucket(run)
             except NotDirect as reason:
                 run.warnings = [RELAYED.format(reason=reason)] if str(reason) else []
-        return await _through_the_sidecar(run)
+        return await _restore_through_sidecar(run)
     except (ProgramFailed, LimitExceeded, NotSavedFirst) as problem:
         return run.receipt(RestoreOutcome.INCOMPLETE, reason=Reason(code=problem.code, message=problem.message))
 
 
 @dataclass(slots=True)
-class _Run:
+class _RestoreRun:
     """One restore: what was asked for, and what is known by now."""
 
     engine: Engine
@@ -66,27 +66,27 @@ class _Run:
     manifest: Manifest | None = None
     wanted: str = ""
     warnings: list[str] = field(default_factory=list)
-    standing: Standing = field(default_factory=Standing)
-    saved: list[Saved] = field(default_factory=list)
+    standing: StoreFacts = field(default_factory=StoreFacts)
+    saved: list[SavedFirst] = field(default_factory=list)
 
     def begin(self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str) -> None:
         """Note what is to be restored, and what the sandbox has to know of the store."""
         self.manifest = manifest
         self.engine.progress.about(manifest.snapshot)
         known = list(dict.fromkeys([*keep, manifest.snapshot, *survey.snapshots[:MOST_KNOWN]]))
-        self.standing.stored.setdefault(memory_key(manifest.memory), known)
-        self.standing.heads = [one for one in known if one in keep or (head is not None and head.was(one))]
+        self.standing.stored.setdefault(build_memory_key(manifest.memory), known)
+        self.standing.heads = [one for one in known if one in keep or (head is not None and head.was_head(one))]
         self.standing.unusable = sorted(survey.damaged)
         self.standing.keep = [] if self.request.discard or self.request.mode == "seed" else list(keep)
         self.standing.store = store
 
     def receipt(
-        self, outcome: RestoreOutcome, answer: Answer | None = None, reason: Reason | None = None
+        self, outcome: RestoreOutcome, answer: ProgramAnswer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         kept = answer is not None and answer.status == "kept"
-        withheld = [replace(row, hint=shown(row.hint)) for row in answer.withheld] if answer else []
-        scrubbed = scrubbed_of(self.manifest) if self.manifest and not kept else Scrubbed()
-        missing = [trimmed_words(self.manifest), scrubbed.words] if self.manifest and not kept else []
+        withheld = [replace(row, hint=redact(row.hint)) for row in answer.withheld] if answer else []
+        scrubbed = count_scrubbed(self.manifest) if self.manifest and not kept else Scrubbed()
+        missing = [describe_trimmed(self.manifest), scrubbed.words] if self.manifest and not kept else []
         snapshot = self.manifest.snapshot if self.manifest else None
         first = next((saved for saved in self.saved if saved.memory == self.request.memory), None)
         first = first or next(iter(self.saved), None)
@@ -96,8 +96,8 @@ class _Run:
             snapshot=answer.holds if answer and kept else snapshot,
             parent=(self.manifest.parent or None) if self.manifest and not (answer and answer.holds) else None,
             sandbox=self.sandbox.ref,
-            home=shown(answer.home) if answer else "",
-            user=shown(answer.user) if answer else "",
+            home=redact(answer.home) if answer else "",
+            user=redact(answer.user) if answer else "",
             mode=self.request.mode,
             wanted=self.wanted,
             files=answer.files if answer else 0,
@@ -108,13 +108,13 @@ class _Run:
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
             databases=[row.report() for row in answer.databases] if answer else [],
-            skipped=[replace(row, path=shown(row.path)) for row in answer.skipped] if answer else [],
+            skipped=[replace(row, path=redact(row.path)) for row in answer.skipped] if answer else [],
             warnings=[
-                *(other_home(self.sandbox, answer, self.manifest) if answer else []),
+                *(describe_other_home(self.sandbox, answer, self.manifest) if answer else []),
                 *self.warnings,
                 *(saved.words for saved in self.saved),
                 *(row.words for row in withheld),
-                *(map(shown, answer.warnings) if answer else []),
+                *(map(redact, answer.warnings) if answer else []),
                 *filter(None, missing),
             ],
             reason=reason,
@@ -128,11 +128,11 @@ class _Run:
         )
 
 
-async def _from_the_bucket(run: _Run) -> RestoreReceipt:
+async def _restore_from_bucket(run: _RestoreRun) -> RestoreReceipt:
     engine, request = run.engine, run.request
-    presence, (manifest, state), survey = await together(
-        reach(run.sandbox),
-        choose_unread(engine.repository, request.memory, request.snapshot),
+    presence, (manifest, state), survey = await gather(
+        connect(run.sandbox),
+        choose_manifest(engine.repository, request.memory, request.snapshot),
         engine.repository.survey(request.memory),
     )
     keep = (manifest.snapshot,) if request.snapshot == LATEST else ()
@@ -141,39 +141,39 @@ async def _from_the_bucket(run: _Run) -> RestoreReceipt:
         await engine.reached(manifest.snapshot)
     engine.progress.step("putting it in place")
 
-    def placing() -> Awaitable[Answer]:
+    def placing() -> Awaitable[ProgramAnswer]:
         return place_directly(engine, run.sandbox, request, manifest, run.standing, run.operation)
 
-    async with kept_alive(engine, run.sandbox, presence, run.warnings):
-        answer = await _placed(run, manifest, [], placing)
+    async with keep_alive(engine, run.sandbox, presence, run.warnings):
+        answer = await _place_after_saving(run, manifest, [], placing)
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
 
-async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
+async def _restore_through_sidecar(run: _RestoreRun) -> RestoreReceipt:
     engine, request = run.engine, run.request
-    async with spool() as scratch:
+    async with open_spool() as scratch:
         engine.progress.step("fetching the snapshot")
-        presence, choice, survey = await together(
-            reach(run.sandbox),
-            choose(engine.repository, request.memory, request.snapshot, scratch),
+        presence, choice, survey = await gather(
+            connect(run.sandbox),
+            choose_snapshot(engine.repository, request.memory, request.snapshot, scratch),
             engine.repository.survey(request.memory),
         )
         if choice is None:
-            return await _nothing(run)
+            return await _finish_empty(run)
         run.warnings += choice.warnings
         manifest = choice.fetched.manifest
         run.begin(manifest, survey, choice.keep, choice.head, choice.store)
         if engine.reached is not None:
             await engine.reached(manifest.snapshot)
-        parcel = Parcel(choice.fetched, scratch)
-        first = [look_first] if request.in_use and parcel.size >= ASK_FROM else []
+        parcel = SnapshotUpload(choice.fetched, scratch)
+        first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
 
-        def placing() -> Awaitable[Answer]:
-            step = first.pop() if first else place
+        def placing() -> Awaitable[ProgramAnswer]:
+            step = first.pop() if first else place_through_sidecar
             return step(engine, run.sandbox, request, parcel, run.standing, run.operation)
 
-        async with kept_alive(engine, run.sandbox, presence, run.warnings):
-            answer = await _placed(run, manifest, parcel.uploads, placing)
+        async with keep_alive(engine, run.sandbox, presence, run.warnings):
+            answer = await _place_after_saving(run, manifest, parcel.uploads, placing)
     if choice.problems and answer.status != "kept":
         run.wanted = choice.wanted
         instead = INSTEAD.format(snapshot=manifest.snapshot, wanted=choice.wanted, problems=choice.problems)
@@ -183,44 +183,46 @@ async def _through_the_sidecar(run: _Run) -> RestoreReceipt:
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
 
-async def _placed(
-    run: _Run, manifest: Manifest, uploads: list[str], placing: Callable[[], Awaitable[Answer]]
-) -> Answer:
+async def _place_after_saving(
+    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Callable[[], Awaitable[ProgramAnswer]]
+) -> ProgramAnswer:
     """Have it put in place, once what it would replace is saved."""
-    answer = await _settled(run, manifest, uploads, placing())
+    answer = await _await_answer(run, manifest, uploads, placing())
     if answer.status in ("clear", "no-python"):
-        answer = await _settled(run, manifest, uploads, placing())
+        answer = await _await_answer(run, manifest, uploads, placing())
     if answer.status == "unsaved":
-        saving = Saving(run.engine, run.target, run.sandbox, manifest, run.request.projects, run.standing)
+        saving = SaveFirst(run.engine, run.target, run.sandbox, manifest, run.request.projects, run.standing)
         try:
             run.saved += await saving.save(answer.unsaved)
         except BaseException:
-            await tidy(run.engine, run.sandbox, manifest.memory, manifest.snapshot, uploads)
+            await clean_up(run.engine, run.sandbox, manifest.memory, manifest.snapshot, uploads)
             raise
-        answer = await _settled(run, manifest, uploads, placing())
+        answer = await _await_answer(run, manifest, uploads, placing())
     if answer.status != "complete" and not (answer.status == "kept" and answer.holds in run.standing.keep):
         raise BadAnswer(f"The sandbox's answer has a status it cannot have now: {answer.status!r}.")
     return answer
 
 
-async def _settled(run: _Run, manifest: Manifest, uploads: list[str], placing: Awaitable[Answer]) -> Answer:
+async def _await_answer(
+    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Awaitable[ProgramAnswer]
+) -> ProgramAnswer:
     """Wait for the sandbox's answer. When it fails to come, leave nothing behind there, and ask whether all is in place."""
     try:
         return await placing
     except BaseException as problem:
-        if left_clean(problem):
+        if is_clean_after(problem):
             raise
-        answer = await tidy(run.engine, run.sandbox, manifest.memory, manifest.snapshot, uploads, run.operation)
+        answer = await clean_up(run.engine, run.sandbox, manifest.memory, manifest.snapshot, uploads, run.operation)
         if answer is None or not isinstance(problem, SidecarError):
             raise
         return replace(answer, warnings=[*answer.warnings, LOST.format(problem=problem.message)])
 
 
-async def _nothing(run: _Run) -> RestoreReceipt:
+async def _finish_empty(run: _RestoreRun) -> RestoreReceipt:
     """There is nothing to restore: a first start, unless the memory has to exist. Raise ``MemoryNotFound`` then."""
     repository, memory = run.engine.repository, run.request.memory
-    beside = await repository.snapshot_ids(memory)
+    beside = await repository.list_snapshot_ids(memory)
     if run.request.must_exist:
-        raise await missing(repository, memory, beside)
-    run.warnings += await absent(repository, memory, beside)
+        raise await build_absence_error(repository, memory, beside)
+    run.warnings += await describe_absence(repository, memory, beside)
     return run.receipt(RestoreOutcome.EMPTY)

@@ -11,8 +11,8 @@ from sidecar.errors import LimitExceeded
 from sidecar.ids import ROOT
 from sidecar.limits import CODES
 from sidecar.ports import Store
-from sidecar.retention.forgetting import Room, find_room
-from sidecar.retention.rules import Snapshot
+from sidecar.retention.forgetting import RoomPlan, plan_room
+from sidecar.retention.rules import SnapshotFacts
 
 if TYPE_CHECKING:
     from sidecar.engine.parts import Engine
@@ -43,11 +43,11 @@ class StoreUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Fits:
+class RoomFound:
     """There is room: how much of each limit is used then, and what goes for it."""
 
     used: Mapping[str, int]
-    room: Room | None = None
+    room: RoomPlan | None = None
 
     @property
     def going(self) -> Collection[str]:
@@ -64,7 +64,7 @@ class Fits:
         return [FORGOTTEN.format(count=gone, memory=self.room.memory, were="was" if gone == 1 else "were")]
 
 
-def room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
+def compute_room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
     """How much a memory may still get, by a listing of it; ``None`` when there is no limit, or more room can be made."""
     limits = engine.limits
     if not limits.memory_bytes or limits.trims("memory_bytes"):
@@ -73,8 +73,8 @@ def room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
 
 
 async def check_room(
-    engine: Engine, memory: str, coming: Snapshot, added: int, growth: int, held: int, keep: Collection[str]
-) -> Fits:
+    engine: Engine, memory: str, coming: SnapshotFacts, added: int, growth: int, held: int, keep: Collection[str]
+) -> RoomFound:
     """Make sure that ``coming`` may add so many bytes, of which its head takes the ``growth``, to the ``held`` ones.
 
     Where a limit says "trim", it is planned which old snapshots go for it, but for those to ``keep``; what they alone
@@ -89,28 +89,28 @@ async def check_room(
         used["store_bytes"] = await engine.use.bytes(store) + added
         if used["store_bytes"] > limits.store_bytes:
             used["store_bytes"] = await engine.use.bytes(store, fresh=True) + added
-    over = _over(engine, used)
+    over = _find_excess(engine, used)
     if not over:
-        return Fits(used)
+        return RoomFound(used)
     room = None
     if all(map(limits.trims, over)):
-        labelled = engine.retention.policy_for(memory).labelled
+        labelled = engine.retention.build_policy_for(memory).labelled
         most = held + added - growth - max(over.values())
-        room = await find_room(engine.repository, memory, coming, most, keep, labelled)
+        room = await plan_room(engine.repository, memory, coming, most, keep, labelled)
         used = {key: have - (held + added) + room.bytes + growth for key, have in used.items()}
-        over = _over(engine, used)
+        over = _find_excess(engine, used)
     if over:
-        raise _full(engine, memory, used, next(iter(over)))
-    return Fits(used, room)
+        raise _build_full_error(engine, memory, used, next(iter(over)))
+    return RoomFound(used, room)
 
 
-def _over(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
+def _find_excess(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
     """By how much more is used than each limit allows."""
     most = {key: getattr(engine.limits, key) for key in used}
     return {key: have - most[key] for key, have in used.items() if have > most[key]}
 
 
-def _full(engine: Engine, memory: str, used: Mapping[str, int], key: str) -> LimitExceeded:
+def _build_full_error(engine: Engine, memory: str, used: Mapping[str, int], key: str) -> LimitExceeded:
     which = (
         f"{memory} would have {{:,}} bytes in the store" if key == "memory_bytes" else "The store would hold {:,} bytes"
     )

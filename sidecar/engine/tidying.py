@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.engine.parts import Engine
-from sidecar.engine.room import Fits
+from sidecar.engine.room import RoomFound
 from sidecar.errors import SidecarError
 from sidecar.repository import HeadState
 from sidecar.retention.forgetting import forget_lightly
@@ -16,13 +16,13 @@ OVER = (
 )
 
 
-async def tidy_store(engine: Engine, memory: str, state: HeadState, room: Fits) -> list[str]:
+async def tidy_store(engine: Engine, memory: str, state: HeadState, room: RoomFound) -> list[str]:
     """Let go what there was no room for, and what the rules no longer keep; every twentieth generation, collect.
 
     The sandbox is not asked for anything. What is stored is stored: trouble here is only a warning.
     """
     retention, warnings = engine.retention, []
-    policy = retention.policy_for(memory)
+    policy = retention.build_policy_for(memory)
     try:
         warnings += await room.make(engine)
         if policy.rules or policy.most_bytes:

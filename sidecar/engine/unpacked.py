@@ -17,10 +17,10 @@ from sidecar.errors import BadAnswer, PackBomb, SidecarError, UnsafeLink, Unsafe
 from sidecar.inside.digests import Readable
 from sidecar.inside.index import DIR, LINK, Entry
 from sidecar.inside.packing import CHUNK
-from sidecar.inside.tarballs import HEADER_ALLOWANCE, Contents
-from sidecar.snapshots.arrival import UNREADABLE, tar_members, unpacked
+from sidecar.inside.tarballs import HEADER_ALLOWANCE, MemberContents
+from sidecar.snapshots.arrival import UNREADABLE, decompress_file, iterate_tar_members
 from sidecar.snapshots.claims import FARTHEST_TIME, LONGEST_PATH, check_path
-from sidecar.spool import no_room
+from sidecar.spool import build_full_error
 from sidecar.threads import Deadline
 
 LONGEST_HEADER = 256 << 10
@@ -39,7 +39,7 @@ class NotAnArchive(SidecarError):
     default_hint = "Give a .tar, .tar.gz or .tar.zst of a home that holds a memory, such as .claude-mem/."
 
 
-def entry_member(entry: Entry, name: str) -> tarfile.TarInfo:
+def build_member(entry: Entry, name: str) -> tarfile.TarInfo:
     """An entry as a tar member under another name."""
     member = tarfile.TarInfo(name)
     member.mode, member.mtime = entry.mode, entry.mtime / 1e9
@@ -52,7 +52,7 @@ def entry_member(entry: Entry, name: str) -> tarfile.TarInfo:
     return member
 
 
-def members(
+def read_members(
     archive: Path, within: Bounds, deadline: Deadline, what: str = ""
 ) -> Iterator[tuple[str, tarfile.TarInfo, Readable]]:
     """A tarball's members, whatever its codec: the plain name of each, what its header says, and its contents.
@@ -64,13 +64,13 @@ def members(
     most = within.most.bytes + HEADER_ALLOWANCE * (within.most.files + 8)
     longest = max(NAME_ALLOWANCE * within.most.files, LEAST_NAMES)
     files = names = 0
-    with _readable(what), unpacked(archive, _codec(archive), most, deadline=deadline) as plain:
-        for member, contents in tar_members(plain, most, LONGEST_HEADER):
+    with _report_unreadable(what), decompress_file(archive, _detect_codec(archive), most, deadline=deadline) as plain:
+        for member, contents in iterate_tar_members(plain, most, LONGEST_HEADER):
             files, names = files + 1, names + sys.getsizeof(member.name) + sys.getsizeof(member.linkname)
             within.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
             if names > longest:
                 raise PackBomb("The names in the tarball are longer than those of any memory.")
-            yield plain_name(member), member, _Contents(contents, what)
+            yield check_name(member), member, _Contents(contents, what)
         tail = 0
         while data := plain.read(CHUNK):
             tail += len(data)
@@ -78,13 +78,13 @@ def members(
                 raise PackBomb("The tarball goes on for long after its end.")
 
 
-def _codec(archive: Path) -> str:
+def _detect_codec(archive: Path) -> str:
     with archive.open("rb") as file:
         return {b"\x1f\x8b": "gz", b"\x28\xb5": "zst", b"\x50\x2a": "zst"}.get(file.read(2), "")
 
 
 @contextlib.contextmanager
-def _readable(what: str) -> Iterator[None]:
+def _report_unreadable(what: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as problem:
@@ -94,15 +94,15 @@ def _readable(what: str) -> Iterator[None]:
 class _Contents:
     """A member's contents, read where files are written: whose fault it is when something fails must stay clear."""
 
-    def __init__(self, contents: Contents, what: str) -> None:
+    def __init__(self, contents: MemberContents, what: str) -> None:
         self._contents, self._what = contents, what
 
     def read(self, size: int, /) -> bytes:
-        with _readable(self._what):
+        with _report_unreadable(self._what):
             return self._contents.read(size)
 
 
-def plain_name(member: tarfile.TarInfo) -> str:
+def check_name(member: tarfile.TarInfo) -> str:
     """A member's name without a leading ``./``. Raise when it, or what it is, has no place in a memory."""
     name = member.name.removeprefix("./")
     if name in ("", "."):
@@ -113,7 +113,7 @@ def plain_name(member: tarfile.TarInfo) -> str:
     return name
 
 
-def unpack(
+def unpack_archive(
     archive: Path,
     home: Path,
     place: Callable[[str], str | None],
@@ -131,7 +131,7 @@ def unpack(
     folders: list[tuple[str, int]] = []
     left: list[str] = []
     total = 0
-    for name, member, contents in members(archive, within, deadline, what):
+    for name, member, contents in read_members(archive, within, deadline, what):
         relative = place(name) if name else None
         if relative is None:
             left += [name] if name and not member.isdir() and len(left) < MOST_LEFT_OUT else []
@@ -141,7 +141,7 @@ def unpack(
                 _check_link(relative, target)
                 links[relative] = target
         elif member.isdir():
-            with _made(name):
+            with _report_unwritable(name):
                 (home / relative).mkdir(parents=True, exist_ok=True)
             folders.append((relative, member.mode & 0o777 | 0o700))
         else:
@@ -149,8 +149,8 @@ def unpack(
             within.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
             within.check("bytes", total, f"The tarball holds {total:,} bytes or more")
             links.pop(relative, None)
-            with _made(name):
-                _write(home / relative, contents, member)
+            with _report_unwritable(name):
+                _write_member(home / relative, contents, member)
     _make_links(home, links)
     for folder, mode in folders:
         os.chmod(home / folder, mode)
@@ -168,10 +168,10 @@ def _check_link(relative: str, link: str) -> None:
 def _make_links(home: Path, links: Mapping[str, str]) -> None:
     # All folders before any link: none is made through a link then, and what is below a link has a folder in its place.
     for relative in links:
-        with _made(relative):
+        with _report_unwritable(relative):
             (home / relative).parent.mkdir(parents=True, exist_ok=True)
     for relative, link in links.items():
-        with _made(relative):
+        with _report_unwritable(relative):
             if (home / relative).is_dir():
                 raise IsADirectoryError
             (home / relative).unlink(missing_ok=True)
@@ -213,28 +213,28 @@ def unpack_members(
         return target
 
     try:
-        unpack(archive, home, place, within, deadline, "What the sandbox brought", aim)
+        unpack_archive(archive, home, place, within, deadline, "What the sandbox brought", aim)
     except NotAnArchive as problem:
         raise BadAnswer(problem.message) from None
     return leaving
 
 
 @contextlib.contextmanager
-def _made(name: str) -> Iterator[None]:
+def _report_unwritable(name: str) -> Iterator[None]:
     """Say what it means when something cannot be made in a folder of our own."""
     try:
         yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise UnsafePath(f"{name!r} is both a folder and something else in the tarball.") from None
     except OSError as problem:
-        if full := no_room(problem):
+        if full := build_full_error(problem):
             raise full from None
         if problem.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ELOOP):
             raise UnsafePath(f"{name!r} is not a name that the file system here takes.") from None
         raise
 
 
-def _write(target: Path, contents: Readable, member: tarfile.TarInfo) -> None:
+def _write_member(target: Path, contents: Readable, member: tarfile.TarInfo) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
         while data := contents.read(CHUNK):

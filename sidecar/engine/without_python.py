@@ -17,31 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from sidecar import program
-from sidecar.engine.asking import Answer, ExportAnswer, FoundDatabase, FoundRoot, ask, parse, run_call
-from sidecar.engine.attending import tidy
-from sidecar.engine.coverage import rules_of
-from sidecar.engine.homes import spec_of
-from sidecar.engine.identity import noted
-from sidecar.engine.limiting import bounds
-from sidecar.engine.parts import CountedSandbox, Engine, upload_path
-from sidecar.engine.receiving import arrive
-from sidecar.engine.unpacked import entry_member, unpack_members
+from sidecar.engine.asking import ExportAnswer, FoundDatabase, FoundRoot, ProgramAnswer, ask, parse_answer, run_command
+from sidecar.engine.attending import clean_up
+from sidecar.engine.coverage import get_rules
+from sidecar.engine.homes import find_spec
+from sidecar.engine.identity import merge_notes
+from sidecar.engine.limiting import build_bounds
+from sidecar.engine.parts import CountedSandbox, Engine, new_upload_path
+from sidecar.engine.receiving import fetch_bundle
+from sidecar.engine.unpacked import build_member, unpack_members
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.inside.databases import quick_check
 from sidecar.inside.index import DIR, FILE
 from sidecar.inside.packing import CHUNK
-from sidecar.inside.roots import hint_for, numbered, project_of
-from sidecar.inside.rules import compiled
+from sidecar.inside.roots import make_hint, project_of, split_number
+from sidecar.inside.rules import compile_patterns
 from sidecar.inside.walk import MOST_SKIPPED
-from sidecar.layouts import Root
-from sidecar.progress import Unwatched
+from sidecar.layouts import RootSpec
+from sidecar.progress import NoProgress
 from sidecar.receipts import Skip
-from sidecar.shell import Target, named_roots, place_of, restore_script
+from sidecar.shell import Target, build_place, build_restore_script, list_roots
 from sidecar.snapshots.claims import check_hint
-from sidecar.snapshots.fetch import Fetched
-from sidecar.snapshots.fold import materialise
-from sidecar.spool import Spool, Spooled, file_chunks
-from sidecar.threads import run_long
+from sidecar.snapshots.fetch import FetchedSnapshot
+from sidecar.snapshots.fold import unpack_files
+from sidecar.spool import Spool, SpooledFile, read_chunks
+from sidecar.threads import run_in_thread
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -69,26 +69,28 @@ UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after t
 
 async def read_tarball(
     engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
-) -> tuple[ExportAnswer, Spooled | None]:
+) -> tuple[ExportAnswer, SpooledFile | None]:
     """Unpack the tarball a sandbox brought into a home of our own and let the real program export that.
 
     There is no bundle when that refuses to: the answer says why.
     """
     answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
-    within = bounds(engine.limits)
-    known = _known_roots(engine, answer, question)
-    tarball = await arrive(engine, sandbox, answer, scratch, within=within)
-    answer, notes = noted(question["notes"], answer)
-    await tidy(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
+    within = build_bounds(engine.limits)
+    known = _match_roots(engine, answer, question)
+    tarball = await fetch_bundle(engine, sandbox, answer, scratch, within=within)
+    answer, notes = merge_notes(question["notes"], answer)
+    await clean_up(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
     home = scratch.new()
-    numbers = {name: numbered(name)[1] or 1 for name, root in known.items() if root.project}
-    places = {name: _place_here(root, numbers.get(name, 0)) for name, root in known.items()}
+    numbers = {name: split_number(name)[1] or 1 for name, root in known.items() if root.project}
+    places = {name: _choose_place(root, numbers.get(name, 0)) for name, root in known.items()}
     there = {
         root.name: [place for place in (root.hint, answer.folders.get(root.name, "")) if place.startswith("/")]
         for root in answer.roots
     }
-    leaving = await run_long(unpack_members, tarball.path, home, places, there, within, seconds=engine.timing.unpack)
-    ours = CountedSandbox(engine.open_home(home), Unwatched())
+    leaving = await run_in_thread(
+        unpack_members, tarball.path, home, places, there, within, seconds=engine.timing.unpack
+    )
+    ours = CountedSandbox(engine.open_home(home), NoProgress())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
@@ -108,28 +110,28 @@ async def read_tarball(
         folders=answer.folders,
         home=answer.home,
         user=answer.user,
-        roots=[replace(root, hint=_hint(answer, places, root)) for root in local.roots],
+        roots=[replace(root, hint=_find_hint(answer, places, root)) for root in local.roots],
         projects=[],
         skipped=skipped[:MOST_SKIPPED],
         skipped_more=answer.skipped_more + local.skipped_more + max(0, len(skipped) - MOST_SKIPPED),
-        keyed={path: hint_for(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
-        databases=[replace(row, method=_method(methods.get(row.path, ""))) for row in local.databases],
+        keyed={path: make_hint(hint, answer.home) for path, hint in local.keyed.items() if hint.startswith("/")},
+        databases=[replace(row, method=_name_method(methods.get(row.path, ""))) for row in local.databases],
         warnings=[
             EXPORTED,
             *([UNSEARCHED] if question["projects"] is None else []),
-            *_late(local),
+            *_describe_late(local),
             *answer.warnings[:MOST_WARNINGS],
             *local.warnings,
-            *_losses(engine, local, methods),
+            *_describe_losses(engine, local, methods),
         ],
     ), bundle
 
 
-def _late(local: ExportAnswer) -> list[str]:
+def _describe_late(local: ExportAnswer) -> list[str]:
     return [LATE] if any(local.found.values()) else []
 
 
-def _known_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, Root]:
+def _match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, RootSpec]:
     """The roots that a sandbox says it brings, as their layouts have them, by name.
 
     Their names become places on our disk: raise ``BadAnswer`` or ``UnsafePath`` unless each is one that was asked for, once.
@@ -137,9 +139,9 @@ def _known_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any])
     layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
     asked = {
         (name, layout.name): root
-        for name, layout, root, _ in named_roots(layouts, question["projects"], question["roots"])
+        for name, layout, root, _ in list_roots(layouts, question["projects"], question["roots"])
     }
-    known: dict[str, Root] = {}
+    known: dict[str, RootSpec] = {}
     for found in answer.roots:
         root = asked.get((found.name, found.layout))
         if root is None or found.name in known:
@@ -160,22 +162,22 @@ def _check_place(what: str, hint: str) -> None:
         raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
 
 
-def _place_here(root: Root, number: int) -> str:
+def _choose_place(root: RootSpec, number: int) -> str:
     top = f"projects/{number}" if root.project else root.paths[0].removeprefix("~/")
     return posixpath.join(top, root.below).rstrip("/")
 
 
-def _hint(answer: ExportAnswer, places: dict[str, str], root: FoundRoot) -> str:
+def _find_hint(answer: ExportAnswer, places: dict[str, str], root: FoundRoot) -> str:
     """Where a root was there, of one that is in a home of ours."""
     there = (found.hint for found in answer.roots if root.hint == f"~/{places[found.name]}")
-    return hint_for(next(there, root.hint), answer.home)
+    return make_hint(next(there, root.hint), answer.home)
 
 
-def _method(shell: str) -> str:
+def _name_method(shell: str) -> str:
     return {"sqlite3": "sqlite3-program"}.get(shell, "file-copy")
 
 
-def _losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> list[str]:
+def _describe_losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> list[str]:
     copied = [
         COPIED.format(path=row.path, check=row.check) for row in local.databases if methods.get(row.path) != "sqlite3"
     ]
@@ -201,26 +203,28 @@ async def send_tarball(
     engine: Engine,
     sandbox: CountedSandbox,
     question: dict[str, Any],
-    fetched: Fetched,
+    fetched: FetchedSnapshot,
     scratch: Spool,
     tarball: Tarball,
     uploads: list[str],
-) -> Answer:
+) -> ProgramAnswer:
     """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
     if tarball.file is None:
         target = scratch.new()
-        tarball.checks = await run_long(_write_tarball, fetched, scratch.new(), target)
+        tarball.checks = await run_in_thread(_write_tarball, fetched, scratch.new(), target)
         tarball.file = target
     size, path = tarball.file.stat().st_size, tarball.uploaded
     tarball.uploaded = ""
     if not path:
-        uploads.append(path := upload_path())
+        uploads.append(path := new_upload_path())
         engine.progress.step("sending", size)
-        await sandbox.upload(path, file_chunks(tarball.file))
-    script = restore_script(question, _targets(engine, question, fetched), path, size)
-    value, _ = await run_call(sandbox, program.shell_call(script), timeout=engine.timing.command, output_limit=1 << 20)
+        await sandbox.upload(path, read_chunks(tarball.file))
+    script = build_restore_script(question, _plan_targets(engine, question, fetched), path, size)
+    value, _ = await run_command(
+        sandbox, program.build_shell_command(script), timeout=engine.timing.command, output_limit=1 << 20
+    )
     checked = value.pop("checked", True)
-    answer = parse(value, Answer, question)
+    answer = parse_answer(value, ProgramAnswer, question)
     files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
     counts = Counter(path.split("/")[0] for path in files)
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
@@ -238,13 +242,13 @@ async def send_tarball(
     )
 
 
-def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list[Target]:
+def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnapshot) -> list[Target]:
     """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
     targets = []
-    rules = rules_of(fetched.manifest)
+    rules = get_rules(fetched.manifest)
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
-        known, number = spec_of(root.name, layout)
+        known, number = find_spec(root.name, layout)
         if known is None:
             raise UnknownLayout(
                 f"This memory has a root {root.name[:80]!r} that its layout {root.layout!r} does not have here.",
@@ -254,16 +258,16 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
         waits_for = ""
         if known.project and root.hint.startswith("~"):
             project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
-            waits_for = place_of(replace(known, below="", marked=False), project) if question["withhold"] else ""
+            waits_for = build_place(replace(known, below="", marked=False), project) if question["withhold"] else ""
         top = project_of(known.paths, known.below, root.hint) if question["projects"] is None else ""
         if top and not known.project:
             was = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
             known = replace(known, paths=(was, *known.paths))
-            waits_for = place_of(Root(name=known.name, project=True), top) if question["withhold"] else ""
-        place = place_of(replace(known, marked=False), project, question["projects"])
+            waits_for = build_place(RootSpec(name=known.name, project=True), top) if question["withhold"] else ""
+        place = build_place(replace(known, marked=False), project, question["projects"])
         if not known.project and (known.file or not known.paths):  # a setting says where it is, and a shell reads none
-            place = place_of(Root(name=known.name, project=True), root.hint)
-        is_needed = compiled(f"{root.name}/{pattern}" for pattern in layout.required).match
+            place = build_place(RootSpec(name=known.name, project=True), root.hint)
+        is_needed = compile_patterns(f"{root.name}/{pattern}" for pattern in layout.required).match
         targets.append(
             Target(
                 name=root.name,
@@ -280,9 +284,9 @@ def _targets(engine: Engine, question: dict[str, Any], fetched: Fetched) -> list
     return targets
 
 
-def _write_tarball(fetched: Fetched, folder: Path, target: Path) -> list[FoundDatabase]:
+def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list[FoundDatabase]:
     """``new/<root>/…``, with lists for the script (``restore.sh``); return what SQLite says of the databases in it."""
-    staged = materialise(fetched.pack_files(), fetched.entries, folder)
+    staged = unpack_files(fetched.list_pack_files(), fetched.entries, folder)
     lists: dict[str, list[str]] = {
         "sums": [],
         "odd": [],
@@ -300,7 +304,7 @@ def _write_tarball(fetched: Fetched, folder: Path, target: Path) -> list[FoundDa
                 raise ProgramFailed(
                     f"{path!r} can only be restored where there is a python3.", code="name-needs-python"
                 )
-            member = entry_member(entry, f"new/{path}")
+            member = build_member(entry, f"new/{path}")
             line = path.replace("\n", UNIT)
             if entry.type == DIR:
                 root, _, relative = line.partition("/")

@@ -25,12 +25,12 @@ MOST = 5
 NAMED = re.compile(r"[0-9]{8}T[0-9]{6}(\.[0-9]{6})?Z-[\w.-]+\Z")
 
 
-class Aside:
+class SetAside:
     """One restore's. Nothing is there until the first ``keep``."""
 
     def __init__(self, scratch: Scratch, snapshot: str, most_bytes: int) -> None:
         self.top = os.path.join(scratch.base, SET_ASIDE)
-        self.folder = os.path.join(self.top, "%s-%s" % (_moment(), snapshot))
+        self.folder = os.path.join(self.top, "%s-%s" % (_format_now(), snapshot))
         self.files = 0
         self.bytes = 0
         self._most_bytes = most_bytes
@@ -39,7 +39,7 @@ class Aside:
     def keep(self, root: str, relative: str, status: os.stat_result) -> str:
         """Where in here a file or link is to go; the folders for it are there."""
         if not self.files:
-            self._open()
+            self._make_folder()
         self.files += 1
         self.bytes += status.st_size
         if self.bytes > self._most_bytes:
@@ -52,7 +52,7 @@ class Aside:
         places.make_folders(self.folder, os.path.dirname(inside))
         return os.path.join(self.folder, inside)
 
-    def _open(self) -> None:
+    def _make_folder(self) -> None:
         if not places.exists(self.top):
             places.make_folder(self.top, 0o700)
         elif not is_folder(self.top):
@@ -63,7 +63,7 @@ class Aside:
             self.folder = "%s.%d" % (name, number)
         places.make_folder(self.folder, 0o700)
 
-    def takes_moves_from(self, stage: str) -> bool:
+    def can_move_from(self, stage: str) -> bool:
         """Whether files can be moved here from the file system that a staging folder is on."""
         probe, target = os.path.join(stage, "probe"), os.path.join(self.folder, "probe")
         os.close(places.open_file(probe, os.O_WRONLY | os.O_CREAT))
@@ -74,13 +74,13 @@ class Aside:
         places.remove(target)
         return True
 
-    def give(self) -> None:
+    def give_to_user(self) -> None:
         """Working as root in another user's home: the folders made here are that user's."""
         for folder in (self.top, self.folder):
-            self._scratch.give(folder)
+            self._scratch.give_to_user(folder)
         for place, folders, _ in os.walk(self.folder):
             for name in folders:
-                self._scratch.give(os.path.join(place, name))
+                self._scratch.give_to_user(os.path.join(place, name))
 
     def forget(self) -> None:
         """Nothing is to be here after all."""
@@ -96,14 +96,14 @@ class Aside:
         What this restore set aside stays, also where the clock was put back and others bear a later time.
         """
         room = self._most_bytes - self.bytes
-        others = [(size, folder) for size, folder in _kept(self.top) if folder != self.folder]
+        others = [(size, folder) for size, folder in _list_folders(self.top) if folder != self.folder]
         for number, (size, folder) in enumerate(others, 2):
             room -= size
             if number > MOST or room < 0:
                 places.remove_tree(folder)
 
 
-def copy(source: str, target: str, status: os.stat_result) -> None:
+def copy_entry(source: str, target: str, status: os.stat_result) -> None:
     """Copy a file or link, with its mode and times. Raise OSError or Refusal."""
     if stat.S_ISLNK(status.st_mode):
         places.make_link(places.read_link(source), target)
@@ -118,20 +118,20 @@ def copy(source: str, target: str, status: os.stat_result) -> None:
             os.fsync(descriptor)
 
 
-def _moment() -> str:
+def _format_now() -> str:
     """The time to the microsecond, so that names sort as they were made."""
     now = time.time_ns()
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9)) + ".%06dZ" % (now // 1000 % 10**6)
 
 
-def _kept(top: str) -> List[Tuple[int, str]]:
+def _list_folders(top: str) -> List[Tuple[int, str]]:
     """The sizes and folders of all that is set aside, newest first."""
     names = sorted((name for name in os.listdir(top) if NAMED.match(name)), reverse=True) if is_folder(top) else []
     folders = [os.path.join(top, name) for name in names]
-    return [(_size(folder), folder) for folder in folders if is_folder(folder)]
+    return [(_measure_folder(folder), folder) for folder in folders if is_folder(folder)]
 
 
-def _size(folder: str) -> int:
+def _measure_folder(folder: str) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -55,7 +55,7 @@ class Bundle:
             for chunk in iter(lambda: bundle.read(1 << 20), b""):
                 index_digest.update(chunk)
                 whole.update(chunk)
-        self._scratch.give(self._path)
+        self._scratch.give_to_user(self._path)
         return {
             "kind": changes.kind,
             "codec": codec,

@@ -29,7 +29,7 @@ FULL_SHARE = 8
 """A file of changes that has more than one in so many of the rows is written whole again."""
 
 
-class Known(NamedTuple):
+class KnownEntry(NamedTuple):
     """An entry with the stat signature it had when it was read, and a database's first page without its counters.
 
     As it comes from the cache, it is a plain tuple of the same: nearly all of them are only written down again.
@@ -40,7 +40,7 @@ class Known(NamedTuple):
     first_page: str = ""
 
 
-def signature(status: os.stat_result) -> list[int]:
+def compute_signature(status: os.stat_result) -> list[int]:
     """What changes when a file does."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -58,11 +58,11 @@ class Base(NamedTuple):
     policy: str = ""
     """By which what is private was taken out of all of them; under another they have to be read again."""
 
-    def known(self, path: str) -> Known | None:
+    def known(self, path: str) -> KnownEntry | None:
         row = self.entries.get(path)
-        return Known(Entry._make(row[0]), row[1], row[2]) if row is not None else None
+        return KnownEntry(Entry._make(row[0]), row[1], row[2]) if row is not None else None
 
-    def same(self, path: str, signature: list[Any]) -> Known | None:
+    def find_unchanged(self, path: str, signature: list[Any]) -> KnownEntry | None:
         """What is known of ``path``, if its signature is still that and old enough to be believed."""
         known = self.known(path)
         if known is None or known.signature != signature or not signature:
@@ -73,49 +73,49 @@ class Base(NamedTuple):
         return known if changed < self.taken - tick else None
 
 
-def lineage(folder: str, known: list[str]) -> list[str]:
+def find_lineage(folder: str, known: list[str]) -> list[str]:
     """The snapshots among ``known`` that this sandbox was restored from or exported since, newest first."""
     wanted = set(known)
     return [snapshot for snapshot in reversed(history.read(folder)) if snapshot in wanted]
 
 
-def load(folder: str, snapshots: list[str]) -> Base | None:
+def load_base(folder: str, snapshots: list[str]) -> Base | None:
     """The cached index of the first of these; ``None`` when there is none or it is damaged."""
     try:
-        return _load(folder, snapshots[0]) if snapshots else None
+        return _load_base(folder, snapshots[0]) if snapshots else None
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def begin(folder: str, base: Base, reader: bool = False) -> None:
+def write_restored(folder: str, base: Base, reader: bool = False) -> None:
     """The memory here is that snapshot, whatever it was before (a restore)."""
     _write_index(folder, base)
     history.write(folder, [base.snapshot], reader)
-    _tidy(folder, {base.snapshot})
+    _remove_others(folder, {base.snapshot})
 
 
-def hold(folder: str, reader: bool) -> None:
+def set_reader(folder: str, reader: bool) -> None:
     """The memory here stays as it is, to be read only or to be written."""
     if history.is_reader(folder) != reader:
         history.write(folder, history.read(folder), reader)
 
 
-def go_on(folder: str, base: Base, before: Base | None, origin: str = "") -> None:
+def write_exported(folder: str, base: Base, before: Base | None, origin: str = "") -> None:
     """The memory here grew into that snapshot (an export). The index of ``before`` stays too: it may yet not be stored; and
     that of ``origin``, the newest that was head: what was exported since may never be."""
     if before is not None and before.snapshot != base.snapshot:
-        base = base._replace(full=before.full or before.snapshot, changed=_changed(base, before))
+        base = base._replace(full=before.full or before.snapshot, changed=_compute_changes(base, before))
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
         base = base._replace(full="", changed=None)
     _write_index(folder, base)
     lines = [line for line in history.read(folder) if line != base.snapshot] + [base.snapshot]
     history.write(folder, lines, history.is_reader(folder))
     keep = {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set())
-    first = load(folder, [origin]) if origin and origin not in keep else None
-    _tidy(folder, keep | ({first.snapshot, first.full} if first is not None else set()))
+    first = load_base(folder, [origin]) if origin and origin not in keep else None
+    _remove_others(folder, keep | ({first.snapshot, first.full} if first is not None else set()))
 
 
-def _changed(base: Base, before: Base) -> dict[str, Row | None]:
+def _compute_changes(base: Base, before: Base) -> dict[str, Row | None]:
     old, new = before.entries, base.entries
     changed = dict(before.changed or {})
     changed.update((path, row) for path, row in new.items() if old.get(path) is not row)
@@ -139,20 +139,20 @@ def _write_index(folder: str, base: Base) -> None:
         places.write_file(os.path.join(folder, PREFIX + base.snapshot), json.dumps(head).encode("ascii") + b"\n" + body)
 
 
-def _tidy(folder: str, keep: set[str]) -> None:
+def _remove_others(folder: str, keep: set[str]) -> None:
     for name in os.listdir(folder):
         if name.startswith(PREFIX) and name[len(PREFIX) :] not in keep:
             places.remove(os.path.join(folder, name))
 
 
-def _load(folder: str, snapshot: str) -> Base:
-    head, entries, gone = _read(folder, snapshot)
+def _load_base(folder: str, snapshot: str) -> Base:
+    head, entries, gone = _read_index(folder, snapshot)
     base = Base(snapshot, head["taken"], entries, head["rules"], head["full"], policy=head["policy"])
     if not base.full:
         if gone:
             raise ValueError("gone from nothing")
         return base
-    above, whole, nothing = _read(folder, base.full)
+    above, whole, nothing = _read_index(folder, base.full)
     if above["full"] or nothing:
         raise ValueError("changes of changes")
     whole.update(entries)
@@ -175,7 +175,7 @@ HEAD = {
 }
 
 
-def _read(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Row], list[str]]:
+def _read_index(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Row], list[str]]:
     """One file: its head, its rows, and what it says is gone. Raise OSError or ValueError."""
     if "/" in snapshot or "\0" in snapshot:
         raise ValueError("no name of a snapshot")

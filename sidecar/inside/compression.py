@@ -13,7 +13,7 @@ from .refusal import Refusal
 
 
 @contextlib.contextmanager
-def opened(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
+def decompress(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
     """The plain bytes of a "gz" or "zst" stream. Raise Refusal (``no-zstd``) when this machine cannot read zstd."""
     if codec == "gz":
         with gzip.GzipFile(fileobj=stream, mode="rb") as plain:
@@ -39,7 +39,7 @@ def opened(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
         raise Refusal("no-zstd", "This sandbox has neither the zstd program nor Python 3.14.")
     process = subprocess.Popen(["zstd", "-q", "-d", "-c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
-    feeder = threading.Thread(target=_feed, args=(stream, process.stdin), daemon=True)
+    feeder = threading.Thread(target=_copy_to_pipe, args=(stream, process.stdin), daemon=True)
     feeder.start()
     try:
         yield process.stdout  # type: ignore[misc]
@@ -49,6 +49,6 @@ def opened(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
         feeder.join()
 
 
-def _feed(source: BinaryIO, target: BinaryIO) -> None:
+def _copy_to_pipe(source: BinaryIO, target: BinaryIO) -> None:
     with contextlib.suppress(BrokenPipeError), target:
         shutil.copyfileobj(source, target, 1 << 20)

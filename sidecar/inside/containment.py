@@ -39,7 +39,7 @@ class Containment(NamedTuple):
         except Refusal:
             return False
 
-    def leads_to(self, place: str) -> bool:
+    def may_lead_to_project(self, place: str) -> bool:
         """Whether a project lies in this folder, or will once it is made. The home, which comes first, is always there."""
         return self.beneath is None or any(is_in(folder, place) for folder in self.beneath[1:])
 
@@ -48,7 +48,7 @@ class Containment(NamedTuple):
         return frozenset(place for place in self.apart if is_in(place, folder))
 
 
-def containment(request: Dict[str, Any], *own: str) -> Containment:
+def parse_containment(request: Dict[str, Any], *own: str) -> Containment:
     """What a request says of it; ``own`` is the sidecar's folder in this sandbox, where no memory is."""
     told = request.get("contained") or {"beneath": None, "apart": []}
     return Containment(told["beneath"], frozenset([*own, *told["apart"]]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from .roots import numbered
+from .roots import split_number
 from .rules import Rules
 
 
@@ -22,5 +22,5 @@ class Coverage:
         }
 
     def has(self, root: str, relative: str) -> bool:
-        rules = self._rules.get(root) or self._rules.get(numbered(root)[0])
+        rules = self._rules.get(root) or self._rules.get(split_number(root)[0])
         return rules is None or rules.allows(relative, False)

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     edge: bool = True
     """It does not begin in the middle of a word; what JSON or a URL has escaped, or colours a terminal, is no part of one."""
     long: bool = False
-    """A private key: these are its first line alone, which is suspicious wherever it is; ``_key_end`` says what follows."""
+    """A private key: these are its first line alone, which is suspicious wherever it is; ``_find_key_end`` says what follows."""
 
     @property
     def text(self) -> bytes:
@@ -146,12 +146,12 @@ KINDS: Tuple[Kind, ...] = (
 
 
 @lru_cache(maxsize=None)
-def _pattern(text: bytes) -> Pattern[bytes]:
+def _compile(text: bytes) -> Pattern[bytes]:
     return re.compile(text)
 
 
 @lru_cache(maxsize=None)
-def _quick() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple[Kind, ...]]:
+def _build_quick_patterns() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple[Kind, ...]]:
     """The literals in a few passes: those that end or begin with the same rare byte are looked for together."""
     groups: Dict[bytes, List[Kind]] = {b"_": [], b"-": [], b"A": []}
     others: List[Kind] = []
@@ -159,10 +159,10 @@ def _quick() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple
         first, last = kind.literal[:1], kind.literal[-1:]
         key = last if last in (b"_", b"-") else first
         (groups[key] if key in (last, b"A") and key in groups else others).append(kind)
-    return tuple((re.compile(_either(key, kinds)), tuple(kinds)) for key, kinds in groups.items()), tuple(others)
+    return tuple((re.compile(_join_literals(key, kinds)), tuple(kinds)) for key, kinds in groups.items()), tuple(others)
 
 
-def _either(key: bytes, kinds: List[Kind]) -> bytes:
+def _join_literals(key: bytes, kinds: List[Kind]) -> bytes:
     texts = [re.escape(kind.literal) for kind in kinds]
     if key == b"A":
         return key + b"(?:" + b"|".join(text[1:] for text in texts) + b")"
@@ -171,60 +171,60 @@ def _either(key: bytes, kinds: List[Kind]) -> bytes:
     return b"%b(?<=[%b][%b]%b)(?:%b)" % (key, *before, key, b"|".join(b"(?<=" + text + b")" for text in texts))
 
 
-def _possible(data: bytes) -> List[Kind]:
+def _list_possible_kinds(data: bytes) -> List[Kind]:
     """The kinds whose literals are there."""
-    groups, others = _quick()
+    groups, others = _build_quick_patterns()
     kinds = [kind for quick, kinds in groups if quick.search(data) for kind in kinds if kind.literal in data]
     return kinds + [kind for kind in others if kind.literal in data]
 
 
 def may_hold(data: bytes) -> bool:
     """Whether there is a credential, or the beginning of a long one."""
-    return any(_is_there(kind, data) for kind in _possible(data))
+    return any(_contains(kind, data) for kind in _list_possible_kinds(data))
 
 
-def _is_there(kind: Kind, data: bytes) -> bool:
-    return b"PRIVATE KEY" in data if kind.long else _pattern(kind.text).search(data) is not None
+def _contains(kind: Kind, data: bytes) -> bool:
+    return b"PRIVATE KEY" in data if kind.long else _compile(kind.text).search(data) is not None
 
 
-def _span(kind: Kind, data: bytes, at: int) -> Tuple[int, int] | None:
+def _find_span(kind: Kind, data: bytes, at: int) -> Tuple[int, int] | None:
     """Where the next one of a kind is."""
-    for match in _pattern(kind.text).finditer(data, at):
+    for match in _compile(kind.text).finditer(data, at):
         if not kind.long:
             return match.span(1 if match.re.groups else 0)
-        end = _key_end(data, match.end())
+        end = _find_key_end(data, match.end())
         if end:
             return match.start(), end
     return None
 
 
-def _key_end(data: bytes, at: int) -> int:
+def _find_key_end(data: bytes, at: int) -> int:
     """Where a private key ends whose first line ends at ``at``; 0 when none follows.
 
     That is with its last line, whatever is before the lines and between them. Where there is none, it is with the last line
     of a single word that looks like part of a key.
     """
     dashes = data.find(b"-----", at, at + LONGEST_KEY)
-    last = _pattern(_LAST_LINE).match(data, dashes) if dashes >= 0 else None
-    if last is not None and not _pattern(_NO_KEY).search(data, at, dashes) and _is_key(data[at:dashes]):
+    last = _compile(_LAST_LINE).match(data, dashes) if dashes >= 0 else None
+    if last is not None and not _compile(_NO_KEY).search(data, at, dashes) and _is_key(data[at:dashes]):
         return last.end()
-    lines = _pattern(_KEY_LINES).match(data, at, at + LONGEST_KEY)
+    lines = _compile(_KEY_LINES).match(data, at, at + LONGEST_KEY)
     return lines.end() if lines is not None else 0
 
 
 def _is_key(between: bytes) -> bool:
     """Whether what is between a first and a last line is a key, but for what it is indented, quoted and commented with."""
-    told = _pattern(_TOLD).match(between)
+    told = _compile(_TOLD).match(between)
     lines = between[told.end() :] if told is not None else between
-    key = sum(len(word) for word in _pattern(_WORD).findall(lines))
-    return key > 0 and key >= KEY_SHARE * len(_pattern(_AROUND).sub(b"", lines))
+    key = sum(len(word) for word in _compile(_WORD).findall(lines))
+    return key > 0 and key >= KEY_SHARE * len(_compile(_AROUND).sub(b"", lines))
 
 
 Found = Callable[[int, str], None]
 """Told the line of each credential, as it is in what is left, and its kind."""
 
 
-class Credentials:
+class CredentialFilter:
     """Feed it a text in pieces; what comes back is the text, with ``[redacted:KIND]`` for each credential if ``redact``."""
 
     def __init__(self, redact: bool, found: Found) -> None:
@@ -244,16 +244,16 @@ class Credentials:
         buffer, at = self._buffer + data, self._context
         out: List[bytes] = []
         limit = len(buffer) if last else len(buffer) - HOLD
-        kinds = _possible(buffer) if at < limit else []
+        kinds = _list_possible_kinds(buffer) if at < limit else []
         nexts: Dict[Kind, Tuple[int, int]] = {}
         while at < limit:
-            best = self._next(buffer, at, kinds, nexts)
+            best = self._find_next(buffer, at, kinds, nexts)
             if best is None or nexts[best][0] >= limit:
-                self._pass(buffer[at:limit], out)
+                self._emit(buffer[at:limit], out)
                 at = limit
                 break
             start, end = nexts[best]
-            self._pass(buffer[at:start], out)
+            self._emit(buffer[at:start], out)
             self._found(self._line, best.name)
             if self._redact:
                 mark = b"[redacted:%s]" % best.name.encode()
@@ -263,34 +263,34 @@ class Credentials:
                 buffer, at = mark + buffer[end:], len(mark)
                 nexts.clear()
             else:
-                self._pass(buffer[start:end], out)
+                self._emit(buffer[start:end], out)
                 at = end
         self._context = min(at, 8)
         self._buffer = buffer[at - self._context :]
         return b"".join(out)
 
-    def _next(self, buffer: bytes, at: int, kinds: List[Kind], nexts: Dict[Kind, Tuple[int, int]]) -> Kind | None:
+    def _find_next(self, buffer: bytes, at: int, kinds: List[Kind], nexts: Dict[Kind, Tuple[int, int]]) -> Kind | None:
         """The kind whose next one begins first (of those, the longest); where each of them is, is kept in ``nexts``."""
         for kind in list(kinds):
             if kind in nexts and nexts[kind][0] >= at:
                 continue
-            span = _span(kind, buffer, at)
+            span = _find_span(kind, buffer, at)
             if span is None:
                 kinds.remove(kind)
             else:
                 nexts[kind] = span
         return min(kinds, key=lambda kind: (nexts[kind][0], -nexts[kind][1]), default=None)
 
-    def _pass(self, data: bytes, out: List[bytes]) -> None:
+    def _emit(self, data: bytes, out: List[bytes]) -> None:
         out.append(data)
         self._line += data.count(b"\n")
 
 
-def blotted(text: str) -> Tuple[str, List[str]]:
+def redact_name(text: str) -> Tuple[str, List[str]]:
     """A name as it may be said, and the kinds of the credentials in it."""
     data = text.encode("utf-8", "surrogatepass")
     if not may_hold(data):
         return text, []
     kinds: List[str] = []
-    left = Credentials(True, lambda line, kind: kinds.append(kind)).feed(data, True)
+    left = CredentialFilter(True, lambda line, kind: kinds.append(kind)).feed(data, True)
     return left.decode("utf-8", "surrogatepass"), kinds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Set
 
-from .scrubbing import CHUNK, OVERLAP, Policy
+from .scrubbing import CHUNK, OVERLAP, PrivacyPolicy
 
 WORD = b"private"
 EDGE = 512
@@ -20,7 +20,7 @@ _WHOLE = re.compile(rb"(?i)(?:0{0,2}3?c)?\s{0,64}private[\s>\\]")
 _REST = re.compile(rb"(?i)(r?i?v?a?t?e)[\s>\\]")
 
 
-def may_hold(place: str, policy: Policy) -> bool:
+def may_hold(place: str, policy: PrivacyPolicy) -> bool:
     """Whether something in a damaged database must not leave, or nobody can say."""
     begins: Set[int] = set()
     """How much of the word there is somewhere, at the beginning of a tag."""

@@ -29,13 +29,13 @@ SIZEABLE = 1 << 20
 CHUNK = 1 << 20
 
 
-class Copied(NamedTuple):
+class DatabaseCopy(NamedTuple):
     place: str
     page: int
     check: str
 
 
-def signature(place: str) -> list[list[int]]:
+def compute_database_signature(place: str) -> list[list[int]]:
     """What ``stat`` says of a database and its logs: any commit changes it."""
     rows = []
     for tail in ("", WAL_TAIL, JOURNAL_TAIL):
@@ -49,7 +49,7 @@ def signature(place: str) -> list[list[int]]:
 
 def copy_database(
     source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
-) -> Copied:
+) -> DatabaseCopy:
     """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
 
     SQLite opens files by their paths and follows links. With ``strict`` what it opened must be the very file that is found
@@ -59,7 +59,7 @@ def copy_database(
     """
     deadline = time.monotonic() + wait
     try:
-        while not _copied_itself(source, target, deadline, strict):
+        while not _try_strict_copy(source, target, deadline, strict):
             if time.monotonic() > deadline:
                 raise Refusal("database-busy", "The database %s did not hold still for a copy." % source, True)
             time.sleep(0.02)
@@ -68,13 +68,13 @@ def copy_database(
         raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
     except sqlite3.DatabaseError as problem:
         _copy_file(source, target)
-        return Copied(target, 0, str(problem))
+        return DatabaseCopy(target, 0, str(problem))
     _keep_counters(source, target)
-    left = _empty(target, emptied) if emptied else ""
-    return Copied(target, page_size(target), left or quick_check(target))
+    left = _clear_tables(target, emptied) if emptied else ""
+    return DatabaseCopy(target, read_page_size(target), left or quick_check(target))
 
 
-def _empty(place: str, tables: list[str]) -> str:
+def _clear_tables(place: str, tables: list[str]) -> str:
     """Remove all rows of these tables, as far as they are there, and overwrite them with zeros; so too what is not in use,
     for rows that were removed or replaced earlier may be left there. Return what went wrong, if anything did."""
     from . import pages
@@ -91,25 +91,25 @@ def _empty(place: str, tables: list[str]) -> str:
         finally:
             connection.close()
         if os.path.getsize(place):
-            pages.clear(place)
-    except (sqlite3.Error, pages.Strange) as problem:
+            pages.clear_unused(place)
+    except (sqlite3.Error, pages.UnexpectedPage) as problem:
         return str(problem) or "its pages are not what they should be"
     return ""
 
 
-def page_size(place: str) -> int:
+def read_page_size(place: str) -> int:
     """A database file's page size; 0 when it is too short to have one."""
     with open(places.open_file(place), "rb") as file:
         size = int.from_bytes(file.read(HEADER)[16:18], "big")
     return 65536 if size == 1 else size
 
 
-def measured(place: str) -> tuple[int, int]:
+def measure(place: str) -> tuple[int, int]:
     """How many bytes a copy of a database will have, and how many of them are free pages, by its header and the last commit
     in its log; nothing is opened by SQLite. It may have changed by the time it is copied. Raise OSError."""
     with open(places.open_file(place), "rb") as file:
         header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
-    page = page_size(place)
+    page = read_page_size(place)
     if not page:
         return whole, 0
     pages = whole // page
@@ -130,10 +130,10 @@ def measured(place: str) -> tuple[int, int]:
     return pages * page, int.from_bytes(header[36:40], "big") * page if header.startswith(MAGIC) else 0
 
 
-def mostly_free(path: str, place: str) -> str:
+def describe_free_pages(path: str, place: str) -> str:
     """What to say of a sizeable database most of whose pages hold nothing; empty when that is not so."""
     try:
-        whole, free = measured(place)
+        whole, free = measure(place)
     except OSError:
         return ""
     if whole < SIZEABLE or free * 2 <= whole:
@@ -144,15 +144,15 @@ def mostly_free(path: str, place: str) -> str:
     )
 
 
-def reader(place: str) -> sqlite3.Connection:
+def connect_read_only(place: str) -> sqlite3.Connection:
     """A connection to a database file nobody writes to. Nothing is written beside it."""
-    return sqlite3.connect(_uri(place, "mode=ro&immutable=1"), uri=True)
+    return sqlite3.connect(_make_uri(place, "mode=ro&immutable=1"), uri=True)
 
 
 def quick_check(place: str) -> str:
     """SQLite's own word on a database file: "ok" or its first complaint. Writes nothing."""
     try:
-        connection = reader(place)
+        connection = connect_read_only(place)
         try:
             found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             if not found.startswith("NULL value in "):
@@ -165,7 +165,7 @@ def quick_check(place: str) -> str:
         return str(problem)
 
 
-def _uri(place: str, options: str) -> str:
+def _make_uri(place: str, options: str) -> str:
     return "file:" + quote(os.fsencode(place)) + "?" + options
 
 
@@ -174,19 +174,19 @@ def _is_wal(place: str) -> bool:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
-def _copied_itself(source: str, target: str, deadline: float, strict: bool) -> bool:
+def _try_strict_copy(source: str, target: str, deadline: float, strict: bool) -> bool:
     """One try. False when the database, or what lies at its path, changed hands meanwhile and the copy cannot be trusted."""
     if not strict:
-        return _copied(source, target, deadline)
-    before = _identity(source)
-    return _copied(source, target, deadline, before) and _identity(source) == before
+        return _try_copy(source, target, deadline)
+    before = _identify_file(source)
+    return _try_copy(source, target, deadline, before) and _identify_file(source) == before
 
 
-def _identity(source: str) -> tuple[int, int]:
+def _identify_file(source: str) -> tuple[int, int]:
     """Which file is at this path. Raise Refusal when it, or a log that SQLite would read with it, is a link."""
     for tail in (WAL_TAIL, SHM_TAIL, JOURNAL_TAIL, ""):
         try:
-            status = places.status(source + tail)
+            status = places.read_status(source + tail)
         except FileNotFoundError:
             if not tail:
                 raise
@@ -196,7 +196,7 @@ def _identity(source: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_open(identity: tuple[int, int]) -> bool:
+def _has_open(identity: tuple[int, int]) -> bool:
     """Whether this process has that file open; where the system does not tell, it is believed."""
     try:
         numbers = os.listdir("/proc/self/fd")
@@ -212,36 +212,36 @@ def _is_open(identity: tuple[int, int]) -> bool:
     return False
 
 
-def _copied(source: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
+def _try_copy(source: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
     """One try. False when the database changed hands meanwhile and the copy cannot be trusted."""
     if not _is_wal(source):
         try:
-            return _backup(_uri(source, "mode=ro"), target, deadline, itself)
+            return _run_backup(_make_uri(source, "mode=ro"), target, deadline, itself)
         except sqlite3.OperationalError as problem:
             # A hot journal: its writer died. Reading needs a roll-back, which happens to our copy instead.
             if "readonly" not in str(problem) or not os.path.exists(source + JOURNAL_TAIL):
                 raise
-            return _copied_offline(source, target, deadline)
+            return _try_copy_offline(source, target, deadline)
     if os.path.exists(source + SHM_TAIL):
-        return _backup(_uri(source, "mode=ro"), target, deadline, itself)
+        return _run_backup(_make_uri(source, "mode=ro"), target, deadline, itself)
     if os.path.exists(source + WAL_TAIL) or os.path.exists(source + JOURNAL_TAIL):
-        return _copied_offline(source, target, deadline)
-    before = signature(source)
-    right = _backup(_uri(source, "mode=ro&immutable=1"), target, deadline, itself)
-    return right and signature(source) == before and not os.path.exists(source + SHM_TAIL)
+        return _try_copy_offline(source, target, deadline)
+    before = compute_database_signature(source)
+    right = _run_backup(_make_uri(source, "mode=ro&immutable=1"), target, deadline, itself)
+    return right and compute_database_signature(source) == before and not os.path.exists(source + SHM_TAIL)
 
 
-def _copied_offline(source: str, target: str, deadline: float) -> bool:
+def _try_copy_offline(source: str, target: str, deadline: float) -> bool:
     """Copy a database nobody has open together with its log, and let SQLite recover that copy."""
-    before = signature(source)
+    before = compute_database_signature(source)
     twin = target + ".twin"
     try:
         for tail in ("", WAL_TAIL, JOURNAL_TAIL):
             if os.path.exists(source + tail):
                 _copy_file(source + tail, twin + tail)
-        if signature(source) != before or os.path.exists(source + SHM_TAIL):
+        if compute_database_signature(source) != before or os.path.exists(source + SHM_TAIL):
             return False
-        return _backup(_uri(twin, "mode=rw"), target, deadline)
+        return _run_backup(_make_uri(twin, "mode=rw"), target, deadline)
     finally:
         for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
             if os.path.exists(twin + tail):
@@ -253,7 +253,7 @@ def _copy_file(source: str, target: str) -> None:
         shutil.copyfileobj(original, copy, CHUNK)
 
 
-def _backup(source_uri: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
+def _run_backup(source_uri: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
     """Copy a database. False when what SQLite opened is not the file that it should be (``itself``); nothing is copied."""
     for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
         if os.path.exists(target + tail):
@@ -265,7 +265,7 @@ def _backup(source_uri: str, target: str, deadline: float, itself: tuple[int, in
 
     source = sqlite3.connect(source_uri, uri=True, timeout=0.2, isolation_level=None)
     try:
-        if itself is not None and not _is_open(itself):
+        if itself is not None and not _has_open(itself):
             return False
         copy = sqlite3.connect(target, isolation_level=None)
         try:
@@ -282,15 +282,15 @@ def _backup(source_uri: str, target: str, deadline: float, itself: tuple[int, in
 def _keep_counters(source: str, target: str) -> None:
     """Where the source's first page differs from the copy's in counters alone, take it as it is: then a database nobody
     writes to travels byte for byte."""
-    page = page_size(target)
+    page = read_page_size(target)
     with open(places.open_file(source), "rb") as original, open(target, "r+b") as copy:
         theirs, ours = original.read(page), copy.read(page)
-        if len(theirs) == len(ours) == page > 0 and without_counters(theirs) == without_counters(ours):
+        if len(theirs) == len(ours) == page > 0 and blank_counters(theirs) == blank_counters(ours):
             copy.seek(0)
             copy.write(theirs)
 
 
-def without_counters(page: bytes) -> bytes:
+def blank_counters(page: bytes) -> bytes:
     """A database's first page with its counters blanked: equal before and after a checkpoint or a plain copy."""
     blank = bytearray(page)
     for start, end in COUNTERS:
@@ -298,10 +298,10 @@ def without_counters(page: bytes) -> bytes:
     return bytes(blank)
 
 
-def ask(place: str, query: str) -> int:
+def query_number(place: str, query: str) -> int:
     """One number from a database file nobody writes to, such as its schema's version; 0 when it has none."""
     try:
-        connection = reader(place)
+        connection = connect_read_only(place)
         try:
             return int((connection.execute(query).fetchone() or [0])[0] or 0)
         finally:

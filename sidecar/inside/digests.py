@@ -22,7 +22,7 @@ Sink = Callable[[int, bytes, bytes], None]
 """Takes a block's number, its bytes and its sum."""
 
 
-def block_size(size: int, page: int = 0) -> int:
+def choose_block_size(size: int, page: int = 0) -> int:
     """The grain for a file: a database's page, else 64 KiB; doubled until the file has at most 2^18 blocks."""
     block = page or PLAIN_BLOCK
     while size > block * MOST_BLOCKS:
@@ -30,27 +30,27 @@ def block_size(size: int, page: int = 0) -> int:
     return block
 
 
-def block_count(size: int, block: int) -> int:
+def count_blocks(size: int, block: int) -> int:
     return (size + block - 1) // block
 
 
-def block_sum(data: bytes) -> bytes:
+def hash_block(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:SUM_BYTES]
 
 
-def digest_of_sums(sums: bytes) -> str:
+def digest_sums(sums: bytes) -> str:
     return hashlib.sha256(sums).hexdigest()
 
 
-def digest_of_bytes(data: bytes, block: int) -> tuple[str, bytes]:
+def digest_bytes(data: bytes, block: int) -> tuple[str, bytes]:
     """Digest and block sums of contents held in memory."""
     if len(data) <= block:
         return hashlib.sha256(data).hexdigest(), b""
-    sums = b"".join(block_sum(data[at : at + block]) for at in range(0, len(data), block))
-    return digest_of_sums(sums), sums
+    sums = b"".join(hash_block(data[at : at + block]) for at in range(0, len(data), block))
+    return digest_sums(sums), sums
 
 
-def digest_of_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
+def digest_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
     """Read up to ``size`` bytes; return digest, sums and how many bytes there were, handing each block to ``sink``."""
     if size <= block:
         data = stream.read(size)
@@ -63,10 +63,10 @@ def digest_of_stream(stream: Readable, size: int, block: int, sink: Sink | None 
         data = stream.read(min(block, size - got))
         if not data:
             break
-        one = block_sum(data)
+        one = hash_block(data)
         sums += one
         if sink is not None:
             sink(number, data, one)
         number += 1
         got += len(data)
-    return digest_of_sums(bytes(sums)), bytes(sums), got
+    return digest_sums(bytes(sums)), bytes(sums), got

@@ -29,7 +29,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     path = request["path"]
     with open(path, "rb") as file:
         for part in request["parts"]:
-            _moved(_put, part, file, path)
+            _transfer(_put, part, file, path)
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
     return {"status": "sent"}
 
@@ -39,13 +39,13 @@ def fetch(parts: list[dict[str, Any]], path: str) -> None:
     with open(path, "wb") as file:
         for part in parts:
             start = file.tell()
-            _moved(_get, part, file, path)
+            _transfer(_get, part, file, path)
             file.flush()
-            if file.tell() - start != part["bytes"] or _digest(path, start, part["bytes"]) != part["sha256"]:
+            if file.tell() - start != part["bytes"] or _hash_part(path, start, part["bytes"]) != part["sha256"]:
                 raise Refusal("no-direct", "What came from the bucket is not what is stored there.")
 
 
-def _moved(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
     """Carry out a transfer with Python, or with curl where Python cannot speak to the server. Raise ``Refusal``."""
     link: Link = part["link"]
     address = urllib.parse.urlsplit(link["url"])
@@ -59,24 +59,24 @@ def _moved(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
         trouble = getattr(problem, "reason", problem)
         if "ssl" not in type(trouble).__module__ or not shutil.which("curl"):
             raise Refusal("no-direct", "The bucket cannot be reached: %s." % type(trouble).__name__) from None
-        _curl(link, part, file, path)
+        _transfer_by_curl(link, part, file, path)
 
 
 def _put(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
     body = _Region(file, part["start"], part["bytes"])
-    _ask(link, "PUT", body).close()  # type: ignore[arg-type]
+    _send_request(link, "PUT", body).close()  # type: ignore[arg-type]
 
 
 def _get(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
     start = file.tell()
-    with _ask(link, "GET", None) as answer:
+    with _send_request(link, "GET", None) as answer:
         for chunk in iter(lambda: answer.read(CHUNK), b""):
             file.write(chunk)
             if file.tell() - start > part["bytes"]:
                 return
 
 
-def _ask(link: Link, method: str, body: BinaryIO | None) -> Any:
+def _send_request(link: Link, method: str, body: BinaryIO | None) -> Any:
     question = urllib.request.Request(link["url"], data=body, headers=dict(link["headers"]), method=method)
     return urllib.request.urlopen(question, timeout=IDLE_SECONDS)
 
@@ -95,7 +95,7 @@ class _Region:
         return data
 
 
-def _curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+def _transfer_by_curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
     """The same by curl, which brings certificates of its own; told on its standard input what others must not see."""
     piece = path + ".part"
     lines = ['url = "%s"' % link["url"], 'max-time = "3600"', 'connect-timeout = "%d"' % REACH_SECONDS]
@@ -118,7 +118,7 @@ def _curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
             os.unlink(piece)
 
 
-def _digest(path: str, start: int, length: int) -> str:
+def _hash_part(path: str, start: int, length: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         region = _Region(file, start, length)

@@ -10,8 +10,8 @@ import stat
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple
 
 from .refusal import Refusal
-from .rules import compiled
-from .walk import Found
+from .rules import compile_patterns
+from .walk import FoundPath
 
 if TYPE_CHECKING:
     from .trimming import Dropped
@@ -23,22 +23,22 @@ TIGHTER = 0.97
 lower, the last but one at nothing but what is hot, so that the last can say whether that is too much."""
 
 
-class Over(Exception):
+class OverLimit(Exception):
     """It was more than it had looked like: begin again with what is known now."""
 
 
-class Tally(NamedTuple):
+class Totals(NamedTuple):
     """How much some paths are."""
 
     bytes: int = 0
     paths: int = 0
     deepest: int = 0
 
-    def plus(self, size: int, depth: int, paths: int = 1) -> Tally:
-        return Tally(self.bytes + size, self.paths + paths, max(self.deepest, depth))
+    def with_added(self, size: int, depth: int, paths: int = 1) -> Totals:
+        return Totals(self.bytes + size, self.paths + paths, max(self.deepest, depth))
 
 
-class Fit:
+class ExportLimits:
     """The limits of one export, and what its rounds have learnt."""
 
     def __init__(self, limits: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Fit:
     def of(self, layout: str) -> dict[str, Any]:
         return self.layouts.get(layout, self.whole)
 
-    def holds(self, found: list[Found], steady: Dict[str, Tally]) -> bool:
+    def holds(self, found: list[FoundPath], steady: Dict[str, Totals]) -> bool:
         """Whether all of this, and what is steady, is within the limits by names and sizes, as far as is known by now."""
         if self.rounds:
             return False
@@ -69,7 +69,7 @@ class Fit:
             size = status.st_size if stat.S_ISREG(status.st_mode) else 0
             if size > self.largest and size > self.of(layout)["file_bytes"]:
                 return False
-            tallies[layout] = tallies.get(layout, Tally()).plus(size, one.path.count("/"))
+            tallies[layout] = tallies.get(layout, Totals()).with_added(size, one.path.count("/"))
         for layout, tally in tallies.items():
             limits = self.of(layout)
             if tally.bytes > limits["bytes"] or tally.paths > limits["files"] or tally.deepest > limits["depth"]:
@@ -77,7 +77,7 @@ class Fit:
         total, count = sum(tally.bytes for tally in tallies.values()), sum(tally.paths for tally in tallies.values())
         return bool(total <= self.whole["bytes"] and count <= self.whole["files"])
 
-    def leaves_out(self, found: Found) -> bool:
+    def leaves_out(self, found: FoundPath) -> bool:
         """Whether a file is too large by itself, and is none that its layout knows: it is no reason to save nothing."""
         size, layout = self.sizes.get(found.path, found.status.st_size), found.root.layout
         limits = self.of(layout["name"])
@@ -86,15 +86,15 @@ class Fit:
         if "file_bytes" in limits["trim"] or found.root.rules.names(found.relative):
             return False
         needed = layout.get("required", []) + layout.get("tiers", {}).get("hot", [])
-        return not compiled(needed).match(found.relative)
+        return not compile_patterns(needed).match(found.relative)
 
-    def dropped(self, found: list[Found]) -> dict[str, Dropped]:
+    def dropped(self, found: list[FoundPath]) -> dict[str, Dropped]:
         """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""
-        from .planning import planned
+        from .planning import plan_drops
 
-        return planned(self, found)
+        return plan_drops(self, found)
 
-    def count(self, found: Found, size: int, total: int) -> None:
+    def count(self, found: FoundPath, size: int, total: int) -> None:
         """What a file had when it was read, and all of them so far. Raise Over when that is too much."""
         if size != found.status.st_size:
             self.sizes[found.path] = size
@@ -102,7 +102,7 @@ class Fit:
             size > self.largest and size > self.of(found.root.layout["name"])["file_bytes"]
         ):
             self.sizes[found.path] = size
-            raise Over
+            raise OverLimit
 
     def check_all(self, sizes: Dict[str, int], layout_of: dict[str, str], taken: tuple[int, int]) -> None:
         """What was read in the end, and what stays as it was. Raise Over when that is too much."""
@@ -113,7 +113,7 @@ class Fit:
             over = over or sum(own) > table["bytes"] or len(own) > table["files"]
         if over:
             self.taken = taken
-            raise Over
+            raise OverLimit
 
     def check_pack(self, size: int, carried: Dict[str, int]) -> None:
         """A finished pack and what is in it. Raise Over to pack less, Refusal when there is no room for it in the store."""
@@ -129,9 +129,9 @@ class Fit:
             self.packed, self.carried_last = size, sum(carried.values())
             share = TIGHTER * max(0, 1 - self.rounds / (ROUNDS - 2))
             self.may_carry = int(self.carried_last * self.whole["packed_bytes"] / size * share)
-            raise Over
+            raise OverLimit
 
-    def again(self) -> None:
+    def start_round(self) -> None:
         """Begin another round. Raise Refusal when there were too many: what is read does not hold still."""
         self.rounds += 1
         if self.rounds >= ROUNDS:

@@ -11,7 +11,7 @@ import re
 import sqlite3
 from typing import Iterator, List, NamedTuple, Set, Tuple
 
-from .pages import varint
+from .pages import read_varint
 
 TABLES = {"fts3": ("_segments", "_segdir"), "fts4": ("_segments", "_segdir"), "fts5": ("_data", "_idx")}
 """Where an index keeps its words."""
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 )
 
 
-class Index(NamedTuple):
+class FullTextIndex(NamedTuple):
     name: str
     module: str
     content: str | None
@@ -33,40 +33,44 @@ class Index(NamedTuple):
     """What an FTS5 index knows of where a word is: "full", "column" or "none"."""
 
 
-def indexes(connection: sqlite3.Connection) -> List[Index]:
+def list_indexes(connection: sqlite3.Connection) -> List[FullTextIndex]:
     """The full-text indexes of a database."""
     found = []
     for name, sql in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL"):
         # CREATE VIRTUAL TABLE name USING module(…): all of it may be quoted, and have comments in between.
         words = [token for token in _TOKEN.findall(sql) if token]
-        module = _plain(words[5]).lower() if len(words) > 5 and words[1].lower() == "virtual" else ""
+        module = _unquote(words[5]).lower() if len(words) > 5 and words[1].lower() == "virtual" else ""
         if module in ("fts3", "fts4", "fts5"):
-            found.append(Index(name, module, _option(words, "content"), (_option(words, "detail") or "full").lower()))
+            found.append(
+                FullTextIndex(
+                    name, module, _read_option(words, "content"), (_read_option(words, "detail") or "full").lower()
+                )
+            )
     return found
 
 
-def _option(words: List[str], name: str) -> str | None:
+def _read_option(words: List[str], name: str) -> str | None:
     """What an option is set to; FTS5 takes the beginning of its name for it."""
     for at, word in enumerate(words[7:-1], 7):
         if words[at - 1] in "(," and words[at + 1] == "=" and name.startswith(word.lower()):
             value = words[at + 2] if at + 2 < len(words) else ""
-            return "" if value in (",", ")") else _plain(value)
+            return "" if value in (",", ")") else _unquote(value)
     return None
 
 
-def _plain(word: str) -> str:
+def _unquote(word: str) -> str:
     if word[0] not in "\"'`[":
         return word
     return word[1:-1].replace(word[0] * 2, word[0])
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return '"%s"' % name.replace('"', '""')
 
 
-def knows(connection: sqlite3.Connection, index: Index) -> bool:
+def may_contain_tags(connection: sqlite3.Connection, index: FullTextIndex) -> bool:
     """Whether some row in this index has the word of a tag, or nobody can say."""
-    name = quoted(index.name)
+    name = quote_name(index.name)
     try:
         query = "SELECT rowid FROM %s WHERE %s MATCH '\"private\"' LIMIT 1" % (name, name)
         return connection.execute(query).fetchone() is not None
@@ -74,32 +78,34 @@ def knows(connection: sqlite3.Connection, index: Index) -> bool:
         return True
 
 
-def remembers(connection: sqlite3.Connection, index: Index) -> bool:
+def may_remember_tags(connection: sqlite3.Connection, index: FullTextIndex) -> bool:
     """Whether an FTS5 index has the words of tags for a row that is gone or was changed. Of older ones nobody can say."""
     if index.module != "fts5":
         return False
     try:
-        segments = list(_segments(connection, index.name))
-        return any(_tagged_and_gone(connection, index, segments, word) for word in WORDS)
+        segments = list(_iterate_segments(connection, index.name))
+        return any(_has_tagged_and_gone(connection, index, segments, word) for word in WORDS)
     except IndexError:
         return True
 
 
-def _tagged_and_gone(connection: sqlite3.Connection, index: Index, segments: List[int], word: bytes) -> bool:
+def _has_tagged_and_gone(
+    connection: sqlite3.Connection, index: FullTextIndex, segments: List[int], word: bytes
+) -> bool:
     tagged: Set[int] = set()
     gone: Set[int] = set()
     certain = True
     for segment in segments:
-        rows, whole = _rows(connection, index.name, segment, word)
+        rows, whole = _read_rows(connection, index.name, segment, word)
         certain = certain and whole  # which row it is, only the first leaf tells
-        for row, times, deleted in _entries(rows, index.detail):
+        for row, times, deleted in _iterate_entries(rows, index.detail):
             gone.update([row] if deleted else ())
             tagged.update([row] if times > 1 else ())
     return bool(tagged & gone if certain else tagged and gone)
 
 
-def _segments(connection: sqlite3.Connection, name: str) -> Iterator[int]:
-    query, first = "SELECT min(id) FROM %s WHERE id >= ? AND id < ?" % quoted(name + "_data"), SEGMENT
+def _iterate_segments(connection: sqlite3.Connection, name: str) -> Iterator[int]:
+    query, first = "SELECT min(id) FROM %s WHERE id >= ? AND id < ?" % quote_name(name + "_data"), SEGMENT
     while True:
         (found,) = connection.execute(query, (first, LAST)).fetchone()
         if found is None:
@@ -108,21 +114,23 @@ def _segments(connection: sqlite3.Connection, name: str) -> Iterator[int]:
         first = (found // SEGMENT + 1) * SEGMENT
 
 
-def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) -> Tuple[bytes, bool]:
+def _read_rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) -> Tuple[bytes, bool]:
     """What a part of an index says of a word: the rows it is in, and where in them; and whether one leaf has all of it.
 
     Raise IndexError.
     """
-    query = "SELECT pgno >> 1 FROM %s WHERE segid = ? AND term <= ? ORDER BY term DESC LIMIT 1" % quoted(name + "_idx")
+    query = "SELECT pgno >> 1 FROM %s WHERE segid = ? AND term <= ? ORDER BY term DESC LIMIT 1" % quote_name(
+        name + "_idx"
+    )
     (page,) = connection.execute(query, (segment, word)).fetchone() or (1,)
-    query = "SELECT block FROM %s WHERE id BETWEEN ? AND ? ORDER BY id" % quoted(name + "_data")
+    query = "SELECT block FROM %s WHERE id BETWEEN ? AND ? ORDER BY id" % quote_name(name + "_data")
     rows: bytes | None = None
     whole = True
     for (leaf,) in connection.execute(query, (segment * SEGMENT + page, segment * SEGMENT + LEAVES - 1)):
         end = leaf[2] << 8 | leaf[3]
         starts, at, start = [], end, 0
         while at < len(leaf):
-            more, at = varint(leaf, at)
+            more, at = read_varint(leaf, at)
             start += more
             starts.append(start)
         if rows is not None:  # what did not fit into the leaf before
@@ -132,8 +140,8 @@ def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) 
                 return rows, whole
         term = b""
         for start, following in zip(starts, starts[1:] + [end]):
-            kept, at = varint(leaf, start) if start != starts[0] else (0, start)
-            size, at = varint(leaf, at)
+            kept, at = read_varint(leaf, start) if start != starts[0] else (0, start)
+            size, at = read_varint(leaf, at)
             term = term[:kept] + leaf[at : at + size]
             if term == word:
                 rows = leaf[at + size : following]
@@ -144,30 +152,30 @@ def _rows(connection: sqlite3.Connection, name: str, segment: int, word: bytes) 
     return rows or b"", whole
 
 
-def _entries(rows: bytes, detail: str) -> Iterator[Tuple[int, int, bool]]:
+def _iterate_entries(rows: bytes, detail: str) -> Iterator[Tuple[int, int, bool]]:
     """Each row, how often it has the word, as far as that is known, and whether it is marked as deleted. Raise IndexError."""
     at = row = 0
     while at < len(rows):
-        more, at = varint(rows, at)
+        more, at = read_varint(rows, at)
         row += more
         if detail == "none":
             deleted = rows[at : at + 1] == b"\0"
             at += 2 if rows[at : at + 2] == b"\0\0" else deleted  # the second says that it is there again
             yield row, 2, deleted
             continue
-        size, at = varint(rows, at)
+        size, at = read_varint(rows, at)
         end = at + (size >> 1)
-        yield row, _times(rows[at:end]) if detail == "full" else 2, bool(size & 1)
+        yield row, _count_places(rows[at:end]) if detail == "full" else 2, bool(size & 1)
         at = end
 
 
-def _times(places: bytes) -> int:
+def _count_places(places: bytes) -> int:
     """How many places there are; a 1 says that the number of another column follows."""
     at = times = 0
     while at < len(places):
-        place, at = varint(places, at)
+        place, at = read_varint(places, at)
         if place == 1:
-            _, at = varint(places, at)
+            _, at = read_varint(places, at)
         else:
             times += 1
     return times

@@ -37,13 +37,13 @@ def find_holders(paths: list[str]) -> list[Holder]:
     A file that was deleted or replaced while open counts too, by its name. Processes we may not look into are passed
     over, and where there is no /proc, nobody is found.
     """
-    inodes = {_inode(path): path for path in paths}
+    inodes = {_read_inode(path): path for path in paths}
     inodes.pop(None, None)
     names = {os.path.realpath(path): path for path in paths}
-    ours = {os.getpid(), *_ancestors(os.getpid())}
+    ours = {os.getpid(), *_list_ancestors(os.getpid())}
     holders = []
-    for pid in map(int, filter(str.isdecimal, _entries("/proc"))):
-        held = set() if pid in ours else _held(pid, inodes, names)
+    for pid in map(int, filter(str.isdecimal, _list_folder("/proc"))):
+        held = set() if pid in ours else _find_held(pid, inodes, names)
         if held:
             try:
                 holders.append(_describe(pid, sorted(held)))
@@ -52,19 +52,19 @@ def find_holders(paths: list[str]) -> list[Holder]:
     return sorted(holders, key=lambda holder: len(holder.ancestors))
 
 
-def _held(pid: int, inodes: dict[tuple[int, int] | None, str], names: dict[str, str]) -> set[str]:
+def _find_held(pid: int, inodes: dict[tuple[int, int] | None, str], names: dict[str, str]) -> set[str]:
     held = set()
-    for link, target in _open_files(pid).items():
+    for link, target in _read_open_files(pid).items():
         if target[:1] == "/":
-            path = inodes.get(_inode(link))
-            if path is None and _undeleted(target) in names and _sees_our_files(pid):
-                path = names[_undeleted(target)]
+            path = inodes.get(_read_inode(link))
+            if path is None and _strip_deleted(target) in names and _sees_our_files(pid):
+                path = names[_strip_deleted(target)]
             if path is not None:
                 held.add(path)
     return held
 
 
-def _inode(path: str) -> tuple[int, int] | None:
+def _read_inode(path: str) -> tuple[int, int] | None:
     try:
         info = os.stat(path)
     except OSError:
@@ -72,18 +72,18 @@ def _inode(path: str) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-def _entries(folder: str) -> list[str]:
+def _list_folder(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
         return []
 
 
-def _open_files(pid: int) -> dict[str, str]:
+def _read_open_files(pid: int) -> dict[str, str]:
     """What a process has open: each of its entries in /proc, with what that points at."""
     folder = "/proc/%d/fd/" % pid
     found = {}
-    for number in _entries(folder):
+    for number in _list_folder(folder):
         try:
             found[folder + number] = os.readlink(folder + number)
         except OSError:
@@ -91,7 +91,7 @@ def _open_files(pid: int) -> dict[str, str]:
     return found
 
 
-def _undeleted(target: str) -> str:
+def _strip_deleted(target: str) -> str:
     return target[: -len(" (deleted)")] if target.endswith(" (deleted)") else target
 
 
@@ -108,16 +108,16 @@ def _read(pid: int, name: str) -> str:
         return os.fsdecode(file.read())
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat(pid: int) -> list[str]:
     """The fields of /proc/pid/stat from the third on: the second, a name, may hold anything."""
     return _read(pid, "stat").rpartition(")")[2].split()
 
 
-def _ancestors(pid: int) -> list[int]:
+def _list_ancestors(pid: int) -> list[int]:
     found: list[int] = []
     try:
         while pid > 1 and pid not in found[:-1]:
-            pid = int(_stat(pid)[1])
+            pid = int(_read_stat(pid)[1])
             found.append(pid)
     except _LEFT:
         pass
@@ -128,27 +128,27 @@ def _describe(pid: int, held: list[str]) -> Holder:
     status = dict(line.split(":", 1) for line in _read(pid, "status").split("\n") if ":" in line)
     return Holder(
         pid=pid,
-        started=int(_stat(pid)[19]),
+        started=int(_read_stat(pid)[19]),
         argv=_read(pid, "cmdline").split("\0")[:-1],
-        cwd=_undeleted(os.readlink("/proc/%d/cwd" % pid)),
+        cwd=_strip_deleted(os.readlink("/proc/%d/cwd" % pid)),
         environ=dict(pair.split("=", 1) for pair in _read(pid, "environ").split("\0") if "=" in pair),
         uid=int(status["Uid"].split()[1]),
         gid=int(status["Gid"].split()[1]),
         groups=[int(group) for group in status.get("Groups", "").split()],
-        ancestors=_ancestors(pid),
+        ancestors=_list_ancestors(pid),
         held=held,
     )
 
 
-def gone(holder: Holder) -> bool:
+def is_gone(holder: Holder) -> bool:
     try:
-        fields = _stat(holder.pid)
+        fields = _read_stat(holder.pid)
         return fields[0] in "ZX" or int(fields[19]) != holder.started
     except _LEFT:
         return True
 
 
-def ports_of(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
+def find_ports(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
     """Where the holder may answer, from the first source that says anything, as far as it listens there."""
     sources: list[list[object]] = [[holder.environ.get(shutdown.get("port_env", ""))]]
     for path in holder.held:
@@ -159,11 +159,11 @@ def ports_of(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
             continue
     sources.append(shutdown.get("ports") or [37700 + holder.uid % 100, 37777])
     found = [[int(text) for text in map(str, ports) if text.isdecimal() and len(text) < 6] for ports in sources]
-    listening = _listening(holder)
+    listening = _list_listening_ports(holder)
     return [port for port in next(filter(None, found), []) if port < 65536 and (listening is None or port in listening)]
 
 
-def _listening(holder: Holder) -> set[int] | None:
+def _list_listening_ports(holder: Holder) -> set[int] | None:
     """The ports this very process listens on; ``None`` where the system does not tell."""
     ports: dict[str, int] = {}
     told = False
@@ -175,4 +175,4 @@ def _listening(holder: Holder) -> set[int] | None:
             continue
         told = True
         ports.update(("socket:[%s]" % row[9], int(row[1].rpartition(":")[2], 16)) for row in rows if row[3] == "0A")
-    return {ports[target] for target in _open_files(holder.pid).values() if target in ports} if told else None
+    return {ports[target] for target in _read_open_files(holder.pid).values() if target in ports} if told else None

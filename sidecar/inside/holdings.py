@@ -16,11 +16,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import cache, databases, digests, index, keys, lineage, notes, places
 from .refusal import Refusal
-from .roots import Root, hint_for
-from .rules import compiled
+from .roots import Root, make_hint
+from .rules import compile_patterns
 from .scratch import Scratch
 from .swap import CHANGED, is_folder
-from .walk import Found, Skipped, link_target, walk
+from .walk import FoundPath, Skipped, read_link_target, walk
 
 MOST_MEMORIES = 200
 MOST_SHOWN = 5
@@ -56,13 +56,13 @@ class Holding(NamedTuple):
         """What it calls the root that is in this folder; "" when it does not hold that."""
         if self.roots is not None:
             return next((name for name, folder in self.roots.items() if folder == root.place), "")
-        return root.name if self.base is None or root.name in _roots_in(self.base) else ""
+        return root.name if self.base is None or root.name in _list_roots(self.base) else ""
 
 
-class Old(NamedTuple):
+class OldFile(NamedTuple):
     """A file or link that a restore takes away, and what is known of it."""
 
-    found: Found
+    found: FoundPath
     holding: Optional[Holding]
     """The memory that it belongs to; ``None``: it came with the sandbox."""
     path: str
@@ -96,20 +96,20 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
             continue
         stored: Optional[List[str]] = request["stored"].get(name)
         known = snapshots if stored is None else [snapshot for snapshot in snapshots if snapshot in stored]
-        base = cache.load(folder, [snapshot for snapshot in known if snapshot not in request["unusable"]])
+        base = cache.load_base(folder, [snapshot for snapshot in known if snapshot not in request["unusable"]])
         # The index of a restore has no rules in it, and only what is stored is restored.
         sure = stored is not None or (len(snapshots) == 1 and base is not None and not base.rules)
         holding = Holding(name, folder, snapshots, known, sure, base, noted.roots if noted else None)
         if noted is not None:
             holding = holding._replace(memory=noted.memory, sandbox=noted.sandbox)
-        found.append(holding._replace(reader=lineage.is_reader(folder), noted=_noted(folder)))
+        found.append(holding._replace(reader=lineage.is_reader(folder), noted=_read_noted_time(folder)))
     return found
 
 
-def _noted(folder: str) -> float:
+def _read_noted_time(folder: str) -> float:
     try:
         name = lineage.OF_READER if lineage.is_reader(folder) else lineage.NAME
-        return places.status(os.path.join(folder, name)).st_mtime
+        return places.read_status(os.path.join(folder, name)).st_mtime
     except OSError:
         return 0.0
 
@@ -124,20 +124,21 @@ class Holdings:
         mine = [one for one in self.all if one.folder == scratch.memory]
         self.own = mine[0] if mine else None
 
-    def holders_of(self, root: Root) -> List[Tuple[Holding, str]]:
+    def list_owners(self, root: Root) -> List[Tuple[Holding, str]]:
         """Who holds a root's folder, and what each calls it. What no other memory holds in a sandbox that this one was in
         is taken for this one's: better one snapshot too many."""
         holders = [(one, name) for one in self.all for name in [one.name_of(root)] if name]
         return holders or ([(self.own, root.name)] if self.own is not None else [])
 
-    def look(self, root: Root) -> Tuple[List[Old], List[str]]:
+    def look(self, root: Root) -> Tuple[List[OldFile], List[str]]:
         """The files and links of a root that are here, and the folders. Raise Refusal when they may not be read."""
-        old: List[Old] = []
+        old: List[OldFile] = []
         folders: List[str] = []
         if not is_folder(root.folder):
             return old, folders
         holders = [
-            (one, name, keys.recalled(one.folder, name, root.layout, root.keys)) for one, name in self.holders_of(root)
+            (one, name, keys.read_folder_names(one.folder, name, root.layout, root.keys))
+            for one, name in self.list_owners(root)
         ]
         for found in walk(root, Skipped()):
             if stat.S_ISDIR(found.status.st_mode):
@@ -148,10 +149,10 @@ class Holdings:
                 one.base.known(path) if one.base is not None else None for (one, _, _), path in zip(holders, paths)
             ]
             logged = any(one is not None and one.entry.database for one in known)
-            signature = databases.signature(found.place) if logged else ()
-            has = [one is not None and _is_as(found, one, signature) for one in known]
+            signature = databases.compute_database_signature(found.place) if logged else ()
+            has = [one is not None and _is_unchanged(found, one, signature) for one in known]
             best = has.index(True) if True in has else 0
-            one = Old(found, None, found.path, True in has, _is_savable(found), signature=signature)
+            one = OldFile(found, None, found.path, True in has, _is_savable(found), signature=signature)
             if holders:
                 one = one._replace(holding=holders[best][0], path=paths[best])
             if holders and holders[0][0] is self.own:
@@ -159,9 +160,9 @@ class Holdings:
             old.append(one)
         return old, folders
 
-    def check_steady(self, one: Old) -> None:
+    def check_unchanged(self, one: OldFile) -> None:
         """Raise Refusal when a database that a snapshot has was written to since it was looked at."""
-        if one.saved and one.signature and one.signature != databases.signature(one.found.place):
+        if one.saved and one.signature and one.signature != databases.compute_database_signature(one.found.place):
             raise Refusal(CHANGED, "%s was written to while the memory was put in place." % one.path, True)
 
     @property
@@ -173,7 +174,7 @@ class Holdings:
         heads = self._request["heads"]
         return next((one for one in self.own.stored if one in heads), "") if self.own is not None else ""
 
-    def is_ahead(self, roots: List[Root], old: List[Old]) -> bool:
+    def is_ahead(self, roots: List[Root], old: List[OldFile]) -> bool:
         """Whether this sandbox grew out of the snapshot asked for (``keep`` has its id): it is that, or more by now.
 
         Not when it lost its memory: all files of a root that the snapshot has are gone, or one that its layout cannot do
@@ -184,13 +185,13 @@ class Holdings:
         own = self.own
         if own is None or self.origin not in self._request["keep"]:
             return False
-        base = cache.load(own.folder, own.stored)
+        base = cache.load_base(own.folder, own.stored)
         exported = own.stored[0] != self.origin
-        origin = cache.load(own.folder, [self.origin]) if exported else base
+        origin = cache.load_base(own.folder, [self.origin]) if exported else base
         here = {one.own: one.found for one in old if one.own}
         for root in roots:
             name = own.name_of(root)
-            later = [one for one, _ in self.holders_of(root) if one.roots is None and one.noted > own.noted]
+            later = [one for one, _ in self.list_owners(root) if one.roots is None and one.noted > own.noted]
             if not name or later or not any(path.startswith(name + "/") for path in here):
                 return False
             if origin is not None and not _has_needed(origin, name, root, here):
@@ -199,10 +200,10 @@ class Holdings:
                 return False
         if own.reader == self._request["read_only"]:
             return bool(here)
-        same = base is not None and all(one.steady or not one.savable for one in old) and _files_in(base) <= set(here)
+        same = base is not None and all(one.steady or not one.savable for one in old) and _list_files(base) <= set(here)
         return same and not exported
 
-    def unsaved(self, old: List[Old]) -> List[Dict[str, Any]]:
+    def unsaved(self, old: List[OldFile]) -> List[Dict[str, Any]]:
         """Each memory of which something would be lost, and what an export of it has to be told. One of which the sidecar
         has yet to say what is stored is among them, with the snapshot that has all of it."""
         told = []
@@ -220,12 +221,12 @@ class Holdings:
                         "files": len(lost),
                         "paths": lost[:MOST_SHOWN],
                         "layouts": sorted({each.found.root.layout["name"] for each in mine}),
-                        "projects": self._projects(one, [each.found.root for each in mine]),
+                        "projects": self._list_projects(one, [each.found.root for each in mine]),
                     }
                 )
         return told
 
-    def _projects(self, holding: Holding, roots: List[Root]) -> Optional[List[str]]:
+    def _list_projects(self, holding: Holding, roots: List[Root]) -> Optional[List[str]]:
         """The projects to name when it is exported: those asked for now, else those it was in, in their order."""
         named: Optional[List[str]] = self._request["projects"]
         if named is not None and holding is self.own:
@@ -239,91 +240,91 @@ class Holdings:
             spec = specs.get(stem if numbered else name, {})
             below = "/" + spec["below"] if spec.get("below") else ""
             if spec.get("project") and folder.endswith(below):
-                projects[int(number) if numbered else 1] = hint_for(folder[: len(folder) - len(below)], self._home)
+                projects[int(number) if numbered else 1] = make_hint(folder[: len(folder) - len(below)], self._home)
         return [projects[number] for number in sorted(projects)][:MOST_PROJECTS] or None
 
     def displaced(self, roots: List[Root]) -> List[str]:
         """The keys of other memories that a restore of these roots takes something from."""
-        held = [one for root in roots for one, _ in self.holders_of(root)]
+        held = [one for root in roots for one, _ in self.list_owners(root)]
         return sorted({one.key for one in held if self.own is None or one.key != self.own.key})
 
 
-def shown(paths: List[str]) -> str:
+def format_some(paths: List[str]) -> str:
     """A few of many, for a sentence."""
     more = len(paths) - MOST_SHOWN
     return ", ".join(paths[:MOST_SHOWN]) + (" and %d more" % more if more > 0 else "")
 
 
-def _is_as(found: Found, known: cache.Known, signature: Sequence[Any]) -> bool:
+def _is_unchanged(found: FoundPath, known: cache.KnownEntry, signature: Sequence[Any]) -> bool:
     """Whether a file or link is as it was when it was last restored or exported; a database (with this signature) together
     with its logs."""
     if stat.S_ISLNK(found.status.st_mode):
-        return known.entry.type == index.LINK and _target(found) == known.entry.target
+        return known.entry.type == index.LINK and _read_target(found) == known.entry.target
     if known.entry.type != index.FILE:
         return False
     if known.entry.database and known.signature:
-        same = _sizes_and_times(known.signature) == _sizes_and_times(signature)
+        same = _pick_sizes_and_times(known.signature) == _pick_sizes_and_times(signature)
     else:
         was = known.signature[2:4] or [known.entry.size, known.entry.mtime]  # a seed left what was there
         same = bool(was == [found.status.st_size, found.status.st_mtime_ns])
     return same or _has_contents(found, known.entry, known.first_page, signature)
 
 
-def _sizes_and_times(rows: Sequence[Any]) -> List[Any]:
+def _pick_sizes_and_times(rows: Sequence[Any]) -> List[Any]:
     return [row[2:4] for row in rows if row and row[2]]  # who only reads a database leaves an empty log
 
 
-def _has_contents(found: Found, entry: index.Entry, first_page: str, signature: Sequence[Any]) -> bool:
+def _has_contents(found: FoundPath, entry: index.Entry, first_page: str, signature: Sequence[Any]) -> bool:
     """Whether a file of which only the time is another has the contents that a snapshot has: it was touched, or the log of
     a database was worked into it, as its worker does when it is stopped."""
     if found.status.st_size != entry.size or not entry.block or any(row and row[2] for row in signature[1:]):
         return False
     try:
         with open(places.open_file(found.place), "rb") as file:
-            digest, sums, _ = digests.digest_of_stream(file, entry.size, entry.block)
+            digest, sums, _ = digests.digest_stream(file, entry.size, entry.block)
             file.seek(0)
-            first = hashlib.sha256(databases.without_counters(file.read(entry.block))).hexdigest()
+            first = hashlib.sha256(databases.blank_counters(file.read(entry.block))).hexdigest()
     except OSError:
         return False
     counted = entry.database and sums[digests.SUM_BYTES :] == entry.sums[digests.SUM_BYTES :] and first == first_page
     return digest == entry.digest or counted
 
 
-def _is_savable(found: Found) -> bool:
-    return not stat.S_ISLNK(found.status.st_mode) or _target(found) is not None
+def _is_savable(found: FoundPath) -> bool:
+    return not stat.S_ISLNK(found.status.st_mode) or _read_target(found) is not None
 
 
-def _target(found: Found) -> Optional[str]:
+def _read_target(found: FoundPath) -> Optional[str]:
     try:
-        return link_target(found.place, found.root, found.relative)
+        return read_link_target(found.place, found.root, found.relative)
     except OSError:
         return None
 
 
-def _roots_in(base: cache.Base) -> Set[str]:
+def _list_roots(base: cache.Base) -> Set[str]:
     return {path.split("/", 1)[0] for path in base.entries}
 
 
-def _files_in(base: cache.Base) -> Set[str]:
+def _list_files(base: cache.Base) -> Set[str]:
     return {path for path, row in base.entries.items() if row[0][index.TYPE] != index.DIR}
 
 
-def _has_needed(origin: cache.Base, name: str, root: Root, here: Dict[str, Found]) -> bool:
+def _has_needed(origin: cache.Base, name: str, root: Root, here: Dict[str, FoundPath]) -> bool:
     """Whether a root still has some of the files that it had, and all that its layout needs."""
-    had = {path for path in _files_in(origin) if path.startswith(name + "/")}
-    needed = compiled(root.layout.get("required", [])).match
+    had = {path for path in _list_files(origin) if path.startswith(name + "/")}
+    needed = compile_patterns(root.layout.get("required", [])).match
     lost = any(needed(path[len(name) + 1 :]) for path in had if path not in here)
     return not lost and not (had and had.isdisjoint(here))
 
 
-def _has_databases(base: cache.Base, name: str, here: Dict[str, Found]) -> bool:
+def _has_databases(base: cache.Base, name: str, here: Dict[str, FoundPath]) -> bool:
     """Whether the databases of a root are still about as large as they were."""
-    for path in _files_in(base):
+    for path in _list_files(base):
         known = base.known(path) if path.startswith(name + "/") and path in here else None
         if known is None or not known.entry.database or known.entry.size < SHRUNK_FROM:
             continue
         try:
-            size, _ = databases.measured(here[path].place)
+            size, _ = databases.measure(here[path].place)
         except OSError:
             return False
         if size < known.entry.size * SHRUNK_TO:

@@ -79,7 +79,7 @@ def expand(text: str, below: int, most: int) -> list[int]:
     return blocks
 
 
-def _line(change: Change) -> dict[str, Any]:
+def _encode_change(change: Change) -> dict[str, Any]:
     entry, blocks = change
     line: Dict[str, Any] = {"path": entry.path, "type": entry.type}
     if entry.type == LINK:
@@ -103,19 +103,19 @@ def dump(index: Index) -> Iterator[bytes]:
     encode = json.JSONEncoder(separators=(",", ":")).encode
     yield (encode({"index": VERSION, "kind": index.kind}) + "\n").encode()
     for change in index.changes:
-        yield (encode(_line(change)) + "\n").encode()
+        yield (encode(_encode_change(change)) + "\n").encode()
     for path in index.gone:
         yield (encode({"gone": path}) + "\n").encode()
 
 
-def _typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+def _pop_typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     value: Any = line.pop(key, default)
     if type(value) is not kind or (isinstance(value, int) and value < 0 and key != "mtime"):
         raise ValueError("index line has a wrong %r: %.80r" % (key, value))
     return value
 
 
-def _ordinary(line: dict[str, Any]) -> Change | None:
+def _parse_plain_file(line: dict[str, Any]) -> Change | None:
     """A file carried whole in one block, as nearly all lines of a large memory are; ``None`` when it is anything else."""
     if line.keys() != ORDINARY or line["type"] != FILE:
         return None
@@ -130,22 +130,22 @@ def _ordinary(line: dict[str, Any]) -> Change | None:
     return None
 
 
-def _change(line: dict[str, Any]) -> Change:
-    kind = _typed(line, "type", str, "")
+def _parse_change(line: dict[str, Any]) -> Change:
+    kind = _pop_typed(line, "type", str, "")
     if kind not in (FILE, DIR, LINK):
         raise ValueError("index line has an unknown type: %.80r" % kind)
     blocks_text = line.pop("blocks", None)
     entry = Entry(
-        path=_typed(line, "path", str, ""),
+        path=_pop_typed(line, "path", str, ""),
         type=kind,
-        mode=_typed(line, "mode", int, 0),
-        size=_typed(line, "size", int, 0),
-        mtime=_typed(line, "mtime", int, 0),
-        digest=_typed(line, "digest", str, ""),
-        block=_typed(line, "block", int, 0),
-        sums=base64.b64decode(_typed(line, "sums", str, ""), validate=True),
-        target=_typed(line, "target", str, ""),
-        database=_typed(line, "database", bool, False),
+        mode=_pop_typed(line, "mode", int, 0),
+        size=_pop_typed(line, "size", int, 0),
+        mtime=_pop_typed(line, "mtime", int, 0),
+        digest=_pop_typed(line, "digest", str, ""),
+        block=_pop_typed(line, "block", int, 0),
+        sums=base64.b64decode(_pop_typed(line, "sums", str, ""), validate=True),
+        target=_pop_typed(line, "target", str, ""),
+        database=_pop_typed(line, "database", bool, False),
     )
     if line:
         raise ValueError("index line has unknown keys: %.80r" % sorted(line))
@@ -172,9 +172,9 @@ def load(lines: Iterable[bytes]) -> Index:
         if type(line) is not dict:
             raise ValueError("index line is not an object: %.80r" % (line,))
         if "gone" in line:
-            gone.append(_typed(line, "gone", str, ""))
+            gone.append(_pop_typed(line, "gone", str, ""))
         else:
-            changes.append(_ordinary(line) or _change(line))
+            changes.append(_parse_plain_file(line) or _parse_change(line))
     return Index(head["kind"], changes, gone)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from .digests import SUM_BYTES, block_count
+from .digests import SUM_BYTES, count_blocks
 from .index import DIR, FILE, Change, Entry, Index
 
 
-def layered(indexes: Iterable[Index]) -> dict[str, Entry]:
+def merge_indexes(indexes: Iterable[Index]) -> dict[str, Entry]:
     """The entries of a snapshot, sums included. Raise ValueError when a pack changes what the ones below do not have."""
     entries: dict[str, Entry] = {}
     for number, index in enumerate(indexes):
@@ -25,10 +25,10 @@ def apply_index(entries: dict[str, Entry], index: Index) -> None:
             raise ValueError("an index removes %r, which was not there" % path)
     for change in index.changes:
         entry, blocks = change
-        entries[entry.path] = entry if blocks is None else _patched(entries.get(entry.path), change)
+        entries[entry.path] = entry if blocks is None else _patch_entry(entries.get(entry.path), change)
 
 
-def _patched(old: Entry | None, change: Change) -> Entry:
+def _patch_entry(old: Entry | None, change: Change) -> Entry:
     entry, blocks = change
     assert blocks is not None
     if old is None or old.type != FILE:
@@ -37,7 +37,7 @@ def _patched(old: Entry | None, change: Change) -> Entry:
         if (old.digest, old.size) != (entry.digest, entry.size):
             raise ValueError("an index changes %r without its contents" % entry.path)
         return entry._replace(sums=old.sums, block=old.block)
-    count = block_count(entry.size, entry.block)
+    count = count_blocks(entry.size, entry.block)
     if old.block != entry.block or not old.sums or len(entry.sums) != len(blocks) * SUM_BYTES or count < 2:
         raise ValueError("an index changes blocks of %r in a way that does not fit" % entry.path)
     sums = bytearray(old.sums[: count * SUM_BYTES])
@@ -53,5 +53,5 @@ def count_files(entries: dict[str, Entry]) -> tuple[int, int]:
     return len(files), sum(entry.size for entry in files)
 
 
-def folders_of(entries: dict[str, Entry]) -> list[Entry]:
+def list_folders(entries: dict[str, Entry]) -> list[Entry]:
     return [entry for entry in entries.values() if entry.type == DIR]

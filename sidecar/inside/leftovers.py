@@ -27,7 +27,7 @@ STALE_SECONDS = 900
 """By then nobody comes for what a command printed."""
 
 
-def hold(path: str) -> Optional[int]:
+def lock_upload(path: str) -> Optional[int]:
     """Lock an upload for as long as the descriptor is open; ``None`` when it cannot be."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -38,7 +38,7 @@ def hold(path: str) -> Optional[int]:
     return descriptor
 
 
-def spare(paths: Iterable[str]) -> None:
+def keep_uploads(paths: Iterable[str]) -> None:
     """Keep uploads that are to be used again by a later command, for as long as that may take to come."""
     for path in paths:
         with contextlib.suppress(OSError):
@@ -62,20 +62,20 @@ def tidy(home: str) -> None:
             if OURS.match(name):
                 with contextlib.suppress(OSError):
                     path = os.path.join(folder, name)
-                    if _is_left(path, os.lstat(path)):
+                    if _is_leftover(path, os.lstat(path)):
                         remove(path)
 
 
-def _is_left(path: str, status: os.stat_result) -> bool:
+def _is_leftover(path: str, status: os.stat_result) -> bool:
     age = time.time() - status.st_mtime
     if status.st_uid != os.geteuid():
         return age > STALE_SECONDS
     if stat.S_ISDIR(status.st_mode):
-        return age > JUST_WRITTEN_SECONDS and not _runs(path, age)
-    return age > JUST_WRITTEN_SECONDS and stat.S_ISREG(status.st_mode) and not _is_held(path)
+        return age > JUST_WRITTEN_SECONDS and not _is_running(path, age)
+    return age > JUST_WRITTEN_SECONDS and stat.S_ISREG(status.st_mode) and not _is_locked(path)
 
 
-def _runs(folder: str, age: float) -> bool:
+def _is_running(folder: str, age: float) -> bool:
     """Whether the command whose output this is still runs, or has ended and may yet be asked for."""
     if os.path.exists(os.path.join(folder, "done")):
         return age < STALE_SECONDS
@@ -89,7 +89,7 @@ def _runs(folder: str, age: float) -> bool:
         return False
 
 
-def _is_held(path: str) -> bool:
+def _is_locked(path: str) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

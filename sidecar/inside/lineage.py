@@ -23,7 +23,7 @@ def read(folder: str) -> List[str]:
     """The snapshots noted in a memory's folder of the cache. Whoever works in the sandbox can write there: what cannot
     be a snapshot's id is left out."""
     try:
-        text = places.read_file(_file(folder, is_reader(folder)), LONGEST_FILE)
+        text = places.read_file(_locate_file(folder, is_reader(folder)), LONGEST_FILE)
         return [line for line in text.decode("ascii", "replace").split() if SNAPSHOT.match(line)]
     except (OSError, Refusal):
         return []
@@ -31,20 +31,20 @@ def read(folder: str) -> List[str]:
 
 def is_reader(folder: str) -> bool:
     """Whether the memory was restored here only to be read. Where a run was cut short both files can be there."""
-    return places.exists(_file(folder, True))
+    return places.exists(_locate_file(folder, True))
 
 
 def write(folder: str, snapshots: List[str], reader: bool) -> None:
     text = "".join(snapshot + "\n" for snapshot in snapshots[-LONGEST:])
-    places.write_file(_file(folder, reader), text.encode("ascii"))
-    places.remove(_file(folder, not reader))
+    places.write_file(_locate_file(folder, reader), text.encode("ascii"))
+    places.remove(_locate_file(folder, not reader))
 
 
 def forget(folder: str) -> None:
     """The memory is not in this sandbox any more."""
     for reader in (False, True):
-        places.remove(_file(folder, reader))
+        places.remove(_locate_file(folder, reader))
 
 
-def _file(folder: str, reader: bool) -> str:
+def _locate_file(folder: str, reader: bool) -> str:
     return os.path.join(folder, OF_READER if reader else NAME)

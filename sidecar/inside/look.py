@@ -6,33 +6,33 @@ import os
 import stat
 from typing import Any
 
-from .containment import containment
-from .databases import JOURNAL_TAIL, WAL_TAIL, measured
+from .containment import parse_containment
+from .databases import JOURNAL_TAIL, WAL_TAIL, measure
 from .holders import find_holders
 from .refusal import Refusal
-from .roots import Finding, Root, absent, find_roots, keyed_here, projects_here
-from .scratch import own_folder
-from .tiers import TIERS, Tiers
-from .versions import version_here
+from .roots import FoundRoots, Root, describe_absent, find_roots, match_keyed_folders, name_projects
+from .scratch import locate_own_folder
+from .tiers import TIERS, TierRules
+from .versions import find_version
 from .walk import Skipped, has_header, walk
 
 MOST_SHOWN = 50
 
 
 def look(request: dict[str, Any], home: str) -> dict[str, Any]:
-    contained, elsewhere = containment(request, own_folder(home)), request.get("elsewhere", [])
+    contained, elsewhere = parse_containment(request, locate_own_folder(home)), request.get("elsewhere", [])
     found = find_roots(request["layouts"], request["projects"], home, contained, elsewhere=elsewhere)
     return {
         "status": "looked",
-        "warnings": absent(request["projects"], home),
+        "warnings": describe_absent(request["projects"], home),
         "notices": found.warnings,
-        "projects": projects_here(request["projects"], home),
-        "found": [_root(root, found, home) for root in found.roots],
+        "projects": name_projects(request["projects"], home),
+        "found": [_describe_root(root, found, home) for root in found.roots],
     }
 
 
-def _root(root: Root, found: Finding, home: str) -> dict[str, Any]:
-    tiers, skipped = Tiers(root.layout, root.folder, root.owned), Skipped(found.roots)
+def _describe_root(root: Root, found: FoundRoots, home: str) -> dict[str, Any]:
+    tiers, skipped = TierRules(root.layout, root.folder, root.owned), Skipped(found.roots)
     sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
     paths, databases, problem = [], [], ""
     try:
@@ -43,19 +43,19 @@ def _root(root: Root, found: Finding, home: str) -> dict[str, Any]:
                 row["files"] += 1
                 row["bytes"] += one.status.st_size
                 if root.rules.database(one.relative) or has_header(one.place):
-                    databases.append(_database(one.path, one.place))
+                    databases.append(_describe_database(one.path, one.place))
     except Refusal as refusal:
         problem = refusal.message
     return {
         "name": root.name,
         "layout": root.layout["name"],
         "folder": root.folder,
-        "version": version_here(root.layout, home),
+        "version": find_version(root.layout, home),
         "tiers": sizes,
         "sets": [{"tier": each.tier, "paths": len(each.paths)} for each in tiers.sets(paths)][:MOST_SHOWN],
         "databases": databases,
         "workers": [repr(holder) for holder in find_holders([row["place"] for row in databases])],
-        "keyed": keyed_here([root], found.projects, home, [root.path(path) for path in paths]),
+        "keyed": match_keyed_folders([root], found.projects, home, [root.path(path) for path in paths]),
         "skipped": skipped.rows[:MOST_SHOWN],
         "skipped_more": max(0, len(skipped.rows) - MOST_SHOWN) + skipped.more,
         "reasons": skipped.reasons,
@@ -63,9 +63,9 @@ def _root(root: Root, found: Finding, home: str) -> dict[str, Any]:
     }
 
 
-def _database(path: str, place: str) -> dict[str, Any]:
+def _describe_database(path: str, place: str) -> dict[str, Any]:
     """A database's size, how much of it is free pages, and what waits in its log; no lock is taken."""
-    whole, free = measured(place)
+    whole, free = measure(place)
     row: dict[str, Any] = {"path": path, "place": place, "bytes": whole, "free_bytes": min(free, whole), "log_bytes": 0}
     for tail in (WAL_TAIL, JOURNAL_TAIL):
         if os.path.exists(place + tail):

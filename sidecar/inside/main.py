@@ -29,7 +29,7 @@ MOST_ANSWER = 64 << 20
 
 def main(argument: str) -> int:
     gc.disable()  # one request, and out: there is nothing worth looking for
-    request = _unpacked(argument)
+    request = _decode_request(argument)
     links = os.environ.pop(LINKS, "")  # before anything else is started, which would have it too
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
     inline = b""
@@ -38,15 +38,15 @@ def main(argument: str) -> int:
         _add_links(request, links)
         answer, inline = _run(request, home, left)
     except Refusal as refusal:
-        answer = _error(refusal.code, refusal.message, refusal.retryable)
+        answer = _build_error(refusal.code, refusal.message, refusal.retryable)
     except OSError as problem:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        answer = _error("disk-full" if full else "os-error", "The sandbox says: %s." % problem, False)
+        answer = _build_error("disk-full" if full else "os-error", "The sandbox says: %s." % problem, False)
     answer.update(
         memory=request["memory"],
         snapshot=request["snapshot"],
         home=home,
-        user=_user(),
+        user=_read_user(),
         python="%d.%d" % sys.version_info[:2],
         left=left,
     )
@@ -54,7 +54,7 @@ def main(argument: str) -> int:
     return 0
 
 
-def _user() -> str:
+def _read_user() -> str:
     """The name of the user this runs as; the number, where that has no name."""
     try:
         import pwd
@@ -64,7 +64,7 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _unpacked(text: str) -> Any:
+def _decode_request(text: str) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
@@ -72,7 +72,7 @@ def _add_links(request: dict[str, Any], text: str) -> None:
     """Give the parts of a request their links, which came in the environment, where other users cannot see them."""
     parts = request.get("links", request.get("parts", []))
     try:
-        links = _unpacked(text) if parts else []
+        links = _decode_request(text) if parts else []
     except (ValueError, zlib.error):
         links = []
     if len(links) != len(parts):
@@ -90,14 +90,16 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
         from .look import look
 
         return look(request, home), b""
-    places.forget()
+    places.close_folders()
     kept, uploads = False, request.get("uploads", ())
-    in_use = [one for one in map(leftovers.hold, uploads) if one is not None]  # until this ends, whatever it waits for
+    in_use = [
+        one for one in map(leftovers.lock_upload, uploads) if one is not None
+    ]  # until this ends, whatever it waits for
     scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
     try:
-        undone = _undone(scratch)
+        undone = _undo_restores(scratch)
         if request["do"] == "tidy":
-            return _last_answer(scratch, request) or {"status": "tidy"}, b""
+            return _read_last_answer(scratch, request) or {"status": "tidy"}, b""
         if request["do"] == "export":
             answer = _export(request, scratch, home)
         else:
@@ -105,11 +107,11 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
 
             answer = Restore(request, scratch, home).run()
             if answer["status"] == "unsaved":
-                leftovers.spare(uploads)  # they are needed once more, after that was saved
+                leftovers.keep_uploads(uploads)  # they are needed once more, after that was saved
                 uploads = ()
             else:
                 with contextlib.suppress(OSError):  # a full disk: it is only needed if nobody hears this one
-                    places.write_file(_answer_file(scratch), json.dumps([request["operation"], answer]).encode())
+                    places.write_file(_locate_answer(scratch), json.dumps([request["operation"], answer]).encode())
         answer["warnings"] += scratch.warnings
         if undone:
             answer["warnings"].append("A restore that was cut short earlier has been undone.")
@@ -134,10 +136,10 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
             os.close(one)
 
 
-def _undone(scratch: Scratch) -> bool:
+def _undo_restores(scratch: Scratch) -> bool:
     """Undo restores that were cut short, of any memory: they may share folders. Return whether there was one."""
     found = False
-    for journal in scratch.journals():
+    for journal in scratch.iterate_journals():
         from .swap import undo
 
         found = bool(undo(journal, scratch.contained)) or found
@@ -146,37 +148,37 @@ def _undone(scratch: Scratch) -> bool:
 
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
     """Export, and again from the start when it turns out to be more than it looked like."""
-    from .export import Anew, Export
-    from .fitting import Fit, Over
+    from .export import BaseUnusable, Export
+    from .fitting import ExportLimits, OverLimit
 
-    fit = Fit(request["limits"])
+    fit = ExportLimits(request["limits"])
     while True:
         run = Export(request, scratch, home, fit)
         try:
             return run.run()
-        except Over:
+        except OverLimit:
             run.taking.bundle.abandon()
-            fit.again()
-        except Anew:
+            fit.start_round()
+        except BaseUnusable:
             run.taking.bundle.abandon()
             request = dict(request, unusable=request.get("unusable", []) + run.lineage[:1])
 
 
-def _answer_file(scratch: Scratch) -> str:
+def _locate_answer(scratch: Scratch) -> str:
     return os.path.join(scratch.memory, "answer")
 
 
-def _last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
+def _read_last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
     """What came of a restore whose answer was lost on the way."""
     try:
-        kept = json.loads(places.read_file(_answer_file(scratch), MOST_ANSWER))
+        kept = json.loads(places.read_file(_locate_answer(scratch), MOST_ANSWER))
     except (OSError, ValueError, RecursionError):
         return None
     mine = isinstance(kept, list) and len(kept) == 2 and kept[0] == request["operation"] and isinstance(kept[1], dict)
     return kept[1] if mine else None
 
 
-def _error(code: str, message: str, retryable: bool) -> dict[str, Any]:
+def _build_error(code: str, message: str, retryable: bool) -> dict[str, Any]:
     return {"status": "error", "error": {"code": code, "message": message, "retryable": retryable}}
 
 

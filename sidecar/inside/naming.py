@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterable
 
 from . import keys
-from .roots import Root, folders_named, path_here
+from .roots import Root, find_project_path, list_project_folders
 
 KEPT = (
     "%s keeps the name it had: nobody knows which project it is of, and here that may be called something else. Name the"
@@ -14,7 +14,7 @@ KEPT = (
 APART = "%s is kept as %s: another project's folder has its name here."
 
 
-def named_here(
+def name_root_folders(
     roots: list[Root], paths: Iterable[str], request: dict[str, Any], home: str
 ) -> tuple[list[Root], list[str]]:
     """The roots, their folders named after the paths that projects have here, and what to say of those that are not."""
@@ -22,8 +22,8 @@ def named_here(
     projects = request.get("project_hints") or []
     if named and not projects and len(set(hints.values())) == 1:
         projects = list(set(hints.values()))  # the only one there is must be the one that is named now
-    here = {path: path_here(hint, projects, named, home) for path, hint in hints.items()}
-    moved = {path for path, hint in hints.items() if here[path] != path_here(hint, [], named, home)}
+    here = {path: find_project_path(hint, projects, named, home) for path, hint in hints.items()}
+    moved = {path for path, hint in hints.items() if here[path] != find_project_path(hint, [], named, home)}
     placed, told = [], []
     for root in roots:
         keyed = root.layout.get("keyed")
@@ -32,16 +32,21 @@ def named_here(
             names = sorted({path[len(top) :].split("/")[0] for path in paths if path.startswith(top)})
             ordered = sorted((path not in moved, path) for path in here if path.startswith(top))
             mine = {path[len(top) :]: here[path] for _, path in ordered}
-            root = root._replace(keys=keys.placed(keyed, names, mine))
+            root = root._replace(keys=keys.name_folders(keyed, names, mine))
             known = root.keys.known
             told += [APART % (top + name, key.local) for name, key in known.items() if key.local.endswith("~")]
-            strange = [name for name in names if name not in known and not _is_of(name, keyed["longest"], named, home)]
+            strange = [
+                name for name in names if name not in known and not _belongs_here(name, keyed["longest"], named, home)
+            ]
             told += [KEPT % (top + name) for name in strange]
         placed.append(root)
     return placed, told
 
 
-def _is_of(name: str, longest: int, named: list[str] | None, home: str) -> bool:
+def _belongs_here(name: str, longest: int, named: list[str] | None, home: str) -> bool:
     """Whether a folder that keeps its name has one that a project has here, or may have in this home."""
-    slugs = [keys.slug(folder, longest) for folder in folders_named(named, home) + folders_named(None, home)]
-    return name in slugs or name.startswith(keys.slug(home, longest) + "-")
+    slugs = [
+        keys.make_slug(folder, longest)
+        for folder in list_project_folders(named, home) + list_project_folders(None, home)
+    ]
+    return name in slugs or name.startswith(keys.make_slug(home, longest) + "-")

@@ -62,10 +62,10 @@ def parse(text: bytes) -> Optional[Notes]:
         value = json.loads(text.decode("utf-8")) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
         return None
-    return checked(value)
+    return parse_value(value)
 
 
-def checked(value: Any) -> Optional[Notes]:
+def parse_value(value: Any) -> Optional[Notes]:
     """Notes from a JSON value of unknown origin; ``None`` when it is not one. Fields of later versions are left out."""
     if not isinstance(value, dict):
         return None
@@ -109,7 +109,7 @@ def write(folder: str, notes: Notes) -> None:
     places.write_file(os.path.join(folder, NAME), json.dumps(notes.as_dict()).encode("ascii"))
 
 
-def keep(folder: str, notes: Notes) -> List[str]:
+def write_or_warn(folder: str, notes: Notes) -> List[str]:
     """The same at the end of a run, which has done its work whether or not it can be noted. Return what to say."""
     try:
         write(folder, notes)
@@ -140,19 +140,19 @@ def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
     return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
 
 
-def here_of(told: Dict[str, Any], others: Iterable[Notes]) -> List[Notes]:
+def list_others_here(told: Dict[str, Any], others: Iterable[Notes]) -> List[Notes]:
     """Those of other memories in this sandbox. Notes from another one came with a copy, and say nothing of this."""
     place = told["sandbox"], told.get("machine", "")
     here = [notes for notes in others if notes.current and (notes.sandbox, notes.machine) == place]
     return [notes for notes in here if notes.memory != told["memory"]]
 
 
-def holders_of(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
+def find_owners(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
     """The other memories whose folders these are."""
-    return [notes for notes in here_of(told, others) if overlaps(notes.roots, roots)]
+    return [notes for notes in list_others_here(told, others) if overlaps(notes.roots, roots)]
 
 
-def objection(
+def find_objection(
     told: Dict[str, Any],
     own: Optional[Notes],
     others: Iterable[Notes],
@@ -168,11 +168,11 @@ def objection(
     if not set(told["heads"]).isdisjoint(lineage):
         return ""
     if own is None or own.sandbox != told["sandbox"] or not own.current:
-        return OTHER_MEMORY if holders_of(told, others, roots) else ""
+        return OTHER_MEMORY if find_owners(told, others, roots) else ""
     return UNKNOWN_LINEAGE if own.store and told["store"] and own.store != told["store"] else ""
 
 
-def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
+def build_after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
     """What to write down after an export that was not refused as a mix-up."""
     before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
     still = {name: folder for name, folder in before.items() if os.path.exists(folder)}
@@ -188,7 +188,7 @@ def after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, st
     )
 
 
-def after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
+def build_after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
     """What to write down after a complete restore."""
     return Notes(
         memory=told["memory"],

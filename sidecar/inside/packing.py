@@ -13,7 +13,7 @@ import zlib
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from . import index
-from .digests import block_count
+from .digests import count_blocks
 from .refusal import Refusal
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ BLOCKS_PREFIX = "@blocks/"
 CHUNK = 1 << 20
 
 
-def member_of(change: index.Change) -> tuple[str, int]:
+def describe_member(change: index.Change) -> tuple[str, int]:
     """The name and the length of the member in which a pack carries a file, or the blocks of it that changed."""
     entry, blocks = change
     if blocks is None:
         return entry.path, entry.size
-    last = block_count(entry.size, entry.block) - 1
+    last = count_blocks(entry.size, entry.block) - 1
     short = (last + 1) * entry.block - entry.size if blocks and blocks[-1] == last else 0
     return BLOCKS_PREFIX + entry.path, len(blocks) * entry.block - short
 

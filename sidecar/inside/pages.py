@@ -22,7 +22,7 @@ WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 Look = Callable[[bytes], bool]
 
 
-class Strange(Exception):
+class UnexpectedPage(Exception):
     """These pages are not what they should be: better ask SQLite itself."""
 
 
@@ -42,30 +42,30 @@ class Pages:
         size = int.from_bytes(data[16:18], "big")
         self.size = 65536 if size == 1 else size
         if self.size < SMALLEST:
-            raise Strange
+            raise UnexpectedPage
         self.usable = self.size - data[20]
         self.count = len(data) // self.size
         self._encoding = WIDE.get(int.from_bytes(data[56:60], "big"), "")
         if self.count > MOST_PAGES:
-            raise Strange
+            raise UnexpectedPage
 
-    def raw(self, number: int) -> bytes:
+    def read_page(self, number: int) -> bytes:
         return self._data[(number - 1) * self.size : number * self.size]
 
-    def concerns(self, look: Look, changed: Iterable[int] | None) -> bool:
+    def may_concern(self, look: Look, changed: Iterable[int] | None) -> bool:
         """Whether ``look`` finds something on these pages (``None``: on all), or nobody can say."""
-        look = self.reads(look)
+        look = self.adapt_look(look)
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[bytes] = []
-        idle, seen = self._idle(), set()  # type: Tuple[Set[int], Set[int]]
+        idle, seen = self._list_unused_pages(), set()  # type: Tuple[Set[int], Set[int]]
         others: List[int] = []
         weight = 0
         for number in numbers:
-            page = self.raw(number)
+            page = self.read_page(number)
             if number not in idle and page[100 if number == 1 else 0] not in BTREE:
                 others.append(number)
                 continue
-            for piece in [page] if number in idle else self._texts(number, page, seen):
+            for piece in [page] if number in idle else self._iterate_texts(number, page, seen):
                 batch.append(piece)
                 weight += len(piece)
             if weight > BATCH:
@@ -77,10 +77,10 @@ class Pages:
                 continue
             if changed is not None:
                 return True  # part of a value that begins on a page that did not change
-            batch.append(self.raw(number))
+            batch.append(self.read_page(number))
         return look(b"\0".join(batch))
 
-    def reads(self, look: Look) -> Look:
+    def adapt_look(self, look: Look) -> Look:
         """The same look at text as it is encoded here: a wide one may begin at any byte, and blobs are not encoded."""
         code = self._encoding
         if not code:
@@ -91,13 +91,13 @@ class Pages:
 
         return wide
 
-    def _texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
+    def _iterate_texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
         yield page
-        for cell in self.cells(number, page):
+        for cell in self.iterate_cells(number, page):
             if cell.overflow:
-                yield b"".join(self._chain(page, cell, seen))
+                yield b"".join(self._iterate_chain(page, cell, seen))
 
-    def cells(self, number: int, page: bytes) -> Iterator[Cell]:
+    def iterate_cells(self, number: int, page: bytes) -> Iterator[Cell]:
         """The cells of a page of a tree that go on elsewhere. Raise Strange."""
         head = 100 if number == 1 else 0
         kind = page[head]
@@ -115,51 +115,51 @@ class Pages:
                 size = page[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = varint(page, at - 1)
+                    size, at = read_varint(page, at - 1)
                 if size > most:
                     if kind == TABLE_LEAF:
-                        _, at = varint(page, at)
+                        _, at = read_varint(page, at)
                     local = least + (size - least) % (usable - 4)
                     local = local if local <= most else least
                     first = int.from_bytes(page[at + local : at + local + 4], "big")
                     yield Cell(at, local, size, first)
         except IndexError:
-            raise Strange from None
+            raise UnexpectedPage from None
 
-    def _chain(self, page: bytes, cell: Cell, seen: Set[int]) -> Iterator[bytes]:
+    def _iterate_chain(self, page: bytes, cell: Cell, seen: Set[int]) -> Iterator[bytes]:
         yield page[cell.start : cell.start + cell.local]
         left, number = cell.size - cell.local, cell.overflow
         room = self.usable - 4
         while left > 0:
             if not 0 < number <= self.count or number in seen:
-                raise Strange
+                raise UnexpectedPage
             seen.add(number)
             at = (number - 1) * self.size
             yield self._data[at + 4 : at + 4 + min(left, room)]
             left -= room
             number = int.from_bytes(self._data[at : at + 4], "big")
 
-    def _free(self) -> Tuple[List[Tuple[int, int]], List[int]]:
+    def _read_free_list(self) -> Tuple[List[Tuple[int, int]], List[int]]:
         """The trunks of the list of free pages, each with how many it names, and the pages they name. Raise Strange."""
         trunks: List[Tuple[int, int]] = []
         leaves: List[int] = []
         trunk = int.from_bytes(self._data[32:36], "big")
         while trunk:
             if trunk > self.count or len(trunks) > self.count:
-                raise Strange
+                raise UnexpectedPage
             at = (trunk - 1) * self.size
             count = int.from_bytes(self._data[at + 4 : at + 8], "big")
             if count * 4 + 8 > self.size:
-                raise Strange
+                raise UnexpectedPage
             names = self._data[at + 8 : at + 8 + 4 * count]
             trunks.append((trunk, count))
             leaves += [int.from_bytes(names[place : place + 4], "big") for place in range(0, len(names), 4)]
             trunk = int.from_bytes(self._data[at : at + 4], "big")
         return trunks, leaves
 
-    def _idle(self) -> Set[int]:
+    def _list_unused_pages(self) -> Set[int]:
         """Pages that hold no value: free ones, SQLite's maps of where pages belong, and the one it never uses."""
-        trunks, leaves = self._free()
+        trunks, leaves = self._read_free_list()
         unused = PENDING_BYTE // self.size + 1
         idle = {number for number, _ in trunks} | set(leaves) | {unused}
         if int.from_bytes(self._data[52:56], "big"):
@@ -167,10 +167,10 @@ class Pages:
             idle.update(number + (number == unused) for number in maps)
         return idle
 
-    def slack(self) -> Iterator[Tuple[int, int]]:
+    def iterate_slack(self) -> Iterator[Tuple[int, int]]:
         """Every part of the file that holds nothing, but may hold what was there before. Raise Strange."""
-        trunks, leaves = self._free()
-        idle = self._idle()
+        trunks, leaves = self._read_free_list()
+        idle = self._list_unused_pages()
         for number, count in trunks:
             yield (number - 1) * self.size + 8 + 4 * count, number * self.size
         for number in leaves:
@@ -178,22 +178,22 @@ class Pages:
                 yield (number - 1) * self.size, number * self.size
         seen: Set[int] = set()
         for number in range(1, self.count + 1):
-            page = self.raw(number)
+            page = self.read_page(number)
             if number in idle or number in seen or page[100 if number == 1 else 0] not in BTREE:
                 continue
             base = (number - 1) * self.size
-            for start, end in _gaps(page, 100 if number == 1 else 0, self.usable):
+            for start, end in _iterate_gaps(page, 100 if number == 1 else 0, self.usable):
                 yield base + start, base + end
-            for cell in self.cells(number, page):
-                last, left = self._last(cell, seen)
+            for cell in self.iterate_cells(number, page):
+                last, left = self._find_chain_end(cell, seen)
                 yield (last - 1) * self.size + 4 + left, last * self.size
 
-    def _last(self, cell: Cell, seen: Set[int]) -> Tuple[int, int]:
+    def _find_chain_end(self, cell: Cell, seen: Set[int]) -> Tuple[int, int]:
         """The last page of a chain, and how much of it is used."""
         left, number, room = cell.size - cell.local, cell.overflow, self.usable - 4
         while True:
             if not 0 < number <= self.count or number in seen:
-                raise Strange
+                raise UnexpectedPage
             seen.add(number)
             if left <= room:
                 return number, left
@@ -202,7 +202,7 @@ class Pages:
             number = int.from_bytes(self._data[at : at + 4], "big")
 
 
-def varint(page: bytes, at: int) -> Tuple[int, int]:
+def read_varint(page: bytes, at: int) -> Tuple[int, int]:
     """A number as SQLite writes it, and where it ends. Raise IndexError."""
     value = 0
     for count in range(9):
@@ -216,50 +216,50 @@ def varint(page: bytes, at: int) -> Tuple[int, int]:
     return value, at
 
 
-def _gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, int]]:
+def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, int]]:
     """What lies between a page's list of cells and the first of them, and in the holes between those."""
     kind, count = page[head], int.from_bytes(page[head + 3 : head + 5], "big")
     begin = head + (12 if kind in (INDEX_INTERIOR, TABLE_INTERIOR) else 8) + 2 * count
     first = int.from_bytes(page[head + 5 : head + 7], "big") or 65536
     if not begin <= first <= usable:
-        raise Strange
+        raise UnexpectedPage
     yield begin, first
     hole = int.from_bytes(page[head + 1 : head + 3], "big")
     while hole:
         following, size = int.from_bytes(page[hole : hole + 2], "big"), int.from_bytes(page[hole + 2 : hole + 4], "big")
         if size < 4 or hole + size > usable or (following and following <= hole):
-            raise Strange
+            raise UnexpectedPage
         yield hole + 4, hole + size
         hole = following
 
 
-def concerns(place: str, look: Look, changed: Iterable[int] | None) -> bool:
+def may_concern(place: str, look: Look, changed: Iterable[int] | None) -> bool:
     """Whether ``look`` finds something on these pages of a database (``None``: on all), or nobody can say."""
     if os.path.getsize(place) < SMALLEST:
         return False
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return Pages(data).concerns(look, changed)
-        except Strange:
+            return Pages(data).may_concern(look, changed)
+        except UnexpectedPage:
             return True
 
 
-def remains(place: str, look: Look) -> bool:
+def has_remains(place: str, look: Look) -> bool:
     """Whether ``look`` finds something in what is not in use. Raise Strange."""
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         database = Pages(data)
-        return any(map(database.reads(look), _batches(data, database.slack())))
+        return any(map(database.adapt_look(look), _iterate_batches(data, database.iterate_slack())))
 
 
-def clear(place: str) -> None:
+def clear_unused(place: str) -> None:
     """Overwrite with zeros what is not in use. Raise Strange; then nothing was done."""
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        for start, end in list(Pages(data).slack()):
+        for start, end in list(Pages(data).iterate_slack()):
             if data[start:end].count(0) != end - start:
                 data[start:end] = bytes(end - start)
 
 
-def line_up(place: str) -> None:
+def sort_free_list(place: str) -> None:
     """Have SQLite use the free pages in the order they are in the file, so that what is built anew lies where it lay before.
 
     Each becomes a part of their list of its own, which is the order they are taken in. Nothing is done where that is not
@@ -268,8 +268,8 @@ def line_up(place: str) -> None:
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         try:
             database = Pages(data)
-            trunks, leaves = database._free()
-        except Strange:
+            trunks, leaves = database._read_free_list()
+        except UnexpectedPage:
             return
         free = sorted([number for number, _ in trunks] + leaves)
         if int.from_bytes(data[52:56], "big") or not free or len(free) != int.from_bytes(data[36:40], "big"):
@@ -280,7 +280,7 @@ def line_up(place: str) -> None:
         data[32:36] = free[0].to_bytes(4, "big")
 
 
-def _batches(data: mmap.mmap, parts: Iterable[Tuple[int, int]]) -> Iterator[bytes]:
+def _iterate_batches(data: mmap.mmap, parts: Iterable[Tuple[int, int]]) -> Iterator[bytes]:
     batch, weight = [], 0
     for start, end in parts:
         batch.append(data[start:end])

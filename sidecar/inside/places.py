@@ -30,7 +30,7 @@ def open_folder(path: str, flags: int = _ENTER) -> int:
     descriptor = os.open("/", _ENTER if parts else flags)
     try:
         for number, part in enumerate(parts, 1):
-            inner = enter(descriptor, part, path, flags if number == len(parts) else _ENTER)
+            inner = open_subfolder(descriptor, part, path, flags if number == len(parts) else _ENTER)
             os.close(descriptor)
             descriptor = inner
     except BaseException:
@@ -39,7 +39,7 @@ def open_folder(path: str, flags: int = _ENTER) -> int:
     return descriptor
 
 
-def enter(descriptor: int, name: str, path: str, flags: int = _ENTER) -> int:
+def open_subfolder(descriptor: int, name: str, path: str, flags: int = _ENTER) -> int:
     """Open the folder ``name`` in the one that is open; ``path`` is what the whole is called."""
     try:
         return os.open(name, flags, dir_fd=descriptor)
@@ -61,7 +61,7 @@ def _is_link(descriptor: int, name: str) -> bool:
 def open_file(place: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """A descriptor of the file at a real path. A pipe does not make it wait. Raise OSError or Refusal."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-    return _act(lambda folder: os.open(_name(place), flags, mode, dir_fd=folder), place)
+    return _run_in_folders(lambda folder: os.open(_get_name(place), flags, mode, dir_fd=folder), place)
 
 
 def read_file(place: str, most: int) -> bytes:
@@ -96,51 +96,55 @@ def create_file(place: str) -> int:
     """
     remove(place)
     descriptor = open_file(place, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    owner = os.fstat(_folder(place))
+    owner = os.fstat(_open_parent(place))
     if owner.st_uid != 0 and os.geteuid() == 0:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
     return descriptor
 
 
-def status(place: str) -> os.stat_result:
+def read_status(place: str) -> os.stat_result:
     """What ``lstat`` says of a real path."""
-    return _act(lambda folder: os.stat(_name(place), dir_fd=folder, follow_symlinks=False), place)
+    return _run_in_folders(lambda folder: os.stat(_get_name(place), dir_fd=folder, follow_symlinks=False), place)
 
 
 def exists(place: str) -> bool:
     """Whether there is anything at a real path, a link that leads nowhere too."""
     try:
-        status(place)
+        read_status(place)
         return True
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def rename(source: str, target: str) -> None:
-    _act(lambda here, there: os.rename(_name(source), _name(target), src_dir_fd=here, dst_dir_fd=there), source, target)
+    _run_in_folders(
+        lambda here, there: os.rename(_get_name(source), _get_name(target), src_dir_fd=here, dst_dir_fd=there),
+        source,
+        target,
+    )
 
 
 def read_link(place: str) -> str:
-    return _act(lambda folder: os.readlink(_name(place), dir_fd=folder), place)
+    return _run_in_folders(lambda folder: os.readlink(_get_name(place), dir_fd=folder), place)
 
 
-def give(place: str, owner: Tuple[int, int]) -> None:
+def change_owner(place: str, owner: Tuple[int, int]) -> None:
     """Change who owns a file, a folder or a link."""
-    _act(lambda folder: os.chown(_name(place), *owner, dir_fd=folder, follow_symlinks=False), place)
+    _run_in_folders(lambda folder: os.chown(_get_name(place), *owner, dir_fd=folder, follow_symlinks=False), place)
 
 
 def make_folder(place: str, mode: int = 0o777) -> None:
-    _act(lambda folder: os.mkdir(_name(place), mode, dir_fd=folder), place)
+    _run_in_folders(lambda folder: os.mkdir(_get_name(place), mode, dir_fd=folder), place)
 
 
 def make_link(target: str, place: str) -> None:
-    _act(lambda folder: os.symlink(target, _name(place), dir_fd=folder), place)
+    _run_in_folders(lambda folder: os.symlink(target, _get_name(place), dir_fd=folder), place)
 
 
 def remove(place: str) -> None:
     """Have nothing of ours at a path, whatever was there."""
     try:
-        _act(lambda folder: os.unlink(_name(place), dir_fd=folder), place)
+        _run_in_folders(lambda folder: os.unlink(_get_name(place), dir_fd=folder), place)
     except FileNotFoundError:
         pass
     except (IsADirectoryError, PermissionError):  # what unlinking a folder is called differs
@@ -151,7 +155,7 @@ def remove(place: str) -> None:
 
 def remove_folder(place: str) -> None:
     """Delete an empty folder. Raise OSError when it is not empty, or not there."""
-    _act(lambda folder: os.rmdir(_name(place), dir_fd=folder), place)
+    _run_in_folders(lambda folder: os.rmdir(_get_name(place), dir_fd=folder), place)
 
 
 def make_folders(top: str, relative: str) -> None:
@@ -174,40 +178,40 @@ def remove_tree(place: str) -> None:
     try:
         for _, folders, files, inner in os.fwalk(".", topdown=False, dir_fd=folder):
             for name in files:
-                _try(os.unlink, name, inner)
+                _try_remove(os.unlink, name, inner)
             for name in folders:
-                _try(os.unlink if _is_link(inner, name) else os.rmdir, name, inner)
+                _try_remove(os.unlink if _is_link(inner, name) else os.rmdir, name, inner)
     finally:
         os.close(folder)
-    _act(lambda above: _try(os.rmdir, _name(place), above), place)
+    _run_in_folders(lambda above: _try_remove(os.rmdir, _get_name(place), above), place)
 
 
-def _try(remove: Callable[..., None], name: str, folder: int) -> None:
+def _try_remove(remove: Callable[..., None], name: str, folder: int) -> None:
     try:
         remove(name, dir_fd=folder)
     except OSError:
         pass
 
 
-def forget() -> None:
+def close_folders() -> None:
     """Close the folders that are held open for whatever comes next in them."""
-    folders = _folders()
+    folders = _get_open_folders()
     while folders:
         os.close(folders.popitem()[1])
 
 
-def _act(act: Callable[..., T], *places: str) -> T:
+def _run_in_folders(act: Callable[..., T], *places: str) -> T:
     """Do something in the folders that hold these places. They stay open for a while: most work comes folder by folder."""
     try:
-        return act(*[_folder(place) for place in places])
+        return act(*[_open_parent(place) for place in places])
     except OSError as problem:
         problem.filename = places[0]  # for whoever reads of it: the whole path
         raise
 
 
-def _folder(place: str) -> int:
+def _open_parent(place: str) -> int:
     """The open folder that holds ``place``: one of those used last, or opened now."""
-    path, folders = place.rpartition("/")[0], _folders()
+    path, folders = place.rpartition("/")[0], _get_open_folders()
     descriptor = folders.pop(path, None)
     if descriptor is None:
         descriptor = open_folder(path)
@@ -217,10 +221,10 @@ def _folder(place: str) -> int:
     return descriptor
 
 
-def _folders() -> Dict[str, int]:
+def _get_open_folders() -> Dict[str, int]:
     folders: Dict[str, int] = _held.__dict__.setdefault("folders", {})
     return folders
 
 
-def _name(place: str) -> str:
+def _get_name(place: str) -> str:
     return place.rpartition("/")[2]

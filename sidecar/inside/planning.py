@@ -7,58 +7,58 @@ import stat
 from typing import Any, Dict, Iterable
 
 from . import databases, filters, places
-from .fitting import Fit
+from .fitting import ExportLimits
 from .refusal import Refusal
 from .roots import Root
-from .rules import compiled
-from .tiers import HOT, Tiers
-from .trimming import Dropped, Limit, Row, plan
-from .walk import Found, link_target
+from .rules import compile_patterns
+from .tiers import HOT, TierRules
+from .trimming import Dropped, Limit, Row, plan_trimming
+from .walk import FoundPath, read_link_target
 
 
-def planned(fit: Fit, found: list[Found]) -> dict[str, Dropped]:
+def plan_drops(fit: ExportLimits, found: list[FoundPath]) -> dict[str, Dropped]:
     """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""
     roots = {one.root.name: _Needs(one.root) for one in found}
     by_path = {one.path: one for one in found}
     try:
-        dropped = plan(
-            _rows(fit, found, roots),
-            _limits(fit, {one.root.layout["name"] for one in found}),
+        dropped = plan_trimming(
+            _iterate_rows(fit, found, roots),
+            _build_limits(fit, {one.root.layout["name"] for one in found}),
             lambda path: roots[by_path[path].root.name].of(by_path[path].relative),
-            _sets(found, roots),
+            _find_sets(found, roots),
         )
     except Refusal as refusal:
-        told = [databases.mostly_free(one.path, one.place) for one in found if _may_be_database(one)]
+        told = [databases.describe_free_pages(one.path, one.place) for one in found if _may_be_database(one)]
         raise Refusal(refusal.code, " ".join([refusal.message] + [words for words in told if words])) from None
     return {row.path.rstrip("/"): row for row in dropped}
 
 
-def _rows(fit: Fit, found: Iterable[Found], roots: Dict[str, _Needs]) -> Iterable[Row]:
+def _iterate_rows(fit: ExportLimits, found: Iterable[FoundPath], roots: Dict[str, _Needs]) -> Iterable[Row]:
     for one in found:
         mode, layout = one.status.st_mode, one.root.layout["name"]
         if stat.S_ISREG(mode):
             time = roots[one.root.name].time_of(one.relative, one.status.st_mtime_ns)
-            yield Row(one.path, layout, _size(fit, one), time)
+            yield Row(one.path, layout, _measure(fit, one), time)
         elif stat.S_ISDIR(mode):
             yield Row(one.path, layout, 0, one.status.st_mtime_ns, True)
-        elif link_target(one.place, one.root, one.relative) is not None:
+        elif read_link_target(one.place, one.root, one.relative) is not None:
             yield Row(one.path, layout, 0, one.status.st_mtime_ns)
 
 
-def _size(fit: Fit, one: Found) -> int:
+def _measure(fit: ExportLimits, one: FoundPath) -> int:
     if one.path in fit.sizes:
         return fit.sizes[one.path]
     try:
         drop = one.root.rules.filters.get(one.relative)
         if drop is not None:
             with open(places.open_file(one.place), "rb") as file:
-                return len(filters.filtered(file.read(fit.largest), drop) or b"")
-        return databases.measured(one.place)[0] if _may_be_database(one) else one.status.st_size
+                return len(filters.drop_keys(file.read(fit.largest), drop) or b"")
+        return databases.measure(one.place)[0] if _may_be_database(one) else one.status.st_size
     except OSError:
         return one.status.st_size
 
 
-def _limits(fit: Fit, layouts: Iterable[str]) -> list[Limit]:
+def _build_limits(fit: ExportLimits, layouts: Iterable[str]) -> list[Limit]:
     whole, limits = fit.whole, []
     for name in sorted(layouts):
         table, only = fit.of(name), frozenset([name])
@@ -70,10 +70,10 @@ def _limits(fit: Fit, layouts: Iterable[str]) -> list[Limit]:
             "files": "Layout %s has {have:,} files, folders and links; {name} allows {most:,}." % name,
         }
         for key in ("file_bytes", "depth") + (("bytes", "files") if name in fit.layouts else ()):
-            limits.append(_limit(key, own, table, key in ("file_bytes", "depth"), only, 0, says[key]))
+            limits.append(_build_limit(key, own, table, key in ("file_bytes", "depth"), only, 0, says[key]))
     files = "This memory has {have:,} files, folders and links; {name} allows {most:,}."
-    limits.append(_limit("bytes", "limits.", whole, False, None, fit.taken[0]))
-    limits.append(_limit("files", "limits.", whole, False, None, fit.taken[1], files))
+    limits.append(_build_limit("bytes", "limits.", whole, False, None, fit.taken[0]))
+    limits.append(_build_limit("files", "limits.", whole, False, None, fit.taken[1], files))
     if fit.packed:
         carried, says_packed = fit.carried, "Its pack has %s bytes; {name} allows %s."
         limits.append(
@@ -98,7 +98,9 @@ WEIGHTS = {
 }
 
 
-def _limit(key: str, own: str, table: dict[str, Any], each: bool, layouts: Any, taken: int, says: str = "") -> Limit:
+def _build_limit(
+    key: str, own: str, table: dict[str, Any], each: bool, layouts: Any, taken: int, says: str = ""
+) -> Limit:
     code = "limit-" + key.replace("_", "-")
     limit = Limit(own + key, code, table[key], key in table["trim"], WEIGHTS[key], each, layouts, taken)
     return limit._replace(says=says) if says else limit
@@ -108,8 +110,8 @@ class _Needs:
     """The tiers of a root; what its layout cannot do without is hot, whatever they say."""
 
     def __init__(self, root: Root) -> None:
-        self._tiers = Tiers(root.layout, root.folder, root.owned)
-        self._required = compiled(root.layout.get("required", [])).match
+        self._tiers = TierRules(root.layout, root.folder, root.owned)
+        self._required = compile_patterns(root.layout.get("required", [])).match
         self.sets = self._tiers.sets
         self.time_of = self._tiers.time_of
 
@@ -117,7 +119,7 @@ class _Needs:
         return HOT if self._required(relative) else self._tiers.of(relative)
 
 
-def _sets(found: Iterable[Found], roots: Dict[str, _Needs]) -> list[list[str]]:
+def _find_sets(found: Iterable[FoundPath], roots: Dict[str, _Needs]) -> list[list[str]]:
     """The paths, by the names they travel under, that stay or go together."""
     by_root: Dict[str, Dict[str, str]] = {}
     for one in found:
@@ -129,7 +131,7 @@ def _sets(found: Iterable[Found], roots: Dict[str, _Needs]) -> list[list[str]]:
     ]
 
 
-def _may_be_database(one: Found) -> bool:
+def _may_be_database(one: FoundPath) -> bool:
     if not stat.S_ISREG(one.status.st_mode):
         return False
     return bool(one.root.rules.database(one.relative)) or os.path.exists(one.place + databases.WAL_TAIL)

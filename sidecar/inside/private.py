@@ -42,14 +42,14 @@ Found = Callable[[int, bool], None]
 
 
 @lru_cache(maxsize=None)
-def _compiled(text: bytes) -> Pattern[bytes]:
+def _compile(text: bytes) -> Pattern[bytes]:
     """When it is first needed: compiling takes longer than looking at most files."""
     return re.compile(text)
 
 
 def may_hold(data: bytes) -> bool:
     """Whether there is a tag that opens."""
-    return bool(_compiled(_PLAIN).search(data) or _compiled(_AS_JSON).search(data))
+    return bool(_compile(_PLAIN).search(data) or _compile(_AS_JSON).search(data))
 
 
 def is_json(name: str) -> bool:
@@ -57,13 +57,13 @@ def is_json(name: str) -> bool:
     return name.lower().endswith(_JSON_ENDS)
 
 
-def parses(data: bytes) -> bool:
+def holds_json(data: bytes) -> bool:
     """Whether a text that is held in memory is JSON, or JSON lines."""
     text = data.decode("utf-8", "replace")
-    return _parses(text) or all(_parses(line) for line in text.split("\n") if line.strip())
+    return _is_json_text(text) or all(_is_json_text(line) for line in text.split("\n") if line.strip())
 
 
-def _parses(text: str) -> bool:
+def _is_json_text(text: str) -> bool:
     try:
         json.loads(text, object_pairs_hook=lambda pairs: None)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _parses(text: str) -> bool:
     return True
 
 
-class Private:
+class PrivateFilter:
     """Feed it a text in pieces; what comes back, piece by piece, is the text without what is private."""
 
     def __init__(self, in_json: bool, found: Found) -> None:
@@ -95,30 +95,30 @@ class Private:
         at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
         while at < limit or (last and self._depth):
             before = at, self._depth, self._bound
-            at = self._within(buffer, at, limit, last) if self._depth else self._outside(buffer, at, limit)
+            at = self._feed_within(buffer, at, limit, last) if self._depth else self._feed_outside(buffer, at, limit)
             if (at, self._depth, self._bound) == before:
                 break
         self._buffer = buffer[at:]
         out, self._out = b"".join(self._out), []
         return out
 
-    def _outside(self, buffer: bytes, at: int, limit: int) -> int:
-        begin, end = self._opening(buffer, at)
+    def _feed_outside(self, buffer: bytes, at: int, limit: int) -> int:
+        begin, end = self._find_opening(buffer, at)
         if begin >= limit:
-            self._pass(buffer[at:limit])
+            self._emit(buffer[at:limit])
             return max(at, limit)
-        start = _start(buffer, begin)
-        self._pass(buffer[at:start])
+        start = _find_tag_start(buffer, begin)
+        self._emit(buffer[at:start])
         # Where a line ends within the tag, no string goes on after it.
-        self._depth, self._bound = 1, self._in_string and _string_end(buffer, start, end) >= end
+        self._depth, self._bound = 1, self._in_string and _find_string_end(buffer, start, end) >= end
         return end
 
-    def _opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
+    def _find_opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
         """Where the next tag that opens begins and ends, from ``search`` on; both are beyond the piece when there is none."""
         for text in (_PLAIN, _AS_JSON):
             if self._ahead[text][0] >= search:
                 continue
-            tag = _compiled(text).search(buffer, search)
+            tag = _compile(text).search(buffer, search)
             begin, end = tag.span() if tag is not None else (len(buffer), len(buffer))
             first = max(search, begin - LONGEST_RUN) if text is _AS_JSON and tag is not None else begin
             while begin > first and buffer[begin - 1 : begin] == b"\\":
@@ -126,37 +126,37 @@ class Private:
             self._ahead[text] = begin, end
         return min(self._ahead.values())
 
-    def _within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
+    def _feed_within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
         if self._bound and self._end < at:
-            self._end = _string_end(buffer, at, len(buffer))
+            self._end = _find_string_end(buffer, at, len(buffer))
         end = self._end if self._bound else len(buffer)
-        tag = _compiled(_TAG).search(buffer, at, end)
+        tag = _compile(_TAG).search(buffer, at, end)
         if tag is not None and (last or tag.start() < limit):
             self._depth += 1 if tag.group(1) else -1
             if not self._depth:
-                self._leave(True)
+                self._end_passage(True)
             return tag.end()
         if not self._bound:
             if last:
                 self._depth = 0
-                self._leave(False)
+                self._end_passage(False)
             return max(at, limit)
         if last or end < limit:
             self._bound = False
-            if _compiled(_AFTER_STRING).match(buffer, end):
+            if _compile(_AFTER_STRING).match(buffer, end):
                 self._depth = 0
-                self._leave(False)
+                self._end_passage(False)
                 return end
             return at  # this is no JSON
         # A tag that begins in the string and ends after it counts if this is no JSON.
-        return _string_end(buffer, at, max(at, limit - HOLD))
+        return _find_string_end(buffer, at, max(at, limit - HOLD))
 
-    def _leave(self, closed: bool) -> None:
+    def _end_passage(self, closed: bool) -> None:
         self._found(self._line, closed)
         self._escaped = False
         self._out.append(MARK)
 
-    def _pass(self, data: bytes) -> None:
+    def _emit(self, data: bytes) -> None:
         """Let text through, and keep track of whether a JSON string is open: no string goes on after a line's end."""
         if not data:
             return
@@ -171,19 +171,19 @@ class Private:
         if self._escaped and data:
             data = data[1:]
             self._escaped = False
-        plain = _compiled(_ESCAPED).sub(b"", data)
+        plain = _compile(_ESCAPED).sub(b"", data)
         self._escaped = plain.endswith(b"\\")
         self._in_string ^= bool(plain.count(b'"') & 1)
 
 
-def _string_end(buffer: bytes, at: int, most: int) -> int:
+def _find_string_end(buffer: bytes, at: int, most: int) -> int:
     """How far the JSON string goes on that is open at ``at``; a backslash without what it escapes is not part of it."""
-    found = _compiled(_IN_STRING).match(buffer, at, most)
+    found = _compile(_IN_STRING).match(buffer, at, most)
     assert found is not None
     return found.end()
 
 
-def _start(buffer: bytes, at: int) -> int:
+def _find_tag_start(buffer: bytes, at: int) -> int:
     """Where a tag begins: of the backslashes before its "u003c", only those that escape it are part of it."""
     count = 0
     while buffer[at + count : at + count + 1] == b"\\":

@@ -34,30 +34,30 @@ Marker = Tuple[str, bool]
 """A path in a project's folder, and whether that is a folder."""
 
 
-class Search(NamedTuple):
+class FoundProjects(NamedTuple):
     """The projects that were found, nearest first, and what to say of bounds that were reached."""
 
     folders: List[str]
     warnings: List[str]
 
 
-def markers_of(specs: Iterable[Dict[str, Any]]) -> List[Marker]:
+def list_markers(specs: Iterable[Dict[str, Any]]) -> List[Marker]:
     return [(name.rstrip("/"), name.endswith("/")) for spec in specs for name in spec.get("markers", [])]
 
 
 def is_marked(folder: str, markers: Iterable[Marker]) -> bool:
     """Whether a folder holds any of these. A link to a folder is none: it may lead anywhere."""
-    return any(_is_there(os.path.join(folder, name), is_folder) for name, is_folder in markers)
+    return any(_exists_as(os.path.join(folder, name), is_folder) for name, is_folder in markers)
 
 
-def _is_there(place: str, folder: bool) -> bool:
+def _exists_as(place: str, folder: bool) -> bool:
     try:
         return stat.S_ISDIR(os.lstat(place).st_mode) == folder
     except OSError:
         return False
 
 
-def inner_folders(folder: str, specs: Iterable[Dict[str, Any]], keeps: Iterable[str]) -> Set[str]:
+def find_inner_folders(folder: str, specs: Iterable[Dict[str, Any]], keeps: Iterable[str]) -> Set[str]:
     """What of a project belongs to its memory whole: no other project is looked for in there."""
     below = {os.path.join(folder, spec["below"]) for spec in specs if spec.get("below")}
     kept = {pattern[:-3] for pattern in keeps if pattern.endswith("/**") and not set("*?{") & set(pattern[:-3])}
@@ -70,13 +70,13 @@ def find_projects(
     keeps: List[str],
     closed: FrozenSet[str],
     contained: Containment,
-) -> Search:
+) -> FoundProjects:
     """The projects below these folders, which are real paths and projects themselves as far as they hold any memory.
 
     ``specs`` are the project roots of all layouts and ``keeps`` the patterns of what they keep; ``closed`` are folders of
     other roots. The root of the file system is no place to search: whoever works there is nowhere in particular.
     """
-    markers = markers_of(specs)
+    markers = list_markers(specs)
     firsts = frozenset(name.split("/")[0] for name, _ in markers)
     files = [name for name, is_folder in markers if not is_folder and "/" not in name]
     leaves = _Leaves()
@@ -93,17 +93,21 @@ def find_projects(
             if leaf or depth == DEEPEST:
                 # To ask for a few names costs less than to list the folder, and no exceptions.
                 likely = any(os.access(folder + "/" + name, os.F_OK) for name in (files if leaf else firsts))
-                if likely and is_marked(folder, markers) and not any(map(os.path.lexists, _tops(folder))):
+                if (
+                    likely
+                    and is_marked(folder, markers)
+                    and not any(map(os.path.lexists, _list_environment_files(folder)))
+                ):
                     found.append(folder)
                 continue
-            names, likely = _inner(folder, firsts, leaves)
+            names, likely = _list_subfolders(folder, firsts, leaves)
             marked = likely and is_marked(folder, markers)
             if marked and folder not in starts:
                 found.append(folder)
             elif NOTES in names and not marked and folder not in starts and _holds_notes(folder + "/" + NOTES):
                 unmarked.append(folder + "/" + NOTES)
             if marked or folder in starts:
-                taken |= inner_folders(folder, specs, keeps)
+                taken |= find_inner_folders(folder, specs, keeps)
             inner += [folder + "/" + name for name in names]
         cut = len(layer) > MOST_FOLDERS - looked_at
         looked_at += len(layer)
@@ -116,14 +120,14 @@ def find_projects(
         seen.update(layer)
     known = frozenset(found)
     peeked = [folder for folder in deepest if folder not in known][:MOST_PEEKED]
-    deeper = [folder + "/" + name for folder in peeked for name in _inner(folder, firsts)[0]]
+    deeper = [folder + "/" + name for folder in peeked for name in _list_subfolders(folder, firsts)[0]]
     warnings += [DEEPER % (place, DEEPEST) for place in deeper if is_marked(place, markers)][:MOST_TOLD]
     if len(found) > MOST_FOUND:
         warnings.append(MANY % (len(found), MOST_FOUND))
     warnings += [
         UNMARKED % place for place in unmarked[:MOST_TOLD] if not any(is_in(place, folder) for folder in found)
     ]
-    return Search(found[:MOST_FOUND], warnings)
+    return FoundProjects(found[:MOST_FOUND], warnings)
 
 
 class _Leaves:
@@ -150,7 +154,7 @@ class _Leaves:
             self._counts[status.st_dev] = self._counts.get(status.st_dev, True) and right
 
 
-def _tops(folder: str) -> List[str]:
+def _list_environment_files(folder: str) -> List[str]:
     return [os.path.join(folder, name) for name in ENVIRONMENT]
 
 
@@ -163,7 +167,7 @@ def _holds_notes(folder: str) -> bool:
     return any(name.endswith(".md") and name.lower() != "readme.md" for name in names)
 
 
-def _inner(folder: str, firsts: FrozenSet[str], leaves: Optional[_Leaves] = None) -> Tuple[List[str], bool]:
+def _list_subfolders(folder: str, firsts: FrozenSet[str], leaves: Optional[_Leaves] = None) -> Tuple[List[str], bool]:
     """The folders in a folder, and whether there may be a marker; nothing where nothing is to be looked for."""
     names: List[str] = []
     likely, wanted, inner = False, firsts.union(ENVIRONMENT), 0

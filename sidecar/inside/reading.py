@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from . import digests, places
-from .cache import Known
+from .cache import KnownEntry
 from .walk import MAGIC
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Contents(NamedTuple):
     length: int
     steady: bool = True
 
-    def carried_sums(self) -> bytes:
+    def select_carried_sums(self) -> bytes:
         if self.blocks is None:
             return self.sums
         width = digests.SUM_BYTES
@@ -47,7 +47,7 @@ class _Collector:
         self._base = base_sums
         self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
-        self.file: BinaryIO = _temporary(folder) if self._on_disk else io.BytesIO()
+        self.file: BinaryIO = _open_temporary(folder) if self._on_disk else io.BytesIO()
         self.length = 0
 
     def __call__(self, number: int, data: bytes, block_sum: bytes) -> None:
@@ -67,27 +67,27 @@ class _Collector:
         return self.file
 
 
-def base_for(known: Known | None, size: int, page: int = 0) -> tuple[int, bytes]:
+def choose_base(known: KnownEntry | None, size: int, page: int = 0) -> tuple[int, bytes]:
     """The block size for a file, and the base's sums when its blocks can be compared with ours."""
-    block = digests.block_size(size, page)
+    block = digests.choose_block_size(size, page)
     if known is None or known.entry.block != block or not known.entry.sums or size <= block:
         return block, b""
     return block, known.entry.sums
 
 
-def read_stream(stream: BinaryIO, size: int, known: Known | None, folder: str, page: int = 0) -> Contents:
+def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: str, page: int = 0) -> Contents:
     """Read an open file that holds still (a database copy)."""
-    block, base_sums = base_for(known, size, page)
+    block, base_sums = choose_base(known, size, page)
     if not base_sums:
-        digest, sums, got = digests.digest_of_stream(stream, size, block)
+        digest, sums, got = digests.digest_stream(stream, size, block)
         stream.seek(0)
         return Contents(got, block, digest, sums, None, stream, got)
     collector = _Collector(base_sums, size, folder)
-    digest, sums, got = digests.digest_of_stream(stream, size, block, collector)
+    digest, sums, got = digests.digest_stream(stream, size, block, collector)
     return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
 
 
-def read_file(place: str, known: Known | None, folder: str, watch: Watch | None = None) -> Contents:
+def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch: Watch | None = None) -> Contents:
     """Read a file others may be writing to; when it never holds still, take the last reading and say so.
 
     ``watch`` sees every byte that is kept.
@@ -99,10 +99,10 @@ def read_file(place: str, known: Known | None, folder: str, watch: Watch | None 
         descriptor = places.open_file(place)
         with open(descriptor, "rb") as stream:
             before = os.fstat(descriptor)
-            block, base_sums = base_for(known, before.st_size)
+            block, base_sums = choose_base(known, before.st_size)
             collector = _Collector(base_sums, before.st_size, folder)
             seen = watch.over(stream) if watch is not None else stream
-            digest, sums, got = digests.digest_of_stream(seen, before.st_size, block, collector)
+            digest, sums, got = digests.digest_stream(seen, before.st_size, block, collector)
             after = os.fstat(descriptor)
         blocks = collector.blocks if base_sums and got > block else None
         steady = got == before.st_size and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
@@ -113,14 +113,14 @@ def read_file(place: str, known: Known | None, folder: str, watch: Watch | None 
     return contents
 
 
-def read_bytes(data: bytes) -> Contents:
+def wrap_bytes(data: bytes) -> Contents:
     """Contents that were made in memory, such as a filtered settings file: always carried whole."""
-    block = digests.block_size(len(data))
-    digest, sums = digests.digest_of_bytes(data, block)
+    block = digests.choose_block_size(len(data))
+    digest, sums = digests.digest_bytes(data, block)
     return Contents(len(data), block, digest, sums, None, io.BytesIO(data), len(data))
 
 
-def _temporary(folder: str) -> BinaryIO:
+def _open_temporary(folder: str) -> BinaryIO:
     import tempfile
 
     return tempfile.TemporaryFile(dir=folder)

@@ -22,7 +22,7 @@ _EVENT = struct.Struct("iIII")
 
 def reap(folder: str, bundle: str) -> None:
     """Have ``folder`` removed after ``bundle`` in it was read by somebody, or after a quarter of an hour."""
-    events = _watch(bundle)  # before anybody is told of it, or a quick reader might be missed
+    events = _open_watch(bundle)  # before anybody is told of it, or a quick reader might be missed
     if os.fork():
         return
     try:
@@ -49,13 +49,13 @@ def _wait_for_readers(events: int, bundle: str, deadline: float) -> None:
             if read:
                 return
             continue
-        for mask in _masks(os.read(events, 65536)):
+        for mask in _parse_masks(os.read(events, 65536)):
             read = bool(mask & (IN_CLOSE_NOWRITE | IN_CLOSE_WRITE))
             if mask & IN_DELETE_SELF:
                 return
 
 
-def _watch(path: str) -> int:
+def _open_watch(path: str) -> int:
     """An inotify descriptor that tells of readers; -1 where there is no inotify."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -67,7 +67,7 @@ def _watch(path: str) -> int:
     return int(events) if events >= 0 and watched >= 0 else -1
 
 
-def _masks(data: bytes) -> list[int]:
+def _parse_masks(data: bytes) -> list[int]:
     masks, at = [], 0
     while at < len(data):
         _, mask, _, length = _EVENT.unpack_from(data, at)

@@ -13,18 +13,18 @@ from typing import Any, BinaryIO, Callable
 
 from . import aside, cache, databases, direct, filters, index, keys, notes, places, worker
 from .coverage import Coverage
-from .drain import drained
+from .drain import wait_until_drained
 from .holders import Holder, find_holders
-from .holdings import Holdings, Old, shown
-from .layers import folders_of, layered
-from .naming import named_here
+from .holdings import Holdings, OldFile, format_some
+from .layers import list_folders, merge_indexes
+from .naming import name_root_folders
 from .refusal import Refusal
 from .roots import place_roots
 from .scratch import Scratch
-from .swap import Noted, Swap, is_folder
+from .swap import PendingNotes, Swap, is_folder
 from .unpacking import Section, Staged, Unpacker
-from .versions import older_schema, rank, version_here
-from .walk import SQLITE_TAILS, Found
+from .versions import describe_older_schema, find_version, parse_version
+from .walk import SQLITE_TAILS, FoundPath
 
 WORKER_SECONDS = 15.0
 LONGEST_SETTINGS = 16 << 20
@@ -49,23 +49,23 @@ class Restore:
         self.seed = request["mode"] == "seed"
         self.skipped: list[dict[str, str]] = []
         self.warnings: list[str] = []
-        self.stages = {root.name: _beside(root.folder) for root in self.roots}
+        self.stages = {root.name: _name_stage(root.folder) for root in self.roots}
         self.holdings = Holdings(scratch, request, self.roots, home)
-        self.here: list[Old] = []
-        self.old: list[Old] = []
+        self.here: list[OldFile] = []
+        self.old: list[OldFile] = []
         """Of what is here, what the snapshot's own rules covered: that goes."""
         self.covers = Coverage(request.get("covered"))
         self.old_folders: list[str] = []
-        self.aside = aside.Aside(scratch, request["snapshot"], request["set_aside_bytes"])
+        self.aside = aside.SetAside(scratch, request["snapshot"], request["set_aside_bytes"])
         self.movable: dict[str, bool] = {}
         self.removed = 0
         self.unversioned: set[str] = set()
 
     def run(self) -> dict[str, Any]:
-        self._look()
-        if self._is_kept():
-            return self._keep()
-        unsaved = self._unsaved()
+        self._find_old()
+        if self._keeps_all():
+            return self._leave_as_is()
+        unsaved = self._answer_unsaved()
         if unsaved:
             return unsaved
         if self.request.get("ask"):
@@ -82,8 +82,8 @@ class Restore:
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
             try:
-                self._look()  # again: somebody may have written since, the workers for one before they stopped
-                unsaved = self._unsaved()
+                self._find_old()  # again: somebody may have written since, the workers for one before they stopped
+                unsaved = self._answer_unsaved()
                 if unsaved:
                     return unsaved
                 self._compare_schemas(staged, entries)
@@ -92,16 +92,16 @@ class Restore:
             finally:
                 self.warnings += worker.start_again(holders)
             done = True
-            self._try(lambda: self._remember(entries, staged, placed))
+            self._try_note(lambda: self._remember(entries, staged, placed))
         finally:
             if done:
-                self._try(swap.end)  # else the next run does it
+                self._try_note(swap.end)  # else the next run does it
             else:
                 swap.end()
                 self.aside.forget()  # nothing was moved there, or it is back in its place
         self._clear_old_folders(entries)
         if self.aside.files:
-            self.aside.give()
+            self.aside.give_to_user()
             self.aside.make_room()
         files = [entries[path] for path in placed if entries[path].type == index.FILE]
         files += [entry for path, entry in self.left_alone.items() if entry.type == index.FILE and self._is_here(path)]
@@ -111,13 +111,13 @@ class Restore:
             "bytes": sum(entry.size for entry in files),
             "databases": checks,
             "skipped": self.skipped,
-            "warnings": self.warnings + self._replaced() + self._discarded(),
-            "roots": self._roots_told(),
-            "withheld": self._withheld_told(),
+            "warnings": self.warnings + self._replaced() + self._describe_discarded(),
+            "roots": self._describe_roots(),
+            "withheld": self._describe_withheld(),
             "set_aside": self.aside.told() if self.aside.files else None,
         }
 
-    def _try(self, note: Callable[[], None]) -> None:
+    def _try_note(self, note: Callable[[], None]) -> None:
         """The memory is in place: that it cannot be noted, on a full disk say, does not make it incomplete."""
         try:
             note()
@@ -125,23 +125,23 @@ class Restore:
             told = "What is in place now could not be noted here (%s): the next export may bring all of it." % problem
             self.warnings += [told] if told not in self.warnings else []
 
-    def _look(self) -> None:
+    def _find_old(self) -> None:
         """Find what is there and is to go. A seed replaces nothing."""
         self.here, self.old_folders = [], []
         for root in [] if self.seed else self.roots:
             here, folders = self.holdings.look(root)
             self.here += here
             self.old_folders += folders
-        self.old = [one for one in self.here if self._goes(one.found)]
+        self.old = [one for one in self.here if self._must_go(one.found)]
 
-    def _goes(self, found: Found) -> bool:
+    def _must_go(self, found: FoundPath) -> bool:
         """Whether a file that is here makes room: not where the rules of the snapshot did not know it, nor where it yields
         to what is there."""
         if found.root.rules.yields(found.relative):
             return False
         return found.path in self.coming or self.covers.has(found.root.name, found.relative)
 
-    def _is_kept(self) -> bool:
+    def _keeps_all(self) -> bool:
         """Whether all that is here stays as it is. Roots that were withheld, and whose projects are there by now, are brought
         to what stays."""
         if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
@@ -162,32 +162,32 @@ class Restore:
         self.roots = [root for root in self.roots if root.name in late]
         self.by_name = {root.name: root for root in self.roots}
         self.stages = {name: stage for name, stage in self.stages.items() if name in late}
-        self._look()
+        self._find_old()
         return False
 
-    def _keep(self) -> dict[str, Any]:
+    def _leave_as_is(self) -> dict[str, Any]:
         """Leave all as it is, but for whether the memory is here to be read only."""
         own = self.holdings.own
         assert own is not None
-        cache.hold(self.scratch.memory, self.request["read_only"])
-        self._note()
+        cache.set_reader(self.scratch.memory, self.request["read_only"])
+        self._write_notes()
         origin, newest = self.holdings.origin, own.stored[0]
         changed = sorted(one.own for one in self.here if one.savable and not one.steady)
         if newest != origin:
             self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
         if changed:
-            self.warnings.append("Changed here since then, and not exported yet: %s." % shown(changed))
+            self.warnings.append("Changed here since then, and not exported yet: %s." % format_some(changed))
         return {
             "status": "kept",
             "holds": origin,
             "files": len(self.here),
             "bytes": sum(one.found.status.st_size for one in self.here),
             "warnings": self.warnings,
-            "roots": self._roots_told(),
-            "withheld": self._withheld_told(),
+            "roots": self._describe_roots(),
+            "withheld": self._describe_withheld(),
         }
 
-    def _unsaved(self) -> dict[str, Any] | None:
+    def _answer_unsaved(self) -> dict[str, Any] | None:
         """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
         be saved is by now: what is not then is set aside."""
         if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
@@ -203,14 +203,14 @@ class Restore:
         last = own.stored[0]
         return [] if last in heads or last == self.request["snapshot"] else [REPLACED % last]
 
-    def _discarded(self) -> list[str]:
+    def _describe_discarded(self) -> list[str]:
         gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []
-        return ["What was here and in no snapshot is gone, as was asked for: %s." % shown(gone)] if gone else []
+        return ["What was here and in no snapshot is gone, as was asked for: %s." % format_some(gone)] if gone else []
 
-    def _roots_told(self) -> list[dict[str, str]]:
+    def _describe_roots(self) -> list[dict[str, str]]:
         return [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots]
 
-    def _withheld_told(self) -> list[dict[str, Any]]:
+    def _describe_withheld(self) -> list[dict[str, Any]]:
         files = [path.split("/")[0] for path, entry in self.left_alone.items() if entry.type == index.FILE]
         return [{"name": root.name, "hint": root.hint, "files": files.count(root.name)} for root in self.withheld]
 
@@ -220,10 +220,10 @@ class Restore:
     def _check_versions(self) -> None:
         """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
         for root in self.roots:
-            theirs, ours = self.request.get("versions", {}).get(root.name, ""), version_here(root.layout, self.home)
+            theirs, ours = self.request.get("versions", {}).get(root.name, ""), find_version(root.layout, self.home)
             if not (theirs and ours):
                 self.unversioned.add(root.name)
-            elif rank(ours) < rank(theirs) and not self.request["force"]:
+            elif parse_version(ours) < parse_version(theirs) and not self.request["force"]:
                 raise Refusal(
                     "plugin-older",
                     "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
@@ -235,20 +235,20 @@ class Restore:
         for path, entry in entries.items():
             name, _, relative = path.partition("/")
             if entry.database and name in self.unversioned and not self.seed:
-                self.warnings += filter(None, [older_schema(self.by_name[name], relative, staged[path].place)])
+                self.warnings += filter(None, [describe_older_schema(self.by_name[name], relative, staged[path].place)])
 
-    def _place(self, path: str) -> str:
+    def _locate(self, path: str) -> str:
         name, _, relative = path.partition("/")
         root = self.by_name[name]
         return os.path.join(root.folder, root.keys.local(relative))
 
     def _name_folders(self, entries: dict[str, index.Entry]) -> None:
-        self.roots, told = named_here(self.roots, entries, self.request, self.home)
+        self.roots, told = name_root_folders(self.roots, entries, self.request, self.home)
         self.by_name = {root.name: root for root in self.roots}
         self.warnings += told
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
-        with open(self._bundle(), "rb") as bundle:
+        with open(self._get_bundle(), "rb") as bundle:
             sections: list[tuple[index.Index, int, dict[str, Any]]] = []
             at = 0
             for pack in self.request["packs"]:
@@ -256,13 +256,13 @@ class Restore:
                 at += pack["index_bytes"]
                 sections.append((pack_index, at, pack))
                 at += pack["bytes"]
-            entries = self._allowed(layered(section[0] for section in sections))
+            entries = self._drop_forbidden(merge_indexes(section[0] for section in sections))
             unpacker = Unpacker(entries, {name: os.path.join(stage, "new") for name, stage in self.stages.items()})
             for pack_index, start, pack in sections:
                 unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
         return entries, unpacker.checked()
 
-    def _bundle(self) -> str:
+    def _get_bundle(self) -> str:
         """The file with all packs and indexes: uploaded, or to be fetched."""
         if "links" in self.request:
             path = os.path.join(self.scratch.work, "bundle")
@@ -276,7 +276,7 @@ class Restore:
             _check_bundle(bundle, self.request["bundle"])
         return str(path)
 
-    def _allowed(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
+    def _drop_forbidden(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
         """Without what must never be restored, whatever a snapshot holds."""
         kept = {}
         for path, entry in entries.items():
@@ -305,9 +305,9 @@ class Restore:
         for path, file in staged.items():
             entry, root = entries[path], self.by_name[path.split("/")[0]]
             drop = root.rules.filters.get(path.split("/", 1)[1])
-            theirs = self._here(path) if drop is not None else None
+            theirs = self._read_present(path) if drop is not None else None
             if drop is not None and theirs is not None:
-                merged = filters.merged(places.read_file(file.place, LONGEST_SETTINGS), theirs, drop)
+                merged = filters.merge_settings(places.read_file(file.place, LONGEST_SETTINGS), theirs, drop)
                 places.write_file(file.place, merged)
             descriptor = places.open_file(file.place)
             try:
@@ -315,12 +315,12 @@ class Restore:
                 os.utime(descriptor, ns=(entry.mtime, entry.mtime))
             finally:
                 os.close(descriptor)
-            self.scratch.give(file.place)
+            self.scratch.give_to_user(file.place)
 
-    def _here(self, path: str) -> bytes | None:
+    def _read_present(self, path: str) -> bytes | None:
         """A small file that is in place now; ``None`` when there is none to be read."""
         try:
-            return places.read_file(self._place(path), LONGEST_SETTINGS)
+            return places.read_file(self._locate(path), LONGEST_SETTINGS)
         except (OSError, Refusal):
             return None
 
@@ -328,14 +328,14 @@ class Restore:
         """Plan every move; return the paths that will be placed."""
         self._plan_removals(swap, entries)
         for root in self.roots:
-            swap.folder(root.folder, _mode_of(root.folder))
-        for folder in folders_of(entries):
-            if not (self.seed and is_folder(self._place(folder.path))):
-                swap.folder(self._place(folder.path), folder.mode)
+            swap.folder(root.folder, _read_mode(root.folder))
+        for folder in list_folders(entries):
+            if not (self.seed and is_folder(self._locate(folder.path))):
+                swap.folder(self._locate(folder.path), folder.mode)
         placed: list[str] = []
         taken: set[str] = set()
         for path, entry in entries.items():
-            place = self._place(path)
+            place = self._locate(path)
             if entry.type == index.DIR:
                 continue
             name, _, relative = path.partition("/")
@@ -348,10 +348,10 @@ class Restore:
                 continue
             taken.add(place)
             swap.folder(os.path.dirname(place))
-            swap.put(staged[path].place if entry.type == index.FILE else self._staged_link(entry, len(placed)), place)
+            swap.put(staged[path].place if entry.type == index.FILE else self._stage_link(entry, len(placed)), place)
             placed.append(path)
         displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
-        swap.noted = Noted(self.request["snapshot"], self.request["read_only"], displaced, self._notes())
+        swap.noted = PendingNotes(self.request["snapshot"], self.request["read_only"], displaced, self._build_notes())
         return placed
 
     def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
@@ -368,21 +368,21 @@ class Restore:
             self._plan_logs(
                 swap, one.found.root.name, one.found.place, one.found.relative, old, spare and not one.saved
             )
-            self.holdings.check_steady(one)
+            self.holdings.check_unchanged(one)
         for path, entry in entries.items():
             name, _, relative = path.partition("/")
-            place = self._place(path)
+            place = self._locate(path)
             if entry.database and place not in old and not (self.seed and places.exists(place)):
                 self._plan_logs(swap, name, place, self.by_name[name].keys.local(relative), old, spare)
         if self.aside.files:
-            swap.set_aside_in(self.aside.folder)
+            swap.use_aside_folder(self.aside.folder)
 
     def _plan_logs(self, swap: Swap, name: str, place: str, relative: str, old: set[str], spare: bool) -> None:
         """Plan what becomes of the logs beside a database. The one in shared memory holds nothing of its own."""
         for tail in SQLITE_TAILS:
             log = place + tail
             if log not in old and places.exists(log):
-                status = places.status(log)
+                status = places.read_status(log)
                 seen = None if tail == databases.SHM_TAIL else status
                 spared = spare and seen is not None and status.st_size > 0
                 self._plan_removal(swap, name, log, relative + tail, seen, spared)
@@ -393,18 +393,18 @@ class Restore:
         if spare:
             target = self.aside.keep(name, relative, seen)
             if name not in self.movable:
-                self.movable[name] = self.aside.takes_moves_from(stage)
+                self.movable[name] = self.aside.can_move_from(stage)
             if self.movable[name]:
                 swap.remove(place, target)  # whatever is still written to it is kept as well
                 return
-            aside.copy(place, target, seen)
+            aside.copy_entry(place, target, seen)
         self.removed += 1
         swap.remove(place, os.path.join(stage, "old", str(self.removed)), seen)
 
-    def _staged_link(self, entry: index.Entry, number: int) -> str:
+    def _stage_link(self, entry: index.Entry, number: int) -> str:
         place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
         places.make_link(entry.target, place)
-        self.scratch.give(place)
+        self.scratch.give_to_user(place)
         return place
 
     def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
@@ -412,14 +412,16 @@ class Restore:
         not work."""
         stopped: list[Holder] = []
         for root in self.roots:
-            mine = [self._place(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")]
+            mine = [
+                self._locate(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")
+            ]
             holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
-            self.warnings += drained(root, self.request["worker_wait"], "it was stopped without")
+            self.warnings += wait_until_drained(root, self.request["worker_wait"], "it was stopped without")
             shutdown = root.layout.get("worker")
             settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
-            left = worker.stop(holders, shutdown=settings, timeout=WORKER_SECONDS)
+            left = worker.stop_holders(holders, shutdown=settings, timeout=WORKER_SECONDS)
             if left:
                 self.warnings += worker.start_again([holder for holder in holders if holder not in left] + stopped)
                 raise Refusal(
@@ -429,7 +431,7 @@ class Restore:
         return stopped
 
     def _clear_old_folders(self, entries: dict[str, index.Entry]) -> None:
-        wanted = {self._place(folder.path) for folder in folders_of(entries)}
+        wanted = {self._locate(folder.path) for folder in list_folders(entries)}
         for folder in sorted(set(self.old_folders) - wanted, reverse=True):
             try:
                 places.remove_folder(folder)
@@ -446,35 +448,37 @@ class Restore:
             if entry.type == index.FILE:
                 entry = entry._replace(sums=staged[path].sums)
                 if path in ours and entry.database:
-                    signature = databases.signature(self._place(path))
-                    with open(places.open_file(self._place(path)), "rb") as file:
-                        first = file.read(databases.page_size(self._place(path)))
-                    first_page = hashlib.sha256(databases.without_counters(first)).hexdigest()
+                    signature = databases.compute_database_signature(self._locate(path))
+                    with open(places.open_file(self._locate(path)), "rb") as file:
+                        first = file.read(databases.read_page_size(self._locate(path)))
+                    first_page = hashlib.sha256(databases.blank_counters(first)).hexdigest()
                 elif path in ours:
-                    signature = cache.signature(places.status(self._place(path)))
-            known[path] = cache.Known(entry, signature, first_page)
+                    signature = cache.compute_signature(places.read_status(self._locate(path)))
+            known[path] = cache.KnownEntry(entry, signature, first_page)
         base = cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"])
         if self.before is not None:
             base = self.before._replace(entries=dict(self.before.entries, **known), full="", changed=None)
         else:
-            known.update((path, cache.Known(entry, [])) for path, entry in self.left_alone.items())
-            keys.write_down(self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known})
-        cache.begin(self.scratch.memory, base, self.request["read_only"])
-        self._note()
+            known.update((path, cache.KnownEntry(entry, [])) for path, entry in self.left_alone.items())
+            keys.write_folder_names(
+                self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known}
+            )
+        cache.write_restored(self.scratch.memory, base, self.request["read_only"])
+        self._write_notes()
 
-    def _note(self) -> None:
-        self.warnings += notes.keep(self.scratch.memory, self._notes())
+    def _write_notes(self) -> None:
+        self.warnings += notes.write_or_warn(self.scratch.memory, self._build_notes())
 
-    def _notes(self) -> notes.Notes:
+    def _build_notes(self) -> notes.Notes:
         told = dict(self.request["notes"], reader=self.request["read_only"])
-        return notes.after_restore(told, self._folders(), [root.name for root in self.withheld])
+        return notes.build_after_restore(told, self._map_root_folders(), [root.name for root in self.withheld])
 
-    def _folders(self) -> dict[str, str]:
+    def _map_root_folders(self) -> dict[str, str]:
         noted = notes.read(self.scratch.memory) if self.before is not None else None
         return dict(noted.roots if noted is not None else {}, **{root.name: root.place for root in self.roots})
 
 
-def _beside(folder: str) -> str:
+def _name_stage(folder: str) -> str:
     """A name for a staging folder on the file system that ``folder`` is, or will be, on."""
     parent = folder
     while not is_folder(parent):
@@ -482,8 +486,8 @@ def _beside(folder: str) -> str:
     return os.path.join(parent, ".memory-sidecar-" + os.urandom(6).hex())
 
 
-def _mode_of(folder: str) -> int:
-    return places.status(folder).st_mode & 0o777 if is_folder(folder) else 0o755
+def _read_mode(folder: str) -> int:
+    return places.read_status(folder).st_mode & 0o777 if is_folder(folder) else 0o755
 
 
 def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, S
 
 from . import places
 from .containment import Containment, is_in
-from .keys import FileName, Keys, paths_of
-from .projects import find_projects, is_marked, markers_of
+from .keys import FileName, FolderNames, find_project_paths
+from .projects import find_projects, is_marked, list_markers
 from .refusal import Refusal
-from .rules import Rules, compiled, is_secret
+from .rules import Rules, compile_patterns, is_secret
 
 MOST_PROJECTS = 5000
 """The highest number that a project's root can have."""
@@ -40,7 +40,7 @@ class Root(NamedTuple):
     layout: dict[str, Any]
     rules: Rules
     whole: bool  # it is an agent's folder, and no project, so that what is left out is worth a word
-    keys: Keys = Keys()
+    keys: FolderNames = FolderNames()
     apart: FrozenSet[str] = frozenset()
     """What lies in it and is not for memories: the sidecar's own files."""
     owned: bool = False
@@ -62,7 +62,7 @@ class Root(NamedTuple):
         return self.name + "/" + self.keys.stored(relative)
 
 
-class Above:
+class OuterRules:
     """The rules of a root, as they are for what lies in a folder of it."""
 
     def __init__(self, rules: Rules, below: str) -> None:
@@ -71,19 +71,19 @@ class Above:
     def takes(self, relative: str) -> bool:
         return self._rules.takes(self._below + relative)
 
-    def left_out(self, relative: str) -> Any:
+    def leaves_out(self, relative: str) -> Any:
         """Whether it is left out there: not where nobody looks."""
         path = self._below + relative
-        return self._rules.may_hold(path.rpartition("/")[0]) and self._rules.left_out(path)
+        return self._rules.may_hold(path.rpartition("/")[0]) and self._rules.leaves_out(path)
 
-    def all_below(self, relative: str) -> Any:
-        return self._rules.all_below(self._below + relative)
+    def keeps_all_below(self, relative: str) -> Any:
+        return self._rules.keeps_all_below(self._below + relative)
 
     def may_hold(self, relative: str) -> bool:
         return self._rules.may_hold(self._below + relative)
 
 
-def numbered(name: str) -> tuple[str, int]:
+def split_number(name: str) -> tuple[str, int]:
     """The name a layout has for a root, and its number: ``project-2`` is the second ``project``. 0 for one without.
 
     Names come from sandboxes and stores: what is a digit in another script, or too large, is no number.
@@ -95,17 +95,17 @@ def numbered(name: str) -> tuple[str, int]:
     return name, 0
 
 
-def hint_for(folder: str, home: str) -> str:
+def make_hint(folder: str, home: str) -> str:
     if folder == home:
         return "~"
     return "~" + folder[len(home) :] if folder.startswith(home.rstrip("/") + "/") else folder
 
 
-def at_hint(hint: str, home: str) -> str:
+def resolve_hint(hint: str, home: str) -> str:
     return home + hint[1:] if hint == "~" or hint.startswith("~/") else hint
 
 
-class Finding(NamedTuple):
+class FoundRoots(NamedTuple):
     """The roots that are here, the folders of all projects, and what to say of those that were not looked for."""
 
     roots: List[Root]
@@ -113,14 +113,14 @@ class Finding(NamedTuple):
     warnings: List[str]
 
 
-class Placing(NamedTuple):
+class PlacedRoots(NamedTuple):
     """Where the roots of a snapshot belong, and those that wait until their project is there."""
 
     roots: List[Root]
     withheld: List[Root]
 
 
-def own_places(
+def list_own_places(
     spec: dict[str, Any],
     home: str,
     folders: Sequence[str] = (),
@@ -135,18 +135,20 @@ def own_places(
         if os.environ.get(name):
             moved.append(os.path.join(home, os.path.expanduser(os.environ[name]), below))
     for entry in spec.get("settings", []):
-        moved += _set_by(entry, home, folders, roots or {}, found)
+        moved += _read_setting(entry, home, folders, roots or {}, found)
     for path in spec["paths"]:
         if path.startswith("./"):
             # A link in a repository may lead anywhere.
             ways = [(project, os.path.join(project, path[2:])) for project in folders or [home]]
             usual += [place for project, place in ways if is_in(os.path.realpath(place), project)]
         else:
-            usual.append(os.path.join(home, at_hint(path, home)))
+            usual.append(os.path.join(home, resolve_hint(path, home)))
     return moved, usual
 
 
-def _set_by(entry: str, home: str, projects: Sequence[str], roots: Dict[str, str], inside: Iterable[str]) -> List[str]:
+def _read_setting(
+    entry: str, home: str, projects: Sequence[str], roots: Dict[str, str], inside: Iterable[str]
+) -> List[str]:
     """The places that a setting names: ``~/FILE:KEY``, ``./FILE:KEY`` in each project, or ``ROOT/FILE:KEY``."""
     path, _, key = entry.rpartition(":")
     top, _, file = path.partition("/")
@@ -157,21 +159,21 @@ def _set_by(entry: str, home: str, projects: Sequence[str], roots: Dict[str, str
             value = json.loads(places.read_file(os.path.realpath(os.path.join(folder, file)), LONGEST_SETTINGS))
         except (OSError, Refusal, ValueError, RecursionError):
             continue  # there is none, or it says nothing
-        for text in _values(value, key.split(".")):
-            place = os.path.join(folder if top == "." else home, at_hint(text, home))
+        for text in _pick_values(value, key.split(".")):
+            place = os.path.join(folder if top == "." else home, resolve_hint(text, home))
             # Whoever wrote a repository that was merely found does not say what of the home is memory.
             if top != "." or folder not in inside or is_in(os.path.realpath(place), folder):
                 found.append(place)
     return found
 
 
-def _values(value: Any, keys: List[str]) -> List[str]:
+def _pick_values(value: Any, keys: List[str]) -> List[str]:
     if not keys:
         return [value] if isinstance(value, str) and _is_path(value) else []
     if not isinstance(value, dict):
         return []
     inner = value.values() if keys[0] == "*" else [value[keys[0]]] if keys[0] in value else []
-    return [text for each in inner for text in _values(each, keys[1:])]
+    return [text for each in inner for text in _pick_values(each, keys[1:])]
 
 
 def _is_path(text: str) -> bool:
@@ -181,7 +183,7 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _own_folder(
+def _choose_own_folder(
     spec: dict[str, Any],
     home: str,
     folders: Sequence[str],
@@ -196,10 +198,10 @@ def _own_folder(
     Where none does, or one is wanted to restore to (``hint`` says where it was): what the variable says, the usual place
     it was in, or the first. ``was`` is where this sandbox has it from before.
     """
-    moved, usual = own_places(spec, home, folders, roots, found)
+    moved, usual = list_own_places(spec, home, folders, roots, found)
     below, marker, file = spec.get("below", ""), spec.get("holds", ""), spec.get("file", "")
     if file:
-        place = os.path.realpath(moved[0] if moved else os.path.join(at_hint(hint, home) or usual[0], file))
+        place = os.path.realpath(moved[0] if moved else os.path.join(resolve_hint(hint, home) or usual[0], file))
         return os.path.dirname(place), os.path.basename(place)
     if moved and (hint or not marker):
         return os.path.realpath(os.path.join(moved[0], below)), ""
@@ -207,7 +209,7 @@ def _own_folder(
     if not found and was and os.path.isdir(was):
         return was, ""
     if not found and hint:
-        held = [place for place in usual if os.path.join(place, below).rstrip("/") == at_hint(hint, home)]
+        held = [place for place in usual if os.path.join(place, below).rstrip("/") == resolve_hint(hint, home)]
         ways = [(path[1:] + "/" + below).rstrip("/") for path in spec["paths"] if path.startswith("./")]
         found = held or [
             place
@@ -217,11 +219,11 @@ def _own_folder(
             if (place + "/" + below).rstrip("/").endswith(way)
         ]
     if not found and (not usual or (marker and not hint)):
-        return os.path.realpath(at_hint(hint, home)) if hint else "", ""
+        return os.path.realpath(resolve_hint(hint, home)) if hint else "", ""
     return os.path.realpath(os.path.join((found or usual)[0], below)), ""
 
 
-def working_folder(home: str) -> str:
+def find_working_folder(home: str) -> str:
     """Where this was started; the home, where that folder was removed since."""
     try:
         return os.path.realpath(os.getcwd())
@@ -229,17 +231,19 @@ def working_folder(home: str) -> str:
         return home
 
 
-def folders_named(named: list[str] | None, home: str) -> list[str]:
+def list_project_folders(named: list[str] | None, home: str) -> list[str]:
     """The project folders: those named, else the working folder and the home."""
     folders = (
-        [working_folder(home), home] if named is None else [os.path.join(home, at_hint(path, home)) for path in named]
+        [find_working_folder(home), home]
+        if named is None
+        else [os.path.join(home, resolve_hint(path, home)) for path in named]
     )
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
-def absent(named: list[str] | None, home: str) -> list[str]:
+def describe_absent(named: list[str] | None, home: str) -> list[str]:
     """What to say of projects that were named and are not there."""
-    folders = folders_named(named, home) if named is not None else []
+    folders = list_project_folders(named, home) if named is not None else []
     return [
         "There is no folder %s to look for a project in." % folder for folder in folders if not os.path.isdir(folder)
     ]
@@ -256,18 +260,18 @@ def find_roots(
     contained: Containment,
     known: Known = (),
     elsewhere: Sequence[dict[str, Any]] = (),
-) -> Finding:
+) -> FoundRoots:
     """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
 
     A project keeps the number that its folder has among the ``known`` roots. Of others, the n-th one named has the n-th
     number if that is free, and one that was found the next. ``elsewhere`` are the roots of layouts that were not asked for:
     no project is looked for in there. Raise Refusal for a root that is where it may not be.
     """
-    folders, found = folders_named(projects, home), set()
-    roots, warnings = _own_roots(layouts, folders, home, known, contained)
+    folders, found = list_project_folders(projects, home), set()
+    roots, warnings = _find_own_roots(layouts, folders, home, known, contained)
     specs = [spec for layout in layouts for spec in layout["roots"] if spec.get("project")]
     if projects is None:
-        others = {os.path.realpath(place) for spec in elsewhere for place in _closed(spec, home)}
+        others = {os.path.realpath(place) for spec in elsewhere for place in _list_closed_places(spec, home)}
         closed = frozenset(others | {root.folder for root in roots if not isinstance(root.keys, FileName)}) - {*folders}
         keeps = [
             pattern
@@ -278,15 +282,15 @@ def find_roots(
         ]
         search = find_projects(folders, specs, keeps, closed, contained)
         warnings += search.warnings
-        nearest = _known_projects(known, specs, folders, contained) + search.folders
+        nearest = _list_known_projects(known, specs, folders, contained) + search.folders
         found = set(nearest) - set(folders)
         folders += [folder for folder in dict.fromkeys(nearest) if folder in found]
-        late = [dict(layout, roots=_unplaced(layout, roots)) for layout in layouts]
-        more, told = _own_roots(late, folders, home, known, contained, roots, found)
-        roots += [root._replace(layout=_layout_of(root, layouts)) for root in more]
+        late = [dict(layout, roots=_list_unplaced(layout, roots)) for layout in layouts]
+        more, told = _find_own_roots(late, folders, home, known, contained, roots, found)
+        roots += [root._replace(layout=_find_layout(root, layouts)) for root in more]
         warnings += [line for line in told if line not in warnings]
     still = {place for _, place in known if os.path.isdir(place) and contained.holds(place)}
-    markers = markers_of(specs)
+    markers = list_markers(specs)
     any_marker = {folder for folder in folders if folder in found or is_marked(folder, markers)}
     numbers: Dict[str, int] = {}
     for layout in layouts:
@@ -294,7 +298,7 @@ def find_roots(
             if not spec.get("project"):
                 continue
             # Of a root that has no markers itself those of its layout count, else any.
-            own = [] if spec.get("markers") else markers_of(layout["roots"])
+            own = [] if spec.get("markers") else list_markers(layout["roots"])
             marked = {folder for folder in any_marker if not own or is_marked(folder, own)}
             here: Dict[str, str] = {}
             for project in folders:
@@ -312,16 +316,16 @@ def find_roots(
                     warnings.append(UNREADABLE % folder)
                 if is_root and folder not in here.values():
                     here[project] = folder
-            for project, number in _numbers(
+            for project, number in _assign_numbers(
                 spec["name"], here, known, folders if projects is not None else None, numbers, still
             ):
                 numbers.setdefault(project, number)
                 name = spec["name"] if number == 1 else "%s-%d" % (spec["name"], number)
                 rules = Rules(layout, spec, project in marked)
-                root = _root(name, here[project], home, layout, spec, rules)
-                hint = hint_for(os.path.join(project, spec.get("below", "")).rstrip("/"), home)
+                root = _make_root(name, here[project], home, layout, spec, rules)
+                hint = make_hint(os.path.join(project, spec.get("below", "")).rstrip("/"), home)
                 roots.append(root._replace(hint=hint, found=project in found))
-    return Finding(_together(_contained(roots, contained)), folders, warnings)
+    return FoundRoots(_relate_roots(_contain_roots(roots, contained)), folders, warnings)
 
 
 def _leads_out(project: str, folder: str, home: str, found: bool) -> bool:
@@ -332,35 +336,37 @@ def _leads_out(project: str, folder: str, home: str, found: bool) -> bool:
     return is_in(folder, home) and not is_in(folder, project)
 
 
-def _known_projects(known: Known, specs: List[Dict[str, Any]], folders: List[str], contained: Containment) -> List[str]:
+def _list_known_projects(
+    known: Known, specs: List[Dict[str, Any]], folders: List[str], contained: Containment
+) -> List[str]:
     """The folders of projects that this memory has had: they are not searched for, so no bound of a search leaves them out."""
     by_name = {spec["name"]: spec for spec in specs}
     found = []
     for name, folder in known:
-        spec = by_name.get(name) or by_name.get(numbered(name)[0])
-        project = _without(folder, spec.get("below", "")) if spec is not None else ""
+        spec = by_name.get(name) or by_name.get(split_number(name)[0])
+        project = _strip_below(folder, spec.get("below", "")) if spec is not None else ""
         if project and project != "/" and os.path.isdir(project) and contained.holds(project):
             found.append(os.path.realpath(project))
     return [folder for folder in dict.fromkeys(found) if folder not in folders]
 
 
-def _unplaced(layout: Dict[str, Any], roots: List[Root]) -> List[Dict[str, Any]]:
+def _list_unplaced(layout: Dict[str, Any], roots: List[Root]) -> List[Dict[str, Any]]:
     """The roots that settings of a project may place, and none has yet."""
     names = {root.name for root in roots}
     return [spec for spec in layout["roots"] if spec.get("settings") and spec["name"] not in names]
 
 
-def _layout_of(root: Root, layouts: List[Dict[str, Any]]) -> Dict[str, Any]:
+def _find_layout(root: Root, layouts: List[Dict[str, Any]]) -> Dict[str, Any]:
     return next(layout for layout in layouts if layout["name"] == root.layout["name"])
 
 
-def _closed(spec: dict[str, Any], home: str) -> List[str]:
+def _list_closed_places(spec: dict[str, Any], home: str) -> List[str]:
     """The places of a root that was not asked for, in which no project is looked for."""
-    moved, usual = own_places(spec, home)
+    moved, usual = list_own_places(spec, home)
     return [] if spec.get("project") or spec.get("file") else moved + usual
 
 
-def _own_roots(
+def _find_own_roots(
     layouts: list[dict[str, Any]],
     projects: Sequence[str],
     home: str,
@@ -379,7 +385,7 @@ def _own_roots(
     # Settings may name any place, and what lies in another root is that one's: so these come last.
     for layout, spec in sorted(specs, key=lambda pair: bool(pair[1].get("settings"))):
         name, was = spec["name"], before.get(spec["name"], "")
-        folder, file = _own_folder(spec, home, projects, folders, was=was, found=found)
+        folder, file = _choose_own_folder(spec, home, projects, folders, was=was, found=found)
         folders[name] = folder
         if spec.get("settings") and folder:
             others = [root for root in [*there, *roots] if is_in(folder, root.folder)]
@@ -395,11 +401,11 @@ def _own_roots(
                 warnings.append(MOVED_AWAY % (name, place, was))
                 folder, file = (os.path.dirname(was), os.path.basename(was)) if file else (was, "")
             place = os.path.join(folder, file).rstrip("/")
-            moved = {os.path.realpath(other) for other in own_places(spec, home, projects, folders, found)[0]}
+            moved = {os.path.realpath(other) for other in list_own_places(spec, home, projects, folders, found)[0]}
             for other in sorted(moved - {place, was}):
                 warnings += [SEVERAL % (name, other, place)] if _is_filled(other) else []
         if folder and os.path.isdir(folder):
-            roots.append(_root(name, folder, home, layout, spec, Rules(layout, _for_file(spec, file)), file))
+            roots.append(_make_root(name, folder, home, layout, spec, Rules(layout, _narrow_to_file(spec, file)), file))
     return roots, warnings
 
 
@@ -426,27 +432,27 @@ def _may_be_at(folder: str, file: str, home: str, contained: Containment) -> boo
     return not is_in(home, folder)
 
 
-def _for_file(spec: dict[str, Any], file: str) -> dict[str, Any]:
+def _narrow_to_file(spec: dict[str, Any], file: str) -> dict[str, Any]:
     return dict(spec, keep=[file]) if file else spec
 
 
-def _root(
+def _make_root(
     name: str, folder: str, home: str, layout: dict[str, Any], spec: dict[str, Any], rules: Rules, file: str = ""
 ) -> Root:
     whole = bool(spec.get("below") or not spec.get("project")) and not file
-    keys = FileName(file, spec["file"]) if file else Keys()
-    return Root(name, folder, hint_for(folder, home), layout, rules, whole, keys, owned=bool(spec.get("owned")))
+    keys = FileName(file, spec["file"]) if file else FolderNames()
+    return Root(name, folder, make_hint(folder, home), layout, rules, whole, keys, owned=bool(spec.get("owned")))
 
 
 def _is_root(project: str, folder: str, layout: dict[str, Any], spec: dict[str, Any], marked: bool) -> bool:
-    if not os.path.isdir(folder) or (spec.get("marked") and not is_marked(project, markers_of([spec]))):
+    if not os.path.isdir(folder) or (spec.get("marked") and not is_marked(project, list_markers([spec]))):
         return False
     if spec.get("owned"):
         return bool(os.listdir(folder))
     return _holds_any(folder, Rules(layout, spec, marked).patterns)
 
 
-def _numbers(
+def _assign_numbers(
     stem: str,
     here: Dict[str, str],
     known: Known,
@@ -458,7 +464,7 @@ def _numbers(
     other roots of the same projects have, ``still`` the places of known ones that are there."""
     before: Dict[int, str] = {}
     for name, folder in known:
-        base, number = numbered(name)
+        base, number = split_number(name)
         if name == stem or (number and base == stem):
             before.setdefault(number or 1, folder)
     numbers: Dict[str, int] = {}
@@ -481,19 +487,19 @@ def _numbers(
     return [(project, numbers[project]) for project in here]
 
 
-def _contained(roots: list[Root], contained: Containment) -> list[Root]:
+def _contain_roots(roots: list[Root], contained: Containment) -> list[Root]:
     """The roots, each where it may be, and with what in it is not for memories. Raise Refusal."""
     for root in roots:
         contained.check(root.name, root.folder)
     return [root._replace(apart=contained.inner(root.folder)) for root in roots]
 
 
-def _together(roots: list[Root]) -> list[Root]:
+def _relate_roots(roots: list[Root]) -> list[Root]:
     """The roots, those that share a folder, or lie in one another's, knowing of each other. A path belongs to the outer one;
     in one folder, which comes first is a matter of names alone, so that it is the same whichever layouts are asked for."""
 
     def rank(root: Root) -> Tuple[str, int, str]:
-        stem = numbered(root.name)[0]
+        stem = split_number(root.name)[0]
         names = [spec["name"] for spec in root.layout["roots"]]
         return root.layout["name"], names.index(root.name if root.name in names else stem), root.name
 
@@ -506,7 +512,7 @@ def _together(roots: list[Root]) -> list[Root]:
         at = same.index(root)
         rules = [each.rules for each in same]
         above = [
-            Above(each.rules, root.folder[len(each.folder) :].strip("/"))
+            OuterRules(each.rules, root.folder[len(each.folder) :].strip("/"))
             for each in roots
             if each.folder != root.folder and is_in(root.folder, each.folder)
         ]
@@ -519,11 +525,11 @@ def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
     plain = {first for first in firsts if not set("*?{") & set(first)}
     if any(os.path.lexists(os.path.join(folder, name)) for name in plain):
         return True
-    wanted = compiled(firsts - plain).match if firsts - plain else None
+    wanted = compile_patterns(firsts - plain).match if firsts - plain else None
     return wanted is not None and any(wanted(name) for name in os.listdir(folder))
 
 
-def place_roots(request: dict[str, Any], home: str, contained: Containment) -> Placing:
+def place_roots(request: dict[str, Any], home: str, contained: Containment) -> PlacedRoots:
     """Where a snapshot's roots belong here: by their layout's own rule, or in their project.
 
     Projects that are named are those of the snapshot that were at the same path, then the n-th one for the n-th. Others go
@@ -532,11 +538,11 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     """
     layouts, projects = request["layouts"], request["projects"]
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
-    given, found = folders_named(projects, home) if projects is not None else [], []
+    given, found = list_project_folders(projects, home) if projects is not None else [], []
     for root in request["roots"]:
         if ".." in root["hint"].split("/"):
             raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
-        base, number = numbered(root["name"])
+        base, number = split_number(root["name"])
         key = base if number and base in specs else root["name"]
         if key not in specs:
             raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
@@ -544,8 +550,8 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     hints: Dict[int, List[str]] = {}
     for root, _, spec, number in found:
         if spec.get("project"):
-            hints.setdefault(number, []).append(_without(root["hint"], spec.get("below", "")))
-    named = assigned(hints, given, home)
+            hints.setdefault(number, []).append(_strip_below(root["hint"], spec.get("below", "")))
+    named = assign_projects(hints, given, home)
     roots: List[Root] = []
     withheld: List[Root] = []
     folders: Dict[str, str] = {}
@@ -553,13 +559,13 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
         file, waits = "", False
         if not spec.get("project"):
             top = project_of(spec["paths"], spec.get("below", ""), root["hint"]) if projects is None else ""
-            project = at_hint(top, home)
-            tops = folders_named(projects, home) + ([project] if top else [])
-            folder, file = _own_folder(spec, home, tops, folders, root["hint"])
+            project = resolve_hint(top, home)
+            tops = list_project_folders(projects, home) + ([project] if top else [])
+            folder, file = _choose_own_folder(spec, home, tops, folders, root["hint"])
             waits = bool(top and request.get("withhold")) and is_in(folder, project) and not os.path.isdir(project)
             if spec.get("settings") and not _may_be_at(folder, file, home, contained):
                 # A setting of this sandbox that names no place for a memory: it goes where it was.
-                folder, file = _own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
+                folder, file = _choose_own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
                 if not _may_be_at(folder, file, home, contained):
                     raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root["name"], folder))
             folders[spec["name"]] = folder
@@ -567,13 +573,13 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
             folder = os.path.realpath(os.path.join(named[number], spec.get("below", "")))
         else:
             below = spec.get("below", "")
-            folder = project_here(root["hint"], below, request.get("project_hints") or [], home)
-            waits = bool(request.get("withhold")) and not os.path.isdir(_without(folder, below))
-        rules = Rules(layout, _for_file(spec, file))
-        placed = _root(root["name"], folder, home, layout, spec, rules, file)._replace(hint=root["hint"])
+            folder = choose_project(root["hint"], below, request.get("project_hints") or [], home)
+            waits = bool(request.get("withhold")) and not os.path.isdir(_strip_below(folder, below))
+        rules = Rules(layout, _narrow_to_file(spec, file))
+        placed = _make_root(root["name"], folder, home, layout, spec, rules, file)._replace(hint=root["hint"])
         (withheld if waits else roots).append(placed)
     _check_apart(roots)
-    return Placing(_together(_contained(roots, contained)), withheld)
+    return PlacedRoots(_relate_roots(_contain_roots(roots, contained)), withheld)
 
 
 def project_of(paths: Iterable[str], below: str, hint: str) -> str:
@@ -583,27 +589,29 @@ def project_of(paths: Iterable[str], below: str, hint: str) -> str:
     return next((top for top in tops if top.startswith("~/")), "")
 
 
-def _without(path: str, below: str) -> str:
+def _strip_below(path: str, below: str) -> str:
     return (path[: -len(below) - 1] or "/") if below and path.endswith("/" + below) else path
 
 
 def _check_apart(roots: List[Root]) -> None:
     seen: Dict[Tuple[str, str], str] = {}
     for root in roots:
-        stem = numbered(root.name)[0]
+        stem = split_number(root.name)[0]
         if seen.setdefault((stem, root.folder), root.name) != root.name:
             raise Refusal(
                 "roots-collide", "Two roots of the snapshot would land in one folder; name each with --project."
             )
 
 
-def assigned(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[int, str]:
+def assign_projects(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[int, str]:
     """Which of the folders ``given`` is the n-th project, when those of the snapshot were at these ``hints``: the one at the
     same path, else the n-th, else the next that is left."""
     left, found = list(given), {}
     for number in sorted(hints):
         same = [
-            folder for folder in left if folder in [os.path.realpath(at_hint(hint, home)) for hint in hints[number]]
+            folder
+            for folder in left
+            if folder in [os.path.realpath(resolve_hint(hint, home)) for hint in hints[number]]
         ]
         if same:
             found[number] = same[0]
@@ -616,17 +624,17 @@ def assigned(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[i
     return found
 
 
-def project_here(hint: str, below: str, projects: List[str], home: str) -> str:
+def choose_project(hint: str, below: str, projects: List[str], home: str) -> str:
     """Where a root of a project that nobody names belongs: where it was in the home; else in the working folder, or, when it
     lay in that of the export, which is the first of ``projects``, at the same place in this one."""
     if hint.startswith("~"):
-        return os.path.realpath(at_hint(hint, home))
-    was, top = _without(hint, below), (projects or [""])[0].rstrip("/")
+        return os.path.realpath(resolve_hint(hint, home))
+    was, top = _strip_below(hint, below), (projects or [""])[0].rstrip("/")
     inner = was[len(top) + 1 :] if top.startswith("/") and was.startswith(top + "/") else ""
-    return os.path.realpath(os.path.join(working_folder(home), inner, below))
+    return os.path.realpath(os.path.join(find_working_folder(home), inner, below))
 
 
-def known_roots(
+def find_known_roots(
     layouts: list[dict[str, Any]], noted: Dict[str, str], head: list[dict[str, str]], projects: List[str], home: str
 ) -> Known:
     """The roots that a memory has had, and where they are here: as this sandbox has noted, then where those of the head
@@ -635,43 +643,43 @@ def known_roots(
     known = list(noted.items())
     for root in head:
         name, hint = root["name"], root["hint"]
-        spec = specs.get(name) or specs.get(numbered(name)[0]) or {}
-        place = os.path.realpath(at_hint(hint, home))
+        spec = specs.get(name) or specs.get(split_number(name)[0]) or {}
+        place = os.path.realpath(resolve_hint(hint, home))
         if spec.get("project") and not hint.startswith("~") and not os.path.isdir(place):
-            place = project_here(hint, spec.get("below", ""), projects, home)
+            place = choose_project(hint, spec.get("below", ""), projects, home)
         known.append((name, place))
     return known
 
 
-def projects_here(named: list[str] | None, home: str) -> list[str]:
+def name_projects(named: list[str] | None, home: str) -> list[str]:
     """What to call the projects of an export: those named, else the working folder, unless that is only the home."""
-    folders = folders_named(named, home) if named is not None else [working_folder(home)]
-    return [hint_for(folder, home) for folder in folders if named is not None or folder != home]
+    folders = list_project_folders(named, home) if named is not None else [find_working_folder(home)]
+    return [make_hint(folder, home) for folder in folders if named is not None or folder != home]
 
 
-def path_here(hint: str, projects: list[str], named: list[str] | None, home: str) -> str:
+def find_project_path(hint: str, projects: list[str], named: list[str] | None, home: str) -> str:
     """Where a project is here that was at ``hint``, when those of the export were ``projects``: with the one named for it, else
     where it was in the home, or, outside of it, in the working folder; else it has not moved."""
-    given = folders_named(named, home) if named is not None else []
-    here = assigned({number: [project] for number, project in enumerate(projects, 1)}, given, home)
+    given = list_project_folders(named, home) if named is not None else []
+    here = assign_projects({number: [project] for number, project in enumerate(projects, 1)}, given, home)
     for number, project in sorted(enumerate(projects, 1), key=lambda pair: -len(pair[1])):
         if hint == project or (project != "~" and hint.startswith(project.rstrip("/") + "/")):
             rest = hint[len(project) :]
             if number in here:
                 return here[number] + rest
             if named is None and not project.startswith("~"):
-                return working_folder(home) + rest
-    return os.path.realpath(at_hint(hint, home))
+                return find_working_folder(home) + rest
+    return os.path.realpath(resolve_hint(hint, home))
 
 
-def keyed_here(roots: list[Root], folders: list[str], home: str, paths: Iterable[str]) -> dict[str, str]:
+def match_keyed_folders(roots: list[Root], folders: list[str], home: str, paths: Iterable[str]) -> dict[str, str]:
     """Which project each folder among ``paths`` is that is named after one, by its travelling name. ``folders`` are those of
     the projects that are known."""
-    known = list(dict.fromkeys([*folders, working_folder(home), home]))
+    known = list(dict.fromkeys([*folders, find_working_folder(home), home]))
     rows = {}
     for root in roots:
         keyed = root.layout.get("keyed", {})
-        for name, path in paths_of(root.folder, root.keys, keyed, known).items() if keyed else ():
-            rows["/".join([root.name, keyed["folder"], name])] = hint_for(path, home)
+        for name, path in find_project_paths(root.folder, root.keys, keyed, known).items() if keyed else ():
+            rows["/".join([root.name, keyed["folder"], name])] = make_hint(path, home)
     held = {"/".join(path.split("/")[:3]) for path in paths} if rows else set()
     return {path: hint for path, hint in rows.items() if path in held}

@@ -55,10 +55,10 @@ def dump(rows: Mapping[str, Optional[Row]]) -> tuple[list[int], bytes]:
     signatures = list(zip(*[signature for _, signature, _ in files])) or [()] * 5
     numbers = (entries[2], entries[3], entries[4], entries[6], *signatures)
     sections = [
-        _joined(list(entries[0])),
+        _join_paths(list(entries[0])),
         bytes.fromhex("".join(entries[5])),
         b"".join(array(code, column).tobytes() for code, column in zip(COLUMNS, numbers)),
-        _joined([entry[0] for entry in folders]),
+        _join_paths([entry[0] for entry in folders]),
         array("q", [entry[2] for entry in folders]).tobytes(),
         b"\n".join(lines),
         b"".join(sums),
@@ -78,10 +78,10 @@ def load(sizes: Any, body: memoryview) -> tuple[dict[str, Row], list[str]]:
         sections.append(body[at : at + size])
         at += size
     names, digests, numbers, folders, modes, others, sums, gone = sections
-    rows: dict[str, Row] = dict(_files(names, digests, numbers))
-    rows.update(_folders(folders, modes))
-    rows.update(_others(others, sums))
-    return rows, [_text(line) for line in _lines(gone)]
+    rows: dict[str, Row] = dict(_iterate_files(names, digests, numbers))
+    rows.update(_iterate_folders(folders, modes))
+    rows.update(_iterate_others(others, sums))
+    return rows, [_parse_text(line) for line in _split_lines(gone)]
 
 
 def _is_plain(path: str, row: Row) -> bool:
@@ -112,11 +112,11 @@ def _is_folder(path: str, row: Row) -> bool:
     )
 
 
-def _files(names: memoryview, digests: memoryview, numbers: memoryview) -> Iterator[tuple[str, Row]]:
+def _iterate_files(names: memoryview, digests: memoryview, numbers: memoryview) -> Iterator[tuple[str, Row]]:
     count, rest = divmod(len(digests), DIGEST_BYTES)
     if rest or len(numbers) != 8 * len(COLUMNS) * count:
         raise ValueError("columns of several lengths")
-    paths = _parted(names, count)
+    paths = _split_names(names, count)
     columns = []
     for number, code in enumerate(COLUMNS):
         column = array(code)
@@ -132,19 +132,19 @@ def _files(names: memoryview, digests: memoryview, numbers: memoryview) -> Itera
     return zip(paths, zip(entries, map(list, zip(*signature)), repeat("")))
 
 
-def _folders(names: memoryview, modes: memoryview) -> Iterator[tuple[str, Row]]:
+def _iterate_folders(names: memoryview, modes: memoryview) -> Iterator[tuple[str, Row]]:
     column = array("q")
     column.frombytes(modes)  # ValueError unless they are whole numbers
     if column and (min(column) < 0 or max(column) > MOST_MODE):
         raise ValueError("modes out of range")
     rest = (0, 0, "", 0, b"", "", False)
-    for path, mode in zip(_parted(names, len(column)), column):
+    for path, mode in zip(_split_names(names, len(column)), column):
         yield path, ((path, DIR, mode) + rest, [], "")
 
 
-def _others(lines: memoryview, sums: memoryview) -> Iterator[tuple[str, Row]]:
+def _iterate_others(lines: memoryview, sums: memoryview) -> Iterator[tuple[str, Row]]:
     at = 0
-    for line in _lines(lines):
+    for line in _split_lines(lines):
         row = parse(line)
         if type(row) is not list or [type(value) for value in row] != _OTHER:
             raise ValueError("a row of something else")
@@ -170,11 +170,11 @@ def _is_signature(signature: list[Any]) -> bool:
     )
 
 
-def _joined(paths: list[str]) -> bytes:
+def _join_paths(paths: list[str]) -> bytes:
     return "\0".join(paths).encode("utf-8", "surrogatepass")
 
 
-def _parted(names: memoryview, count: int) -> list[str]:
+def _split_names(names: memoryview, count: int) -> list[str]:
     """The names, when there are that many. They are counted first, for a name of nothing costs as much as any other."""
     data = bytes(names)
     if count != (data.count(b"\0") + 1 if data else 0):
@@ -182,11 +182,11 @@ def _parted(names: memoryview, count: int) -> list[str]:
     return data.decode("utf-8", "surrogatepass").split("\0") if data else []
 
 
-def _lines(section: memoryview) -> list[bytes]:
+def _split_lines(section: memoryview) -> list[bytes]:
     return bytes(section).split(b"\n") if section else []
 
 
-def _text(line: bytes) -> str:
+def _parse_text(line: bytes) -> str:
     text = parse(line)
     if type(text) is not str:
         raise ValueError("not a name")
@@ -197,10 +197,10 @@ def parse(line: bytes) -> Any:
     """One JSON value. Raise ValueError, or RecursionError where it is too deep."""
     if len(line) > LONGEST_LINE:
         raise ValueError("a line too long")
-    return json.loads(line, parse_int=_number)
+    return json.loads(line, parse_int=_parse_number)
 
 
-def _number(digits: str) -> int:
+def _parse_number(digits: str) -> int:
     if len(digits) > LONGEST_NUMBER:  # to read one of thousands of digits takes a while
         raise ValueError("a number too large")
     return int(digits)

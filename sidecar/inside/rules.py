@@ -34,20 +34,20 @@ def is_secret(path: str) -> bool:
     return name in SECRET_NAMES or name.startswith(".env.") or path.endswith(SECRET_ENDS + SECRET_PATHS)
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """A pattern's braces written out: "a{b,c}" -> ["ab", "ac"]."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if not found:
         return [pattern]
     head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [full for choice in found.group(1).split(",") for full in alternatives(head + choice + tail)]
+    return [full for choice in found.group(1).split(",") for full in expand_braces(head + choice + tail)]
 
 
-def _part(pattern: str) -> str:
+def _translate_part(pattern: str) -> str:
     return "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in pattern)
 
 
-def _regex(pattern: str, anywhere: bool) -> str:
+def _translate_pattern(pattern: str, anywhere: bool) -> str:
     folder = pattern.endswith("/")
     parts = pattern.strip("/").split("/")
     out = "(?:.*/)?" if anywhere and len(parts) == 1 and not pattern.startswith("/") else ""
@@ -56,13 +56,13 @@ def _regex(pattern: str, anywhere: bool) -> str:
         if part == "**":
             out += ".+" if last else "(?:.*/)?"
         else:
-            out += _part(part) + ("" if last else "/")
+            out += _translate_part(part) + ("" if last else "/")
     return out + ("(?:/.*)?" if folder else "")
 
 
-def compiled(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
+def compile_patterns(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
     """One expression that fully matches whatever any of the patterns names (nothing, when there are none)."""
-    texts = [_regex(full, anywhere) for pattern in patterns for full in alternatives(pattern)]
+    texts = [_translate_pattern(full, anywhere) for pattern in patterns for full in expand_braces(pattern)]
     return re.compile("(?:" + "|".join(texts) + r")\Z" if texts else r"(?!)", re.DOTALL)
 
 
@@ -84,55 +84,58 @@ class Rules:
             self.patterns.append(EVERYTHING)
         if not marked:
             self.patterns = [pattern for pattern in self.patterns if pattern not in layout.get("yields", [])]
-        self._keep = [full for pattern in self.patterns for full in alternatives(pattern)]
+        self._keep = [full for pattern in self.patterns for full in expand_braces(pattern)]
         self.filters: dict[str, list[str]] = layout.get("filters", {})
 
     @cached_property
     def keep(self) -> Match:
-        return compiled(self._keep).match
+        return compile_patterns(self._keep).match
 
     @cached_property
     def names(self) -> Match:
         """Whether its layout knows a file by name, and does not only take it for what lies in a folder of its own."""
-        return compiled(self._keep[:-1] if self._owned else self._keep).match
+        return compile_patterns(self._keep[:-1] if self._owned else self._keep).match
 
     @cached_property
-    def all_below(self) -> Match:
+    def keeps_all_below(self) -> Match:
         """Whether one pattern keeps whatever lies below a folder."""
         if EVERYTHING in self._keep:
             return re.compile(".").match
-        return compiled(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
+        return compile_patterns(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
 
     @cached_property
     def database(self) -> Match:
-        return compiled(self._layout["databases"]).match
+        return compile_patterns(self._layout["databases"]).match
 
     @cached_property
     def never(self) -> Match:
-        return compiled(self._layout["never"], anywhere=True).match
+        return compile_patterns(self._layout["never"], anywhere=True).match
 
     @cached_property
     def secret(self) -> Match:
-        return compiled(self._layout["secrets"], anywhere=True).match
+        return compile_patterns(self._layout["secrets"], anywhere=True).match
 
     @cached_property
-    def left_out(self) -> Match:
+    def leaves_out(self) -> Match:
         """Whether it is never exported, or secret."""
-        return compiled(self._layout["never"] + self._layout["secrets"], anywhere=True).match
+        return compile_patterns(self._layout["never"] + self._layout["secrets"], anywhere=True).match
 
     @cached_property
     def careful(self) -> Match:
-        return compiled(self._layout.get("careful", []), anywhere=True).match
+        return compile_patterns(self._layout.get("careful", []), anywhere=True).match
 
     @cached_property
     def yields(self) -> Match:
         """Whether it never replaces what is there."""
-        return compiled(self._layout.get("yields", [])).match
+        return compile_patterns(self._layout.get("yields", [])).match
 
     @cached_property
     def _folders(self) -> list[list[Pattern[str] | None]]:
         return [
-            [re.compile(_part(part) + r"\Z", re.DOTALL) if part != "**" else None for part in pattern.split("/")]
+            [
+                re.compile(_translate_part(part) + r"\Z", re.DOTALL) if part != "**" else None
+                for part in pattern.split("/")
+            ]
             for pattern in self._keep
         ]
 
@@ -146,20 +149,20 @@ class Rules:
 
     def takes(self, relative: str) -> bool:
         """Whether a file, in folders that are not left out, is memory."""
-        return bool(self.keep(relative)) and not self.left_out(relative)
+        return bool(self.keep(relative)) and not self.leaves_out(relative)
 
     def emptied(self, relative: str) -> list[str]:
         """The tables of a database that hold secrets."""
         emptied = self._layout.get("emptied", {})
-        return [table for name in emptied if compiled([name]).match(relative) for table in emptied[name]]
+        return [table for name in emptied if compile_patterns([name]).match(relative) for table in emptied[name]]
 
     def may_hold(self, folder: str) -> bool:
         """Whether anything kept can lie below this folder: a walk need not enter others."""
         parts = folder.split("/")
-        return any(self._leads(wanted, parts) for wanted in self._folders)
+        return any(self._may_lead(wanted, parts) for wanted in self._folders)
 
     @staticmethod
-    def _leads(wanted: list[Pattern[str] | None], parts: list[str]) -> bool:
+    def _may_lead(wanted: list[Pattern[str] | None], parts: list[str]) -> bool:
         for number, part in enumerate(parts):
             if number >= len(wanted) - 1:
                 return number < len(wanted) and wanted[number] is None

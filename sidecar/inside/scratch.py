@@ -25,7 +25,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 from . import leftovers, lineage, places
-from .containment import containment
+from .containment import parse_containment
 from .refusal import Refusal
 
 STALE_SECONDS = 900
@@ -37,7 +37,7 @@ WORK = re.compile(r"work-(sh-)?[0-9a-f]{16}\Z")
 """A memory may be called "work-items": only what is named as a run names its folder is taken for one."""
 
 
-def own_folder(home: str) -> str:
+def locate_own_folder(home: str) -> str:
     """Where the program keeps its files in a sandbox, as a rule."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "memory-sidecar")
 
@@ -52,9 +52,9 @@ class Scratch:
         self.warnings: List[str] = []
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
         self._request = request or {}
-        self.base = os.path.realpath(self._base(home))
-        self.contained = containment(self._request, self.base)
-        self.memory = self._own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
+        self.base = os.path.realpath(self._open_base(home))
+        self.contained = parse_containment(self._request, self.base)
+        self.memory = self._open_own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         self.journal = os.path.join(self.memory, "journal")
         self._deadline = time.monotonic() + wait
         self._turns = self._take_turns()
@@ -62,19 +62,19 @@ class Scratch:
         leftovers.tidy(home)
         self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
         places.make_folder(self.work, 0o700)
-        self._lock = self._lock_file(os.path.join(self.work, "lock"))
+        self._lock = self._open_lock_file(os.path.join(self.work, "lock"))
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _base(self, home: str) -> str:
-        own = own_folder(home)
-        containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
+    def _open_base(self, home: str) -> str:
+        own = locate_own_folder(home)
+        parse_containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
         try:
-            self._folder(os.path.dirname(own), 0o755)
-            return self._folder(own)
+            self._ensure_folder(os.path.dirname(own), 0o755)
+            return self._ensure_folder(own)
         except OSError as problem:
             import tempfile
 
-            base = self._own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            base = self._open_own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
             if os.lstat(base).st_uid != os.geteuid():
                 raise
             self.warnings.append(
@@ -83,25 +83,25 @@ class Scratch:
             )
             return base
 
-    def _own(self, path: str) -> str:
+    def _open_own(self, path: str) -> str:
         """A folder of ours, never behind a link: what is written, removed and given away in it must not be elsewhere."""
-        self._folder(path)
+        self._ensure_folder(path)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise Refusal("in-the-way", "%s is a link; it has to be a folder." % path)
         return path
 
-    def _folder(self, path: str, mode: int = 0o700) -> str:
+    def _ensure_folder(self, path: str, mode: int = 0o700) -> str:
         if not os.path.isdir(path):
             os.makedirs(path, mode, exist_ok=True)
-            self.give(os.path.realpath(path))
+            self.give_to_user(os.path.realpath(path))
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(path)
         return path
 
-    def give(self, path: str) -> None:
+    def give_to_user(self, path: str) -> None:
         """Working as root in another user's home: what is made there is that user's."""
         if os.geteuid() == 0 and self.owner[0] != 0:
-            places.give(path, self.owner)
+            places.change_owner(path, self.owner)
 
     def _take_turns(self) -> List[int]:
         """One run at a time in a sandbox: memories share folders, so a swap of one would be read half done by another.
@@ -111,7 +111,7 @@ class Scratch:
         turns = [self._take_turn(os.path.join(self.base, TURN))]
         try:
             os.ftruncate(turns[0], 0)
-            os.write(turns[0], self._doing().encode("utf-8", "replace"))
+            os.write(turns[0], self._describe_run().encode("utf-8", "replace"))
             turns.append(self._take_turn(os.path.join(self.memory, "turn")))
         except BaseException:
             os.close(turns[0])
@@ -119,7 +119,7 @@ class Scratch:
         return turns
 
     def _take_turn(self, place: str) -> int:
-        turn = self._lock_file(place)
+        turn = self._open_lock_file(place)
         while True:
             try:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,17 +131,17 @@ class Scratch:
                     raise Refusal("sandbox-busy", "%s is running in this sandbox." % running, True) from None
                 time.sleep(0.05)
 
-    def _lock_file(self, path: str) -> int:
+    def _open_lock_file(self, path: str) -> int:
         if places.exists(path):
             return places.open_file(path, os.O_RDWR)
         try:
             made = places.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:  # made by another run just now
             return places.open_file(path, os.O_RDWR)
-        self.give(path)
+        self.give_to_user(path)
         return made
 
-    def journals(self) -> Iterator[str]:
+    def iterate_journals(self) -> Iterator[str]:
         """The journals of restores that were cut short, of this memory first. Those of others are found while their
         turn is taken as well, for an earlier version takes no other."""
         if places.exists(self.journal):
@@ -158,7 +158,7 @@ class Scratch:
             finally:
                 os.close(turn)
 
-    def _doing(self) -> str:
+    def _describe_run(self) -> str:
         """What this run does, for those who wait for it."""
         verb = {"export": "An export", "restore": "A restore"}.get(self._request.get("do", ""), "A clean-up")
         return "%s of %s" % (verb, self._request["memory"]) if "memory" in self._request else ""
@@ -168,14 +168,14 @@ class Scratch:
         again for the same snapshot never got the answer before."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
-            if WORK.match(name) and not self._is_memory(folder) and not self._in_use(folder):
+            if WORK.match(name) and not self._is_memory(folder) and not self._is_in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _is_memory(self, folder: str) -> bool:
         """A memory may even be called as a run calls its folder."""
         return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
 
-    def _in_use(self, folder: str) -> bool:
+    def _is_in_use(self, folder: str) -> bool:
         try:
             keep = os.path.join(folder, "keep")
             if places.exists(keep):

@@ -6,10 +6,10 @@ import os
 from typing import Any, Dict, List, Set
 
 from . import credentials, reading
-from .cache import Known
-from .scrubbing import ACTIONS, OFF, REDACT, Policy, Report, Text, Watch, scrub_file, scrubbed
+from .cache import KnownEntry
+from .scrubbing import ACTIONS, OFF, REDACT, PrivacyPolicy, PrivacyReport, ScrubbedText, Watch, scrub_file, scrub_text
 from .scrubbing import TEXT_ENDS as TEXTS
-from .walk import Found, Skipped
+from .walk import FoundPath, Skipped
 
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
 NAMED = "a credential is in its name, and no name can be redacted"
@@ -28,59 +28,59 @@ class Screen:
         self._copy = os.path.join(work, "scrubbed")
         self._work = work
         self._skipped = skipped
-        self.report = Report()
+        self.report = PrivacyReport()
         self.took = False
         """Something was taken out, or held back."""
         self._told: Set[str] = set()
 
-    def _table(self, found: Found) -> Dict[str, Any]:
+    def _find_settings(self, found: FoundPath) -> Dict[str, Any]:
         table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
         return table
 
-    def _policy(self, found: Found, database: bool = False) -> Policy | None:
+    def _choose_policy(self, found: FoundPath, database: bool = False) -> PrivacyPolicy | None:
         """What holds for a file; ``None`` when nothing does."""
-        table = self._table(found)
-        policy = Policy(table["private"] == "remove", table["databases" if database else "credentials"])
+        table = self._find_settings(found)
+        policy = PrivacyPolicy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
 
-    def name(self, found: Found) -> bool:
+    def name(self, found: FoundPath) -> bool:
         """Whether something of this name may leave. A folder is told of once, whatever is in it."""
-        path, mode = found.path, self._table(found)["credentials"]
-        if self._private(found, path, PRIVATE_NAME):
+        path, mode = found.path, self._find_settings(found)["credentials"]
+        if self._has_private_name(found, path, PRIVATE_NAME):
             return False
-        if mode == OFF or not credentials.blotted(path)[1]:
+        if mode == OFF or not credentials.redact_name(path)[1]:
             return True
         before = 0
         for end in [at for at, letter in enumerate(path) if letter == "/"] + [len(path)]:
-            shown, kinds = credentials.blotted(path[:end])
+            shown, kinds = credentials.redact_name(path[:end])
             if path[:end] not in self._told:
                 self._told.add(path[:end])
-                self._tell(shown, kinds[before:], mode, "(name)", NAMED)
+                self._report_kinds(shown, kinds[before:], mode, "(name)", NAMED)
             before = len(kinds)
         return bool(mode != REDACT)
 
-    def link(self, found: Found, target: str) -> bool:
+    def link(self, found: FoundPath, target: str) -> bool:
         """Whether a link that leads there may leave."""
-        if self._private(found, target, PRIVATE_LINK):
+        if self._has_private_name(found, target, PRIVATE_LINK):
             return False
-        mode = self._table(found)["credentials"]
-        kinds = credentials.blotted(target)[1] if mode != OFF else []
-        self._tell(found.path, kinds, mode, "(link target)", LINKED)
+        mode = self._find_settings(found)["credentials"]
+        kinds = credentials.redact_name(target)[1] if mode != OFF else []
+        self._report_kinds(found.path, kinds, mode, "(link target)", LINKED)
         return not kinds or mode != REDACT
 
-    def _private(self, found: Found, name: str, reason: str) -> bool:
+    def _has_private_name(self, found: FoundPath, name: str, reason: str) -> bool:
         """Whether there is a private passage in a name."""
-        policy, data = Policy(self._table(found)["private"] == "remove", OFF), os.fsencode(name)
+        policy, data = PrivacyPolicy(self._find_settings(found)["private"] == "remove", OFF), os.fsencode(name)
         if not policy.may_concern(data):
             return False
-        shown = os.fsdecode(scrubbed(os.fsencode(found.path), policy)[0])
+        shown = os.fsdecode(scrub_text(os.fsencode(found.path), policy)[0])
         if shown not in self._told:
             self._told.add(shown)
             self._skipped.add(shown, reason)
         self.took = True
         return True
 
-    def _tell(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
+    def _report_kinds(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
         if kinds and mode == REDACT:
             self._skipped.add(shown, reason)
             self.took = True
@@ -88,11 +88,11 @@ class Screen:
         for kind in kinds:
             self.report.add(shown, kind, ACTIONS[mode], column=place)
 
-    def file(self, found: Found, known: Known | None) -> reading.Contents | None:
+    def file(self, found: FoundPath, known: KnownEntry | None) -> reading.Contents | None:
         """A file's contents as they may leave; ``None`` when they may not."""
-        policy = self._policy(found)
+        policy = self._choose_policy(found)
         watch = Watch(policy) if policy is not None else None
-        contents = reading.read_file(found.place, known, self._work, watch)
+        contents = reading.read_changing_file(found.place, known, self._work, watch)
         if policy is None or watch is None or not watch.hit:
             return contents
         text, steady = scrub_file(found.place, self._copy, policy)
@@ -102,7 +102,7 @@ class Screen:
             self._skipped.add(found.path, BINARY)
             self.took = True
             return None
-        self._note(found, text)
+        self._report_text(found, text)
         if not policy.takes_out:
             return contents
         # What was read before may not be what was found clean: a writer may have been here in between.
@@ -114,26 +114,26 @@ class Screen:
             stream.close()
         return clean._replace(steady=steady)
 
-    def text(self, found: Found, data: bytes) -> bytes:
+    def text(self, found: FoundPath, data: bytes) -> bytes:
         """A text that was made in memory, as it may leave."""
-        policy = self._policy(found)
+        policy = self._choose_policy(found)
         if policy is None or not policy.may_concern(data):
             return data
-        clean, text = scrubbed(data, policy)
-        self._note(found, text)
+        clean, text = scrub_text(data, policy)
+        self._report_text(found, text)
         return clean
 
-    def settings(self, found: Found, keys: List[str]) -> None:
+    def settings(self, found: FoundPath, keys: List[str]) -> None:
         """Tell of secrets that a layout drops from a settings file, whatever the policy is. A restore leaves a sandbox its
         own, so a snapshot does not count them as missing."""
         for key in keys:
-            self.report.add(found.path, SETTING, "removed", column=credentials.blotted(key)[0][:LONGEST_KEY_SHOWN])
+            self.report.add(found.path, SETTING, "removed", column=credentials.redact_name(key)[0][:LONGEST_KEY_SHOWN])
 
-    def without_secrets(self, contents: reading.Contents, known: Known | None) -> None:
+    def note_filtered(self, contents: reading.Contents, known: KnownEntry | None) -> None:
         """Take note of what a layout itself keeps secrets out of: where it is not as it was, that may be why."""
         self.took = self.took or (known is not None and known.entry.digest != contents.digest)
 
-    def _note(self, found: Found, text: Text) -> None:
+    def _report_text(self, found: FoundPath, text: ScrubbedText) -> None:
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
@@ -141,13 +141,13 @@ class Screen:
             self.report.warnings.append(told % (found.path, text.unclosed))
 
     def database(
-        self, found: Found, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool, before: bool
+        self, found: FoundPath, copy: str, contents: reading.Contents, page: int, sound: bool, fresh: bool, before: bool
     ) -> bool | None:
         """Clear our copy of a database. Return whether that changed it; ``None`` when it may not leave.
 
         ``fresh``: by its blocks alone it is known what has not been looked at yet. ``before``: the last copy was changed.
         """
-        policy = self._policy(found, database=True)
+        policy = self._choose_policy(found, database=True)
         if policy is None:
             return False
         from .tables import Unscrubbable, scrub

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
 from . import credentials, places
 
 if TYPE_CHECKING:
-    from .private import Private
+    from .private import PrivateFilter
 
 CHUNK = 1 << 20
 OVERLAP = 8 * 1024
@@ -25,7 +25,7 @@ ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
 TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
 
 
-class Policy(NamedTuple):
+class PrivacyPolicy(NamedTuple):
     """What is to be done for the files of one layout: with private passages, and with credentials."""
 
     remove: bool
@@ -41,8 +41,8 @@ class Policy(NamedTuple):
         return self.takes_out or self.credentials == REFUSE
 
     @property
-    def without_warnings(self) -> Policy:
-        return Policy(self.remove, OFF if self.credentials == WARN else self.credentials)
+    def without_warnings(self) -> PrivacyPolicy:
+        return PrivacyPolicy(self.remove, OFF if self.credentials == WARN else self.credentials)
 
     def may_concern(self, data: bytes) -> bool:
         """Whether there is anything in these bytes to be done."""
@@ -57,7 +57,7 @@ class Policy(NamedTuple):
 class Watch:
     """Sees the bytes of a file go by."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: PrivacyPolicy) -> None:
         self._policy = policy
         self._tail = b""
         self.hit = self.binary = False
@@ -66,7 +66,7 @@ class Watch:
         self._tail = b""
         return _Watched(stream, self)
 
-    def see(self, data: bytes) -> None:
+    def inspect(self, data: bytes) -> None:
         self.binary = self.binary or b"\0" in data
         if not self.hit:
             data = self._tail + data if self._tail else data
@@ -80,14 +80,14 @@ class _Watched:
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
-        self._watch.see(data)
+        self._watch.inspect(data)
         return data
 
 
-class Text:
+class ScrubbedText:
     """One text on its way through: feed it in pieces. ``taken`` counts private passages and blotted credentials."""
 
-    def __init__(self, policy: Policy, in_json: bool) -> None:
+    def __init__(self, policy: PrivacyPolicy, in_json: bool) -> None:
         self.rows: List[Tuple[int, str, str]] = []
         self.more: Dict[str, int] = {}
         """By what was done: those that are not in the list."""
@@ -95,25 +95,27 @@ class Text:
         """The line of a private passage that is never closed."""
         self.taken = [0, 0]
         self._policy = policy
-        self._private: Private | None = None
+        self._private: PrivateFilter | None = None
         if policy.remove:
             from . import private
 
-            self._private = private.Private(in_json, self._passage)
+            self._private = private.PrivateFilter(in_json, self._count_passage)
         redact = policy.credentials == REDACT
-        self._credentials = credentials.Credentials(redact, self._credential) if policy.credentials != OFF else None
+        self._credentials = (
+            credentials.CredentialFilter(redact, self._count_credential) if policy.credentials != OFF else None
+        )
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
         if self._private is not None:
             data = self._private.feed(data, last)
         return self._credentials.feed(data, last) if self._credentials is not None else data
 
-    def _passage(self, line: int, closed: bool) -> None:
+    def _count_passage(self, line: int, closed: bool) -> None:
         self.taken[0] += 1
         self._add(line, PRIVATE if closed else UNCLOSED, "removed")
         self.unclosed = self.unclosed or (0 if closed else line)
 
-    def _credential(self, line: int, name: str) -> None:
+    def _count_credential(self, line: int, name: str) -> None:
         self.taken[1] += self._policy.credentials == REDACT
         self._add(line, name, ACTIONS[self._policy.credentials])
 
@@ -124,15 +126,15 @@ class Text:
             self.more[action] = self.more.get(action, 0) + 1
 
 
-def scrubbed(data: bytes, policy: Policy) -> Tuple[bytes, Text]:
+def scrub_text(data: bytes, policy: PrivacyPolicy) -> Tuple[bytes, ScrubbedText]:
     """A text that is held in memory, as it may leave."""
-    from .private import parses
+    from .private import holds_json
 
-    text = Text(policy, policy.remove and parses(data))
+    text = ScrubbedText(policy, policy.remove and holds_json(data))
     return text.feed(data, True), text
 
 
-def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
+def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[ScrubbedText, bool]:
     """Write a file to ``target`` as it may leave. Return what was in it, and whether it held still meanwhile."""
     from .private import is_json
 
@@ -142,7 +144,7 @@ def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
             before = os.fstat(descriptor)
             left = before.st_size
             chunk = source.read(min(CHUNK, left))
-            text = Text(policy, is_json(place))
+            text = ScrubbedText(policy, is_json(place))
             while chunk:
                 left -= len(chunk)
                 out.write(text.feed(chunk))
@@ -155,7 +157,7 @@ def scrub_file(place: str, target: str, policy: Policy) -> Tuple[Text, bool]:
     return text, steady
 
 
-class Report:
+class PrivacyReport:
     """What was found and done: counts for all of it, places for the first."""
 
     def __init__(self) -> None:
@@ -172,7 +174,7 @@ class Report:
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
             place = {"line": line} if line else {"column": column, "row": row}
-            self.rows.append(dict(place, path=credentials.blotted(path)[0], name=name, action=action))
+            self.rows.append(dict(place, path=credentials.redact_name(path)[0], name=name, action=action))
         else:
             self.more += 1
 
@@ -192,7 +194,7 @@ class Report:
         else:
             self.taken_more = [self.taken_more[0] + taken[0], self.taken_more[1] + taken[1]]
 
-    def text(self, path: str, text: Text) -> None:
+    def text(self, path: str, text: ScrubbedText) -> None:
         for line, name, action in text.rows:
             self.add(path, name, action, line)
         self.add_more(text.more)

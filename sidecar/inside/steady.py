@@ -10,18 +10,18 @@ import os
 from typing import Dict
 
 from .cache import COARSE_TICK_NS, TICK_NS, Base, Row
-from .fitting import Tally
+from .fitting import Totals
 from .index import SIZE
 
 SECOND_NS = 1_000_000_000
 
 
-class Steady:
+class UnchangedFiles:
     """What a walk passed over, and how much that is."""
 
     def __init__(self, base: Base, largest: int) -> None:
         self.rows: Dict[str, Row] = {}
-        self.tallies: Dict[str, Tally] = {}
+        self.tallies: Dict[str, Totals] = {}
         """By layout."""
         self._base = base
         self._largest = largest
@@ -53,6 +53,6 @@ class Steady:
             else:
                 rest.append(entry)
         if len(rest) < len(names):
-            tally = self.tallies.get(layout, Tally())
-            self.tallies[layout] = tally.plus(total, prefix.count("/"), len(names) - len(rest))
+            tally = self.tallies.get(layout, Totals())
+            self.tallies[layout] = tally.with_added(total, prefix.count("/"), len(names) - len(rest))
         return rest

@@ -26,7 +26,7 @@ SET_ASIDE = "set-aside"
 CHANGED = "memory-changed"
 
 
-class Noted:
+class PendingNotes:
     """What is to be noted once everything is in place, by whoever comes to it: this run, or the next one."""
 
     def __init__(
@@ -57,11 +57,11 @@ class Swap:
         self._new: set[str] = set()
         self._away: dict[str, Optional[os.stat_result]] = {}
         self._asides: list[str] = []
-        self.noted = Noted()
+        self.noted = PendingNotes()
 
     def begin(self) -> None:
         """Make the staging folders; from here on a run that is killed is cleared up by the next."""
-        self._write("staging")
+        self._write_journal("staging")
         for stage in self._stages:
             places.make_folder(stage, 0o700)
             for inner in ("new", "old"):
@@ -72,7 +72,7 @@ class Swap:
         self._moves.append((place, aside))
         self._away[place] = seen
 
-    def set_aside_in(self, folder: str) -> None:
+    def use_aside_folder(self, folder: str) -> None:
         """Some old files go to this folder, and stay there."""
         self._asides.append(folder)
 
@@ -101,7 +101,7 @@ class Swap:
 
     def commit(self) -> None:
         """Carry it out. Raise Refusal when it could not be; then everything is as it was."""
-        self._write("swapping")
+        self._write_journal("swapping")
         try:
             moves = iter(self._moves)
             pending = next(moves, None)
@@ -111,7 +111,7 @@ class Swap:
                 pending = next(moves, None)
             for folder in self._made:
                 places.make_folder(folder)
-                self._give(folder)
+                self._give_to_user(folder)
             while pending is not None:
                 if places.exists(pending[1]):
                     raise Refusal(CHANGED, "%s was made while the memory was put in place." % pending[1], True)
@@ -123,7 +123,7 @@ class Swap:
             if isinstance(problem, Refusal) and problem.code == CHANGED:
                 raise
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
-        self._write("done")
+        self._write_journal("done")
         for folder, mode in sorted(self._modes.items(), reverse=True):
             descriptor = places.open_folder(folder, places.READ)
             try:
@@ -138,7 +138,7 @@ class Swap:
             seen = self._away.get(place)
             if seen is None or not places.exists(aside):
                 continue
-            now = places.status(aside)
+            now = places.read_status(aside)
             if (seen.st_size, seen.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
                 raise Refusal(CHANGED, "%s was written to while the memory was put in place." % place, True)
 
@@ -146,11 +146,11 @@ class Swap:
         """Clear up, whatever happened."""
         undo(self._journal, self._contained)
 
-    def _give(self, place: str) -> None:
+    def _give_to_user(self, place: str) -> None:
         if os.geteuid() == 0 and self._owner[0] != 0:
-            places.give(place, self._owner)
+            places.change_owner(place, self._owner)
 
-    def _write(self, state: str) -> None:
+    def _write_journal(self, state: str) -> None:
         plan = {
             "state": state,
             "stages": self._stages,
@@ -176,7 +176,7 @@ def undo(journal: str, contained: Containment) -> bool:
     except (FileNotFoundError, ValueError, RecursionError):
         return False
     memory = os.path.dirname(journal)
-    _check(plan, contained, os.path.join(os.path.dirname(memory), SET_ASIDE))
+    _check_journal(plan, contained, os.path.join(os.path.dirname(memory), SET_ASIDE))
     if plan["state"] == "swapping":
         for source, target in reversed(plan["moves"]):
             is_new = any(source.startswith(stage + "/") for stage in plan["stages"])
@@ -197,7 +197,7 @@ def undo(journal: str, contained: Containment) -> bool:
         if is_folder(stage):
             shutil.rmtree(stage, ignore_errors=True)
     if plan["state"] == "done":
-        _note(plan, memory)  # after that: the disk may have been full
+        _write_pending_notes(plan, memory)  # after that: the disk may have been full
     places.remove(journal)
     return bool(plan["state"] != "done")
 
@@ -211,19 +211,19 @@ def _step_aside(place: str, memory: str) -> None:
     places.rename(place, os.path.join(top, folder, os.path.basename(place)))
 
 
-def _note(plan: Dict[str, Any], memory: str) -> None:
+def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
     """Note what is in place now, unless the run that put it there did."""
     snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
     if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
         lineage.write(memory, [snapshot], reader)
-    noted = notes.checked(plan.get("notes"))
+    noted = notes.parse_value(plan.get("notes"))
     if noted is not None and notes.read(memory) != noted:
         notes.write(memory, noted)
     for name in plan.get("displaced", []):
-        retire(os.path.join(os.path.dirname(memory), name))
+        mark_displaced(os.path.join(os.path.dirname(memory), name))
 
 
-def retire(folder: str) -> None:
+def mark_displaced(folder: str) -> None:
     """Note that a memory is no longer whole in this sandbox: another was restored over it."""
     if not is_folder(folder):
         return
@@ -233,13 +233,13 @@ def retire(folder: str) -> None:
     lineage.forget(folder)
 
 
-def _check(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
+def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
     """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
     try:
-        stages: List[str] = [_place(stage) for stage in plan["stages"]]
-        asides: List[str] = [_place(aside) for aside in plan.get("asides", [])]
-        moved = [[_place(source), _place(target)] for source, target in plan["moves"]]
-        made = [_place(folder) for folder in plan["made"]]
+        stages: List[str] = [_parse_place(stage) for stage in plan["stages"]]
+        asides: List[str] = [_parse_place(aside) for aside in plan.get("asides", [])]
+        moved = [[_parse_place(source), _parse_place(target)] for source, target in plan["moves"]]
+        made = [_parse_place(folder) for folder in plan["made"]]
         if not all(STAGE.match(os.path.basename(stage)) for stage in stages) or not isinstance(plan["state"], str):
             raise ValueError("a folder that is not for staging")
         if any(os.path.dirname(aside) != set_aside for aside in asides):
@@ -254,7 +254,7 @@ def _check(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None
     # A project that was not there yet had to be made, with the folders above it, and was staged beside the first of those.
     above = {*made, *map(os.path.dirname, stages)}
     for place in [place for ends in named for place in ends] + [
-        place for place in above if not contained.leads_to(place)
+        place for place in above if not contained.may_lead_to_project(place)
     ]:
         contained.check("A file that a restore has moved", place)
 
@@ -269,7 +269,7 @@ def _check_noted(plan: Dict[str, Any]) -> None:
         raise ValueError("no memories")
 
 
-def _place(text: Any) -> str:
+def _parse_place(text: Any) -> str:
     """A path as a swap writes it: absolute, and without parts that lead elsewhere."""
     if not isinstance(text, str) or os.path.normpath(text) != text or not text.startswith("/"):
         raise ValueError("no path")
@@ -279,6 +279,6 @@ def _place(text: Any) -> str:
 def is_folder(place: str) -> bool:
     """Whether there is a folder at a real path, and no link to one."""
     try:
-        return stat.S_ISDIR(places.status(place).st_mode)
+        return stat.S_ISDIR(places.read_status(place).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -12,9 +12,9 @@ import sqlite3
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 from . import damaged, fulltext, pages
-from .databases import quick_check, reader
-from .fulltext import quoted as _quoted
-from .scrubbing import MOST_FINDINGS, Policy, Report, scrubbed
+from .databases import connect_read_only, quick_check
+from .fulltext import quote_name as _quoted
+from .scrubbing import MOST_FINDINGS, PrivacyPolicy, PrivacyReport, scrub_text
 
 VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
 ROWS = 100
@@ -47,7 +47,13 @@ class _Text(bytes):
 
 
 def scrub(
-    place: str, path: str, policy: Policy, changed: List[int] | None, sound: bool, report: Report, before: bool = False
+    place: str,
+    path: str,
+    policy: PrivacyPolicy,
+    changed: List[int] | None,
+    sound: bool,
+    report: PrivacyReport,
+    before: bool = False,
 ) -> bool:
     """Take out of a copy of a database what must not leave. Return whether the copy was changed.
 
@@ -59,16 +65,16 @@ def scrub(
         if policy.strict and damaged.may_hold(place, policy.without_warnings):
             raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
-    anew = bool(policy.remove and _words(place, path, report)) or (before and policy.takes_out)
-    if not anew and not pages.concerns(place, policy.may_concern, changed):
+    anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
+    if not anew and not pages.may_concern(place, policy.may_concern, changed):
         return False
     try:
-        remains = policy.strict and pages.remains(place, policy.without_warnings.may_concern)
-        cleaning = _Cleaning(place, policy, remains, anew)
+        remains = policy.strict and pages.has_remains(place, policy.without_warnings.may_concern)
+        cleaning = _Cleaner(place, policy, remains, anew)
         changed_it = remains or anew or cleaning.taken != [0, 0]
         if changed_it:
-            pages.clear(place)
-    except pages.Strange:
+            pages.clear_unused(place)
+    except pages.UnexpectedPage:
         raise Unscrubbable(DAMAGE) from None
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
         if not policy.strict:
@@ -83,18 +89,18 @@ def scrub(
     return changed_it
 
 
-def _words(place: str, path: str, report: Report) -> bool:
+def _index_may_remember(place: str, path: str, report: PrivacyReport) -> bool:
     """Whether words of what was private and is gone may be in a full-text index that can be built anew.
 
     Of one without texts nobody can tell, for the word of a tag may be any other's: that is said, and no reason to lose a whole
     database. Raise Unscrubbable.
     """
-    connection = reader(place)
+    connection = connect_read_only(place)
     try:
         found = False
-        for index in fulltext.indexes(connection):
-            gone = fulltext.remembers(connection, index)
-            if index.content == "" and (gone or fulltext.knows(connection, index)):
+        for index in fulltext.list_indexes(connection):
+            gone = fulltext.may_remember_tags(connection, index)
+            if index.content == "" and (gone or fulltext.may_contain_tags(connection, index)):
                 told = "%s: its full-text index %s has the word private in it, and no texts to tell what was private."
                 report.warnings.append(told % (path, index.name))
             found = found or (gone and index.content != "")
@@ -105,17 +111,17 @@ def _words(place: str, path: str, report: Report) -> bool:
         connection.close()
 
 
-def _connected(place: str) -> sqlite3.Connection:
+def _connect(place: str) -> sqlite3.Connection:
     connection = sqlite3.connect(place, isolation_level=None)
     for setting in ("locking_mode=EXCLUSIVE", "secure_delete=ON", "synchronous=OFF", "ignore_check_constraints=ON"):
         connection.execute("PRAGMA " + setting).fetchall()
     return connection
 
 
-class _Cleaning:
+class _Cleaner:
     """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
 
-    def __init__(self, place: str, policy: Policy, remains: bool, anew: bool) -> None:
+    def __init__(self, place: str, policy: PrivacyPolicy, remains: bool, anew: bool) -> None:
         """``remains``: there was something private in it; ``anew``: or may have been, so its indexes are built anew."""
         self._policy = policy
         self._remains = remains
@@ -125,20 +131,20 @@ class _Cleaning:
         self.more: Dict[str, int] = {}
         self.taken = [0, 0]
         self._numbers: Dict[Tuple[str, str, bytes], int] = {}
-        self._connection = connection = _connected(place)
+        self._connection = connection = _connect(place)
         try:
             self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
             if policy.takes_out and any(policy.may_concern(os.fsencode(sql)) for _, _, sql in self._schema):
                 raise Unscrubbable("its schema itself holds what is private")
-            self._indexes = fulltext.indexes(connection)
+            self._indexes = fulltext.list_indexes(connection)
             self._utf8 = connection.execute("PRAGMA encoding").fetchone()[0] == "UTF-8"
-            tables = [_table(connection, name) for name in self._tables()]
+            tables = [_describe_table(connection, name) for name in self._list_tables()]
             connection.text_factory = _Text
-            self._clean([(table, hit) for table in tables for hit in _hits(connection, table, policy)])
+            self._clean([(table, hit) for table in tables for hit in _find_hits(connection, table, policy)])
         finally:
             self._connection.close()
 
-    def _tables(self) -> List[str]:
+    def _list_tables(self) -> List[str]:
         """Those with values of their own: a full-text index is built anew from what it is about."""
         indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES[index.module]}
         return [
@@ -153,7 +159,7 @@ class _Cleaning:
         connection.execute("BEGIN")
         # A row is found by its key, so keys come last.
         for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
-            data, clean = self._cleaned(table, hit)
+            data, clean = self._clean_value(table, hit)
             if clean == data:
                 continue
             if not writes:
@@ -178,21 +184,21 @@ class _Cleaning:
                 self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
         if indexes:
             self._connection.close()
-            pages.line_up(self._place)
-            self._connection = _connected(self._place)
+            pages.sort_free_list(self._place)
+            self._connection = _connect(self._place)
             self._connection.execute("BEGIN")
             for index in indexes:
                 self._connection.execute("INSERT INTO {0}({0}) VALUES ('rebuild')".format(_quoted(index.name)))
             self._connection.execute("COMMIT")
 
-    def _cleaned(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
+    def _clean_value(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
         """One value as it is, and as it may leave."""
         query = "SELECT %s FROM %s WHERE %s" % (_quoted(hit.column), _quoted(table.name), table.where)
         found = self._connection.execute(query, hit.key).fetchone()
         if found is None:
             raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
         data = found[0]
-        clean, text = scrubbed(data, self._policy)
+        clean, text = scrub_text(data, self._policy)
         # A key that is text may itself be what must not leave, so it is not said.
         row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
         for _, what, action in text.rows:
@@ -235,7 +241,7 @@ class _Cleaning:
             new = b"%s %d%s" % (clean[:end], number, clean[end:])
 
 
-def _table(connection: sqlite3.Connection, name: str) -> _Table:
+def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
     columns, primary = [], []
     for row in connection.execute("PRAGMA table_xinfo(%s)" % _quoted(name)):
         if row[6] == 0:
@@ -254,7 +260,7 @@ def _table(connection: sqlite3.Connection, name: str) -> _Table:
     return _Table(name, [key for _, key in sorted(primary)], columns)
 
 
-def _hits(connection: sqlite3.Connection, table: _Table, policy: Policy) -> Iterator[_Hit]:
+def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPolicy) -> Iterator[_Hit]:
     """Where in a table there is something to be done. Most rows hold nothing, so many are looked at together."""
     if not table.columns:
         return

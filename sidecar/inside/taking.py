@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import cache, index, places, reading
 from .bundling import Bundle
-from .fitting import Fit
+from .fitting import ExportLimits
 from .refusal import Refusal
 from .scratch import Scratch
-from .walk import Found, Skipped, link_target
+from .walk import FoundPath, Skipped, read_link_target
 
 if TYPE_CHECKING:
     from .screening import Screen
@@ -22,11 +22,11 @@ SCRUBBED = "+"
 """Noted beside the first page of a database out of whose copy something had to be taken."""
 
 
-class Taking:
+class ExportBuilder:
     """What an export has taken so far: its entries, how they differ from the base, and what there is to say of them."""
 
     def __init__(
-        self, request: dict[str, Any], scratch: Scratch, fit: Fit, base: cache.Base | None, looked_at: bool
+        self, request: dict[str, Any], scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
     ) -> None:
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
@@ -52,7 +52,7 @@ class Taking:
             self.screened = Screen(self._request["privacy"], self._work, self.skipped)
         return self.screened
 
-    def take(self, found: Found) -> None:
+    def take(self, found: FoundPath) -> None:
         """Raise Over when it is too much, Refusal when it may not be read."""
         mode = found.status.st_mode
         known = self._base.known(found.path) if self._base is not None and self._looked_at else None
@@ -61,7 +61,7 @@ class Taking:
         if stat.S_ISDIR(mode):
             self._record(index.Entry(found.path, index.DIR, mode & PERMISSIONS), [])
         elif stat.S_ISLNK(mode):
-            target = link_target(found.place, found.root, found.relative)
+            target = read_link_target(found.place, found.root, found.relative)
             if target is None:
                 self.skipped.add(found.path, "link leads out of the memory")
             elif (known is not None and known.entry.target == target) or self.screen.link(found, target):
@@ -78,17 +78,17 @@ class Taking:
                     return
                 raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
 
-    def _take_file(self, found: Found) -> None:
+    def _take_file(self, found: FoundPath) -> None:
         known = self._base.known(found.path) if self._base is not None else None
         is_database = known.entry.database if known else False
-        signature = _database_signature(found.place) if is_database else cache.signature(found.status)
-        same = self._base.same(found.path, signature) if self._base is not None else None
+        signature = _compute_database_signature(found.place) if is_database else cache.compute_signature(found.status)
+        same = self._base.find_unchanged(found.path, signature) if self._base is not None else None
         if same is not None:
             self._count(found, same.entry.size)
             self.entries[found.path] = same
             if is_database:
                 self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
-                self._say_free(found, found.place)
+                self._warn_of_free_pages(found, found.place)
             return
         if found.root.rules.careful(found.relative):
             self.warnings.append("%s is said to hold credentials; it is part of this memory." % found.path)
@@ -105,29 +105,31 @@ class Taking:
             if not contents.steady:
                 self.warnings.append("%s kept changing while it was read." % found.path)
             scrubbed = contents.size != found.status.st_size
-            mtime = _mtime(found, known, contents) if scrubbed else found.status.st_mtime_ns
+            mtime = _choose_mtime(found, known, contents) if scrubbed else found.status.st_mtime_ns
             self._take_contents(found, known, contents, signature, mtime)
 
-    def _take_filtered(self, found: Found, known: cache.Known | None, drop: list[str]) -> None:
+    def _take_filtered(self, found: FoundPath, known: cache.KnownEntry | None, drop: list[str]) -> None:
         from . import filters
 
         with open(places.open_file(found.place), "rb") as file:
             data = file.read(self._fit.largest)
-        text = filters.filtered(data, drop)
+        text = filters.drop_keys(data, drop)
         if text is None:
             self.skipped.add(found.path, "not valid JSON, so it could not be cleared of secrets")
             return
-        self.screen.settings(found, filters.secrets(data, drop))
+        self.screen.settings(found, filters.list_secret_keys(data, drop))
         text = self.screen.text(found, text)
         self._count(found, len(text))
-        contents = reading.read_bytes(text)
-        self.screen.without_secrets(contents, known)
-        self._take_contents(found, known, contents, cache.signature(found.status), _mtime(found, known, contents))
+        contents = reading.wrap_bytes(text)
+        self.screen.note_filtered(contents, known)
+        self._take_contents(
+            found, known, contents, cache.compute_signature(found.status), _choose_mtime(found, known, contents)
+        )
 
-    def _take_database(self, found: Found, known: cache.Known | None) -> None:
+    def _take_database(self, found: FoundPath, known: cache.KnownEntry | None) -> None:
         from . import databases
 
-        signature = databases.signature(found.place)
+        signature = databases.compute_database_signature(found.place)
         target = os.path.join(self._work, "database")
         emptied = found.root.rules.emptied(found.relative)
         strict = "contained" in self._request
@@ -149,49 +151,49 @@ class Taking:
             contents, first = self._read_copy(target, known, copied.page)
             first += SCRUBBED
         if emptied:
-            self.screen.without_secrets(contents, known)
+            self.screen.note_filtered(contents, known)
         row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":
-            row["schema"] = databases.ask(target, schema)
+            row["schema"] = databases.query_number(target, schema)
         self.databases.append(row)
         size = contents.size
         self._count(found, size)
-        self._say_free(found, target)
+        self._warn_of_free_pages(found, target)
         if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
             # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
-            self._take_same(known, signature, first)
+            self._take_unchanged(known, signature, first)
             contents.carried.close()
         else:
-            self._take_contents(found, known, contents, signature, _mtime(found, known, contents), first)
+            self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
         os.unlink(target)
 
-    def _read_copy(self, copy: str, known: cache.Known | None, page: int) -> tuple[reading.Contents, str]:
+    def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reading.Contents, str]:
         """A database's copy as contents, and its first page's digest without the counters."""
         from . import databases
 
         stream = open(copy, "rb")
-        first = hashlib.sha256(databases.without_counters(stream.read(page))).hexdigest()
+        first = hashlib.sha256(databases.blank_counters(stream.read(page))).hexdigest()
         stream.seek(0)
         contents = reading.read_stream(stream, os.path.getsize(copy), known, self._work, page)
         if contents.carried is not stream:
             stream.close()
         return contents, first
 
-    def _say_free(self, found: Found, place: str) -> None:
+    def _warn_of_free_pages(self, found: FoundPath, place: str) -> None:
         from . import databases
 
-        words = databases.mostly_free(found.path, place)
+        words = databases.describe_free_pages(found.path, place)
         self.warnings += [words] if words else []
 
-    def _take_same(self, known: cache.Known, signature: list[Any], first_page: str) -> None:
-        self.entries[known.entry.path] = cache.Known(known.entry, signature, first_page)
+    def _take_unchanged(self, known: cache.KnownEntry, signature: list[Any], first_page: str) -> None:
+        self.entries[known.entry.path] = cache.KnownEntry(known.entry, signature, first_page)
         self.refreshed = True
 
     def _take_contents(
         self,
-        found: Found,
-        known: cache.Known | None,
+        found: FoundPath,
+        known: cache.KnownEntry | None,
         contents: reading.Contents,
         signature: list[Any],
         mtime: int,
@@ -215,7 +217,7 @@ class Taking:
         ):
             blocks = []
         if (
-            self._record(entry, signature, blocks, contents.carried_sums() if blocks else b"", first_page)
+            self._record(entry, signature, blocks, contents.select_carried_sums() if blocks else b"", first_page)
             and blocks != []
         ):
             self.bundle.add(entry, blocks, contents.carried, contents.length)
@@ -231,7 +233,7 @@ class Taking:
     ) -> bool:
         """Note an entry; return whether it differs from the base. Folders and links are packed here, in a full pack."""
         known = self._base.known(entry.path) if self._base is not None else None
-        self.entries[entry.path] = cache.Known(entry, signature, first_page)
+        self.entries[entry.path] = cache.KnownEntry(entry, signature, first_page)
         if known is not None and known.entry == entry:
             self.refreshed = self.refreshed or known.signature != signature or bool(signature)
             return False
@@ -240,18 +242,18 @@ class Taking:
             self.bundle.packer.add(entry, None, 0)
         return True
 
-    def _count(self, found: Found, size: int) -> None:
+    def _count(self, found: FoundPath, size: int) -> None:
         self.total += size
         self._fit.count(found, size, self.total)
 
 
-def _database_signature(place: str) -> list[Any]:
+def _compute_database_signature(place: str) -> list[Any]:
     from . import databases
 
-    return databases.signature(place)
+    return databases.compute_database_signature(place)
 
 
-def _mtime(found: Found, known: cache.Known | None, contents: reading.Contents) -> int:
+def _choose_mtime(found: FoundPath, known: cache.KnownEntry | None, contents: reading.Contents) -> int:
     """Databases and filtered files are rewritten without changing; then their time is no change either."""
     if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
         return known.entry.mtime

@@ -38,7 +38,7 @@ class SparseMember(BadTarball):
     """Sparse members say where in a file each piece belongs; nothing of ours has any."""
 
 
-class Contents:
+class MemberContents:
     """The bytes of one member, to be read before the next member is asked for."""
 
     def __init__(self, tarball: Tarball, size: int) -> None:
@@ -64,16 +64,16 @@ class Tarball:
         self._longest_header = longest_header
         self._common: dict[str, str] = {}
 
-    def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, Contents]]:
+    def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, MemberContents]]:
         while True:
-            member = self._next()
+            member = self._read_member()
             if member is None:
                 return
             # As tarfile has it: links, folders and devices have no contents, whatever their size says.
             has = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
             size = member.size if has else 0
             self._check_size(member, size)
-            contents = Contents(self, size)
+            contents = MemberContents(self, size)
             yield member, contents
             while contents.read(CHUNK):
                 pass
@@ -97,7 +97,7 @@ class Tarball:
         self._left -= size
         return data
 
-    def _next(self) -> tarfile.TarInfo | None:
+    def _read_member(self) -> tarfile.TarInfo | None:
         """The next member, with what its extension headers say of it; ``None`` at the mark for the end."""
         own: dict[str, str] = {}
         for _ in range(MOST_HEADERS + 1):
@@ -111,25 +111,25 @@ class Tarball:
             except tarfile.HeaderError as problem:
                 raise BadTarball("it has a damaged header: %s" % problem) from None
             if member.type in OWN:
-                own.update(_records(self._extension(member)))
+                own.update(_parse_records(self._read_extension(member)))
             elif member.type == tarfile.XGLTYPE:
-                self._common.update(_records(self._extension(member)))
+                self._common.update(_parse_records(self._read_extension(member)))
                 if sum(len(key) + len(value) for key, value in self._common.items()) > self._longest_header:
                     raise TooLarge("its headers for all members are too large")
             elif member.type in LONG:
                 key = "path" if member.type == tarfile.GNUTYPE_LONGNAME else "linkpath"
-                own[key] = _text(self._extension(member).partition(b"\0")[0])
+                own[key] = _decode_text(self._read_extension(member).partition(b"\0")[0])
             else:
-                return self._completed(member, own)
+                return self._complete_member(member, own)
         raise TooLarge("it has more headers about one member than any has")
 
-    def _extension(self, member: tarfile.TarInfo) -> bytes:
+    def _read_extension(self, member: tarfile.TarInfo) -> bytes:
         if member.size > self._longest_header:
             raise TooLarge("an extension header of it is too large")
         self._check_size(member, member.size)
         return self.take(member.size + -member.size % BLOCK)[: member.size]
 
-    def _completed(self, member: tarfile.TarInfo, own: dict[str, str]) -> tarfile.TarInfo:
+    def _complete_member(self, member: tarfile.TarInfo, own: dict[str, str]) -> tarfile.TarInfo:
         said = {**self._common, **own} if own else self._common
         if member.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in said):
             raise SparseMember("%r is a sparse member, which is not read" % member.name[:200])
@@ -139,9 +139,9 @@ class Tarball:
         if said.get("linkpath"):
             member.linkname = said["linkpath"]
         if said.get("size"):
-            member.size = _size(said["size"])
+            member.size = _parse_size(said["size"])
         if said.get("mtime"):
-            member.mtime = _time(said["mtime"])
+            member.mtime = _parse_time(said["mtime"])
         if member.isdir():
             member.name = member.name.rstrip("/")
         member.pax_headers = said
@@ -154,7 +154,7 @@ class Tarball:
             raise TooLarge("%r is said to have %d bytes, more than there may be in all" % (member.name[:200], size))
 
 
-def _records(data: bytes) -> dict[str, str]:
+def _parse_records(data: bytes) -> dict[str, str]:
     """The records of a pax header: ``LENGTH KEY=VALUE`` and a newline each, the length being that of all of it."""
     records: dict[str, str] = {}
     at = count = 0
@@ -164,7 +164,7 @@ def _records(data: bytes) -> dict[str, str]:
         key, equals, value = data[at + len(digits) + 1 : at + length].partition(b"=")
         if at + length > len(data) or not key or not equals or not value.endswith(b"\n"):
             raise BadTarball("it has a pax header that is none")
-        records[_text(key)] = _text(value[:-1])
+        records[_decode_text(key)] = _decode_text(value[:-1])
         at += length
         count += 1
         if count > MOST_RECORDS:
@@ -172,18 +172,18 @@ def _records(data: bytes) -> dict[str, str]:
     return records
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     # int() takes digits of any script, blanks and underscores as well; another reader would see another size.
     if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_SIZE):
         raise BadTarball("a member of it has a size that is no number")
     return int(text)
 
 
-def _time(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         return float(text)
     except ValueError:

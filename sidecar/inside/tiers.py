@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Pattern, Tup
 
 from . import places
 from .refusal import Refusal
-from .rules import Rules, alternatives, compiled
+from .rules import Rules, compile_patterns, expand_braces
 
 HOT, WARM, COLD, REBUILDABLE = "hot", "warm", "cold", "rebuildable"
 TIERS = (HOT, WARM, COLD, REBUILDABLE)
@@ -27,14 +27,14 @@ _WORD = re.compile(r"\{(\w+)\}")
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
-class Together(NamedTuple):
+class FileSet(NamedTuple):
     """Paths that stay or go together, and how much the one among them is needed that is needed most."""
 
     tier: str
     paths: List[str]
 
 
-class Tiers:
+class TierRules:
     """The tiers of one layout, ready to ask; of one root of it, when its ``folder`` is given.
 
     Without a folder nothing is known of what files point at, nor of which session is the active one.
@@ -43,13 +43,15 @@ class Tiers:
     def __init__(self, layout: dict[str, Any], folder: str = "", owned: bool = False) -> None:
         tiers = layout.get("tiers", {})
         self._others = COLD if owned else WARM
-        self._matches = [(tier, compiled(tiers.get(tier, [])).match) for tier in TIERS]
-        self._dated = [_bound(pattern) for pattern in tiers.get("dated", [])]
-        self._coupled = [[_bound(p) for p in coupled["paths"]] for coupled in layout.get("coupled", [])]
-        self._active = {_newest(folder, _files(folder, layout, tiers.get("active", [])))} - {""} if folder else set()
+        self._matches = [(tier, compile_patterns(tiers.get(tier, [])).match) for tier in TIERS]
+        self._dated = [_compile_bound(pattern) for pattern in tiers.get("dated", [])]
+        self._coupled = [[_compile_bound(p) for p in coupled["paths"]] for coupled in layout.get("coupled", [])]
+        self._active = (
+            {_find_newest(folder, _iterate_files(folder, layout, tiers.get("active", [])))} - {""} if folder else set()
+        )
         self._pointed: list[tuple[str, str]] = []
         for pointer in layout.get("pointers", []) if folder else []:
-            self._pointed += _pointed(folder, pointer, sorted(_files(folder, layout, [pointer["file"]])))
+            self._pointed += _read_pointers(folder, pointer, sorted(_iterate_files(folder, layout, [pointer["file"]])))
 
     def of(self, relative: str) -> str:
         """The first tier that names this path, relative to its root."""
@@ -57,32 +59,32 @@ class Tiers:
             return HOT
         if self._matches[0][1](relative):
             return HOT
-        day = self._day(relative)
+        day = self._find_day(relative)
         if day is not None:
-            return _of_day(day)
+            return _choose_day_tier(day)
         return next((tier for tier, names in self._matches if names(relative)), self._others)
 
     def time_of(self, relative: str, mtime: int) -> int:
         """How new a file is: a daily one as its name says, whenever it was touched; others as their ``mtime``."""
-        day = _date(self._day(relative) or "")
+        day = _parse_date(self._find_day(relative) or "")
         return mtime if day is None else (day.toordinal() - EPOCH) * DAY_NS
 
-    def _day(self, relative: str) -> str | None:
+    def _find_day(self, relative: str) -> str | None:
         found = next(filter(None, (pattern.match(relative) for pattern in self._dated)), None)
         return found.groupdict().get("date", "") if found else None
 
-    def sets(self, paths: Iterable[str]) -> list[Together]:
+    def sets(self, paths: Iterable[str]) -> list[FileSet]:
         """Of all of a root's paths, those that stay or go together, each in at most one set."""
         groups: Dict[Tuple[Any, ...], List[str]] = {}
         sides: Dict[Tuple[Any, ...], set[int]] = {}
         for path in paths:
-            for group, side in self._belongs(path):
+            for group, side in self._find_groups(path):
                 groups.setdefault(group, []).append(path)
                 sides.setdefault(group, set()).add(side)
         whole = [members for group, members in groups.items() if len(sides[group]) > 1]
-        return [Together(self._hottest(members), members) for members in _joined(whole)]
+        return [FileSet(self._find_hottest(members), members) for members in _join_groups(whole)]
 
-    def _belongs(self, path: str) -> list[tuple[tuple[Any, ...], int]]:
+    def _find_groups(self, path: str) -> list[tuple[tuple[Any, ...], int]]:
         """The groups a path belongs to, and which side of each it is."""
         found: list[tuple[tuple[Any, ...], int]] = []
         for number, patterns in enumerate(self._coupled):
@@ -95,14 +97,14 @@ class Tiers:
                 found.append((("pointer", file), int(path != file)))
         return found
 
-    def _hottest(self, paths: list[str]) -> str:
+    def _find_hottest(self, paths: list[str]) -> str:
         return min((self.of(path) for path in paths), key=TIERS.index)
 
 
-def _bound(pattern: str) -> Pattern[str]:
+def _compile_bound(pattern: str) -> Pattern[str]:
     """A pattern whose ``{word}`` stands for some text within one part of a path, the same wherever it is."""
     words = dict.fromkeys(_WORD.findall(pattern))
-    text = compiled(alternatives(_WORD.sub("\0\\1\0", pattern))).pattern
+    text = compile_patterns(expand_braces(_WORD.sub("\0\\1\0", pattern))).pattern
     for word in words:
         mark = re.escape("\0") + word + re.escape("\0")
         shape = _DATE.pattern.replace("(", "").replace(")", "") if word == "date" else "[^/]+"
@@ -114,22 +116,22 @@ def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def _of_day(text: str) -> str:
+def _choose_day_tier(text: str) -> str:
     """Today's and yesterday's, by this sandbox's clock, are warm; so is what is from the future."""
-    day = _date(text)
+    day = _parse_date(text)
     if day is None:
         return WARM
     return WARM if (datetime.date.today() - day).days <= WARM_DAYS else COLD
 
 
-def _date(text: str) -> datetime.date | None:
+def _parse_date(text: str) -> datetime.date | None:
     try:
         return datetime.date(*map(int, text.split("-")))
     except (TypeError, ValueError):
         return None
 
 
-def _files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator[str]:
+def _iterate_files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator[str]:
     """The files of a root that these patterns name, and that its layout does not leave out."""
     rules = Rules(dict(layout, keep=patterns, databases=[]))
     for place, folders, files in os.walk(folder) if patterns else ():
@@ -138,7 +140,7 @@ def _files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator
         yield from (prefix + name for name in files if rules.allows(prefix + name, False))
 
 
-def _newest(folder: str, paths: Iterable[str]) -> str:
+def _find_newest(folder: str, paths: Iterable[str]) -> str:
     """The file written to last."""
     newest, when = "", -1.0
     for path in paths:
@@ -151,7 +153,7 @@ def _newest(folder: str, paths: Iterable[str]) -> str:
     return newest
 
 
-def _pointed(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tuple[str, str]]:
+def _read_pointers(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tuple[str, str]]:
     """Each pointer file there is, with the folder it names; neither is believed to lead anywhere but inside the root."""
     found = []
     for path in paths:
@@ -167,7 +169,7 @@ def _pointed(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tup
     return found
 
 
-def _joined(groups: list[list[str]]) -> list[list[str]]:
+def _join_groups(groups: list[list[str]]) -> list[list[str]]:
     """Groups that share a path are one."""
     above: dict[str, str] = {}
 

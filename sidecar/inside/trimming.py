@@ -65,7 +65,7 @@ class _Unit(NamedTuple):
         return ORDER.index(self.tier), self.mtime, self.rows[0].path
 
 
-def plan(
+def plan_trimming(
     rows: Iterable[Row], limits: Iterable[Limit], tier_of: Callable[[str], str], sets: Iterable[Iterable[str]]
 ) -> list[Dropped]:
     """What to drop, in the order it goes, so that the rest is within the limits; the same for the same rows.
@@ -88,19 +88,19 @@ class _Plan:
         for path in self.left:
             parent = path.rpartition("/")[0]
             self.children[parent] = self.children.get(parent, 0) + 1
-        self.units = self._units(sets)
+        self.units = self._build_units(sets)
 
     def made(self) -> list[Dropped]:
         free = sorted((unit for unit in self.units if unit.tier != HOT), key=lambda unit: unit.rank)
         kept = []
         for unit in free:
-            why = next((limit for limit in self.limits if limit.trims and limit.each and _over(limit, unit)), None)
+            why = next((limit for limit in self.limits if limit.trims and limit.each and _is_over(limit, unit)), None)
             if why is None:
                 kept.append(unit)
             else:
                 self._drop(unit, why)
         for unit in kept:
-            exceeded = self._exceeded()
+            exceeded = self._list_exceeded()
             if not exceeded:
                 break
             why = next((limit for limit in exceeded if any(map(limit.of, unit.rows))), None)
@@ -109,7 +109,7 @@ class _Plan:
         self._check()
         return self.dropped
 
-    def _units(self, sets: list[list[str]]) -> list[_Unit]:
+    def _build_units(self, sets: list[list[str]]) -> list[_Unit]:
         """Everything that can go: files, links and empty folders. A folder that holds something goes with the last of it."""
         alone = {path: row for path, row in self.left.items() if not (row.folder and path in self.children)}
         groups = [[alone.pop(path) for path in sorted(set(group)) if path in alone] for group in sets]
@@ -119,7 +119,7 @@ class _Plan:
             units.append(_Unit(rows, tier, max(row.mtime for row in rows)))
         return units
 
-    def _exceeded(self) -> list[Limit]:
+    def _list_exceeded(self) -> list[Limit]:
         together = zip(self.limits, self.totals)
         return [limit for limit, total in together if limit.trims and not limit.each and total > limit.most]
 
@@ -153,11 +153,11 @@ class _Plan:
         raise Refusal(limit.code, limit.says.format(have=have, name=limit.name, most=limit.most, path=path) + also)
 
 
-def _over(limit: Limit, unit: _Unit) -> bool:
+def _is_over(limit: Limit, unit: _Unit) -> bool:
     return any(limit.of(row) > limit.most for row in unit.rows)
 
 
-def report(dropped: Iterable[Dropped]) -> dict[str, Any]:
+def describe_dropped(dropped: Iterable[Dropped]) -> dict[str, Any]:
     """What was left out, each path as far as they can all be listed, and how much it was in all."""
     all_rows, text = list(dropped), 0
     rows: list[dict[str, Any]] = []

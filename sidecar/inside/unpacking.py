@@ -13,11 +13,11 @@ from gzip import BadGzipFile
 from typing import BinaryIO, NamedTuple
 
 from . import digests, places
-from .compression import opened
+from .compression import decompress
 from .index import FILE, Entry, Index
-from .packing import BLOCKS_PREFIX, CHUNK, member_of
+from .packing import BLOCKS_PREFIX, CHUNK, describe_member
 from .refusal import Refusal
-from .tarballs import HEADER_ALLOWANCE, BadTarball, Contents, Tarball
+from .tarballs import HEADER_ALLOWANCE, BadTarball, MemberContents, Tarball
 
 
 class Section(io.RawIOBase):
@@ -63,10 +63,10 @@ class Unpacker:
     def apply(self, stream: BinaryIO, codec: str, index: Index) -> None:
         """Lay one pack over those before it. Raise Refusal (``pack-damaged``) when it is not a whole tarball."""
         patches = {change.entry.path: change for change in index.changes if change.blocks}
-        lengths = dict(member_of(change) for change in index.changes if change.entry.type == FILE)
+        lengths = dict(describe_member(change) for change in index.changes if change.entry.type == FILE)
         most = sum(lengths.values()) + HEADER_ALLOWANCE * (len(index.changes) + 8)
         try:
-            with opened(stream, codec) as plain:
+            with decompress(stream, codec) as plain:
                 for member, contents in Tarball(plain, most):
                     if not member.isreg() or member.name not in lengths:
                         continue
@@ -81,9 +81,9 @@ class Unpacker:
         except (BadGzipFile, EOFError, ValueError, zlib.error) as problem:
             raise Refusal("pack-damaged", "A pack could not be unpacked: %s." % problem, True) from None
         finally:
-            places.forget()  # the sidecar unpacks in many folders, one after the other
+            places.close_folders()  # the sidecar unpacks in many folders, one after the other
 
-    def _write(self, path: str, contents: Contents) -> None:
+    def _write(self, path: str, contents: MemberContents) -> None:
         place = self._places.get(path)
         if place is None:
             return
@@ -95,7 +95,7 @@ class Unpacker:
                 _write_sparsely(file, data)
             file.truncate()
 
-    def _patch(self, entry: Entry, blocks: list[int], contents: Contents) -> None:
+    def _patch(self, entry: Entry, blocks: list[int], contents: MemberContents) -> None:
         place = self._places.get(entry.path)
         if place is None:
             return
@@ -119,7 +119,7 @@ class Unpacker:
             entry = self._entries[path]
             try:
                 with open(places.open_file(place), "rb") as file:
-                    digest, sums, got = digests.digest_of_stream(file, entry.size, entry.block)
+                    digest, sums, got = digests.digest_stream(file, entry.size, entry.block)
                     intact = got == entry.size and digest == entry.digest and not file.read(1)
             except FileNotFoundError:
                 intact = False
@@ -127,7 +127,7 @@ class Unpacker:
                 staged[path] = Staged(place, sums)
             else:
                 wrong.append(path)
-        places.forget()
+        places.close_folders()
         if wrong:
             first = ", ".join(repr(path) for path in wrong[:3])
             raise Refusal(

@@ -8,19 +8,19 @@ import os
 import re
 from typing import Any
 
-from .databases import ask
-from .roots import Root, own_places
-from .rules import compiled
+from .databases import query_number
+from .roots import Root, list_own_places
+from .rules import compile_patterns
 
 LONGEST = 1 << 20
 
 
-def version_here(layout: dict[str, Any], home: str) -> str:
+def find_version(layout: dict[str, Any], home: str) -> str:
     """The highest version installed here; "" when none is to be seen."""
     rule = layout.get("version")
     if not rule:
         return ""
-    moved, usual = own_places(rule, home)
+    moved, usual = list_own_places(rule, home)
     found = []
     for place in moved[:1] or usual:
         for pattern in rule["files"]:
@@ -30,21 +30,23 @@ def version_here(layout: dict[str, Any], home: str) -> str:
                         found.append(json.loads(file.read(LONGEST))["version"])
                 except (OSError, ValueError, KeyError, TypeError, RecursionError):
                     continue
-    return max((text for text in found if isinstance(text, str) and text[:1].isdecimal()), key=rank, default="")
+    return max(
+        (text for text in found if isinstance(text, str) and text[:1].isdecimal()), key=parse_version, default=""
+    )
 
 
-def rank(text: str) -> tuple[list[int], bool, str]:
+def parse_version(text: str) -> tuple[list[int], bool, str]:
     """Versions in order: "9.1" before "10.0-beta" before "10.0"."""
     core, dash, rest = text.partition("-")
     return [int(number) for number in re.findall(r"\d{1,9}", core)], not dash, rest
 
 
-def older_schema(root: Root, relative: str, new: str) -> str:
+def describe_older_schema(root: Root, relative: str, new: str) -> str:
     """What to say when the database in place has an older schema than the ``new`` one for it: so may have its program."""
     old = os.path.join(root.folder, relative)
     for name, query in root.layout.get("schemas", {}).items() if os.path.isfile(old) else ():
-        if compiled([name]).match(relative):
-            theirs, ours = ask(new, query), ask(old, query)
+        if compile_patterns([name]).match(relative):
+            theirs, ours = query_number(new, query), query_number(old, query)
             if 0 < ours < theirs:
                 return (
                     "%s/%s has schema %d; the one that was here had %d. An older %s may be installed here, which would damage"

@@ -17,7 +17,7 @@ from .roots import Root
 from .rules import is_secret
 
 if TYPE_CHECKING:
-    from .steady import Steady
+    from .steady import UnchangedFiles
 
 MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
@@ -39,7 +39,7 @@ SLACK = 10_000
 """Links that lead out are found but do not count: only what is far beyond a limit ends the walk."""
 
 
-class Found(NamedTuple):
+class FoundPath(NamedTuple):
     """One path of a root that is memory: its travelling name, where it is, and what ``lstat`` said."""
 
     path: str
@@ -61,7 +61,7 @@ class Skipped:
         self.databases: list[str] = []
         """Those among it."""
         self._looked_at = 0
-        self._roots = {above for root in roots for above in _above(root.folder)}
+        self._roots = {above for root in roots for above in _iterate_parents(root.folder)}
 
     def add(self, path: str, reason: str) -> None:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
@@ -70,7 +70,7 @@ class Skipped:
         else:
             self.more += 1
 
-    def pass_by(self, root: Root, relative: str, place: str, entry: os.DirEntry[str]) -> None:
+    def add_passed_by(self, root: Root, relative: str, place: str, entry: os.DirEntry[str]) -> None:
         """Count what is not part of a root's layout, unless another root has it. A database among it is named."""
         folder = entry.is_dir(follow_symlinks=False)
         others = root.before + root.beside
@@ -87,7 +87,7 @@ class Skipped:
                 self.databases.append(root.path(relative))
 
 
-def _above(folder: str) -> Iterator[str]:
+def _iterate_parents(folder: str) -> Iterator[str]:
     while len(folder) > 1:
         yield folder
         folder = folder.rpartition("/")[0]
@@ -95,7 +95,7 @@ def _above(folder: str) -> Iterator[str]:
 
 def has_header(place: str) -> bool:
     """Whether a file begins as SQLite's databases do."""
-    return _beginning(place) == MAGIC
+    return _read_beginning(place) == MAGIC
 
 
 def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
@@ -107,15 +107,15 @@ def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
         return False
     if root.rules.database(stem):
         return True
-    begins = _beginning(os.path.join(root.folder, stem))
+    begins = _read_beginning(os.path.join(root.folder, stem))
     if begins:
         return begins == MAGIC
     # SQLite begins a database as an empty file, and writes the tail first.
-    tail = _beginning(os.path.join(root.folder, relative)) if begins is not None else None
+    tail = _read_beginning(os.path.join(root.folder, relative)) if begins is not None else None
     return tail is not None and (not tail or tail.startswith(TAIL_MAGICS))
 
 
-def _beginning(place: str) -> bytes | None:
+def _read_beginning(place: str) -> bytes | None:
     """The first bytes of a regular file; ``None`` when it is none, or cannot be read."""
     try:
         with open(places.open_file(place), "rb") as file:
@@ -124,7 +124,9 @@ def _beginning(place: str) -> bytes | None:
         return None
 
 
-def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | None = None) -> Iterator[Found]:
+def walk(
+    root: Root, skipped: Skipped, most: int = ENDLESS, steady: UnchangedFiles | None = None
+) -> Iterator[FoundPath]:
     """Yield folders before what they hold, in name order. Raise Refusal when there are far more than ``most``.
 
     What ``steady`` knows to be as it was is not found again: it is left with ``steady``.
@@ -135,7 +137,7 @@ def walk(root: Root, skipped: Skipped, most: int = ENDLESS, steady: Steady | Non
     try:
         while pending:
             held: list[str] = []
-            found = _folder(root, pending.pop(), way, skipped, held, steady)
+            found = _walk_folder(root, pending.pop(), way, skipped, held, steady)
             count += len(found)
             if count > most + SLACK:
                 raise Refusal("limit-files", "This memory has more than %d files; limits.files allows fewer." % count)
@@ -153,7 +155,7 @@ def _descend(root: Root, way: list[tuple[str, int]], folder: str) -> int:
         os.close(way.pop()[1])
     place = os.path.join(root.folder, folder)
     if way and folder:
-        descriptor = places.enter(way[-1][1], name, place, places.READ)
+        descriptor = places.open_subfolder(way[-1][1], name, place, places.READ)
     else:
         descriptor = places.open_folder(place.rstrip("/"), places.READ)
     way.append((folder, descriptor))
@@ -162,9 +164,14 @@ def _descend(root: Root, way: list[tuple[str, int]], folder: str) -> int:
     return descriptor
 
 
-def _folder(
-    root: Root, folder: str, way: list[tuple[str, int]], skipped: Skipped, held: list[str], steady: Steady | None
-) -> list[Found]:
+def _walk_folder(
+    root: Root,
+    folder: str,
+    way: list[tuple[str, int]],
+    skipped: Skipped,
+    held: list[str],
+    steady: UnchangedFiles | None,
+) -> list[FoundPath]:
     """One folder's memory; the folders to enter next are appended to ``held``."""
     rules, prefix = root.rules, folder + "/" if folder else ""
     try:
@@ -176,28 +183,28 @@ def _folder(
         return []
     here = os.path.join(root.folder, prefix)
     if root.apart:
-        names = [entry for entry in names if not _is_own(root, prefix + entry.name, here + entry.name, skipped)]
+        names = [entry for entry in names if not _is_reserved(root, prefix + entry.name, here + entry.name, skipped)]
     siblings = {entry.name for entry in names}
-    called = None if root.keys.name_folders_in(folder) else root.path(prefix)
+    called = None if root.keys.may_rename_in(folder) else root.path(prefix)
     if steady is not None and called is not None:
         names = steady.others(root.layout["name"], called, names)
     names.sort(key=lambda entry: entry.name)
-    keep = _always if folder and rules.all_below(folder) else rules.keep
-    found: list[Found] = []
+    keep = _accept_all if folder and rules.keeps_all_below(folder) else rules.keep
+    found: list[FoundPath] = []
     for entry in names:
         relative, place = prefix + entry.name, here + entry.name
-        if rules.left_out(relative):
+        if rules.leaves_out(relative):
             _leave_out(root, relative, entry, skipped)
         elif entry.is_dir(follow_symlinks=False):
-            if STAGE.match(entry.name) or any(others.all_below(relative) for others in root.before):
+            if STAGE.match(entry.name) or any(others.keeps_all_below(relative) for others in root.before):
                 continue
             if rules.may_hold(relative):
                 held.append(relative)
                 if keep(relative + "/x"):
                     path = root.path(relative) if called is None else called + entry.name
-                    found.append(Found(path, place, relative, entry.stat(follow_symlinks=False), root))
+                    found.append(FoundPath(path, place, relative, entry.stat(follow_symlinks=False), root))
             else:
-                skipped.pass_by(root, relative, place, entry)
+                skipped.add_passed_by(root, relative, place, entry)
         elif is_database_tail(root, relative, siblings):
             continue
         elif root.before and any(rules.takes(relative) for rules in root.before):
@@ -211,17 +218,17 @@ def _folder(
                 skipped.add(root.path(relative), SECRET)
             elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 path = root.path(relative) if called is None else called + entry.name
-                found.append(Found(path, place, relative, status, root))
+                found.append(FoundPath(path, place, relative, status, root))
             else:
                 skipped.add(root.path(relative), "not a file, folder or link")
         elif entry.is_symlink() and rules.may_hold(relative):
             skipped.add(root.path(relative), "a link, not a folder")
         else:
-            skipped.pass_by(root, relative, place, entry)
+            skipped.add_passed_by(root, relative, place, entry)
     return found
 
 
-def _is_own(root: Root, relative: str, place: str, skipped: Skipped) -> bool:
+def _is_reserved(root: Root, relative: str, place: str, skipped: Skipped) -> bool:
     """Whether a path is not for memories: it is left alone, and said to be."""
     if not is_apart(place, root.apart):
         return False
@@ -230,25 +237,25 @@ def _is_own(root: Root, relative: str, place: str, skipped: Skipped) -> bool:
     return True
 
 
-def _always(relative: str) -> bool:
+def _accept_all(relative: str) -> bool:
     return True
 
 
 def _leave_out(root: Root, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> None:
-    if any(rules.left_out(relative) for rules in root.before):
+    if any(rules.leaves_out(relative) for rules in root.before):
         return  # said there
     if root.rules.never(relative):
-        _say(root, skipped, relative, entry, "never exported")
+        _add_skipped(root, skipped, relative, entry, "never exported")
     else:
         skipped.add(root.path(relative), SECRET)
 
 
-def _say(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry[str], reason: str) -> None:
+def _add_skipped(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry[str], reason: str) -> None:
     if root.whole or root.rules.keep(relative):
         skipped.add(root.path(relative) + ("/" if entry.is_dir(follow_symlinks=False) else ""), reason)
 
 
-def link_target(place: str, root: Root, relative: str) -> str | None:
+def read_link_target(place: str, root: Root, relative: str) -> str | None:
     """A link's target, relative and inside its root; ``None`` when it leads out of it."""
     target = places.read_link(place)
     if os.path.isabs(target):

@@ -1,7 +1,7 @@
 """Whoever has memory files open must let go of them before a restore swaps them, and be back afterwards.
 
 A process that keeps a database open while its file is replaced goes on writing to the old one, or damages the new one.
-So a restore calls ``find_holders``, ``stop``, swaps only when nobody is left, and ``start_again`` in any case.
+So a restore calls ``find_holders``, ``stop_holders``, swaps only when nobody is left, and ``start_again`` in any case.
 Nobody is ever killed: a process that will not leave is reported, and the restore gives way.
 """
 
@@ -15,14 +15,14 @@ import time
 from functools import partial
 from typing import Any
 
-from .holders import Holder, find_holders, gone, ports_of
+from .holders import Holder, find_holders, find_ports, is_gone
 
 _POLL = 0.02
 _ASK_WITHIN = 2.0
 _SETTLE = 0.3
 
 
-def stop(holders: list[Holder], *, shutdown: dict[str, Any] | None, timeout: float) -> list[Holder]:
+def stop_holders(holders: list[Holder], *, shutdown: dict[str, Any] | None, timeout: float) -> list[Holder]:
     """Make the holders let go, and return whoever still has their files open after ``timeout`` seconds.
 
     Ask first where ``shutdown`` says how: ``method`` and ``path`` of an HTTP request to 127.0.0.1, at the port that is
@@ -34,15 +34,19 @@ def stop(holders: list[Holder], *, shutdown: dict[str, Any] | None, timeout: flo
     deadline = time.monotonic() + timeout
     others = [holder for holder in holders if holder.pid != 1]
     if shutdown:
-        asked = [holder for holder in others if not gone(holder) and _asked_to_leave(holder, shutdown, deadline)]
-        _wait(asked, time.monotonic() + (deadline - time.monotonic()) / 2)
+        asked = [holder for holder in others if not is_gone(holder) and _ask_to_leave(holder, shutdown, deadline)]
+        _wait_until_gone(asked, time.monotonic() + (deadline - time.monotonic()) / 2)
     for holder in others:
-        if not gone(holder):
+        if not is_gone(holder):
             try:
                 os.kill(holder.pid, signal.SIGTERM)
             except OSError:
                 continue  # left by itself, or not ours to signal: the wait tells
-    return _wait(others, deadline) + [holder for holder in holders if holder.pid == 1] + _newcomers(holders)
+    return (
+        _wait_until_gone(others, deadline)
+        + [holder for holder in holders if holder.pid == 1]
+        + _find_newcomers(holders)
+    )
 
 
 def start_again(holders: list[Holder]) -> list[str]:
@@ -52,11 +56,11 @@ def start_again(holders: list[Holder]) -> list[str]:
     and one that somebody else has brought back already is not started twice.
     """
     pids = {holder.pid for holder in holders}
-    back = [newcomer.argv for newcomer in _newcomers(holders)]
+    back = [newcomer.argv for newcomer in _find_newcomers(holders)]
     problems = []
     started = []
     for holder in holders:
-        if not pids.isdisjoint(holder.ancestors) or not gone(holder) or holder.argv in back:
+        if not pids.isdisjoint(holder.ancestors) or not is_gone(holder) or holder.argv in back:
             continue
         try:
             process = subprocess.Popen(
@@ -67,7 +71,7 @@ def start_again(holders: list[Holder]) -> list[str]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=partial(_become, holder) if os.geteuid() == 0 != holder.uid else None,
+                preexec_fn=partial(_become_user, holder) if os.geteuid() == 0 != holder.uid else None,
             )
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
             problems.append("%r was stopped and could not be started again: %s." % (holder, error))
@@ -81,23 +85,23 @@ def start_again(holders: list[Holder]) -> list[str]:
     return problems
 
 
-def _newcomers(holders: list[Holder]) -> list[Holder]:
+def _find_newcomers(holders: list[Holder]) -> list[Holder]:
     known = {(holder.pid, holder.started) for holder in holders}
     found = find_holders([path for holder in holders for path in holder.held])
     return [holder for holder in found if (holder.pid, holder.started) not in known]
 
 
-def _wait(holders: list[Holder], deadline: float) -> list[Holder]:
-    alive = [holder for holder in holders if not gone(holder)]
+def _wait_until_gone(holders: list[Holder], deadline: float) -> list[Holder]:
+    alive = [holder for holder in holders if not is_gone(holder)]
     while alive and time.monotonic() < deadline:
         time.sleep(_POLL)
-        alive = [holder for holder in alive if not gone(holder)]
+        alive = [holder for holder in alive if not is_gone(holder)]
     return alive
 
 
-def _asked_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> bool:
+def _ask_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> bool:
     request = "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    for port in ports_of(holder, shutdown):
+    for port in find_ports(holder, shutdown):
         within = min(_ASK_WITHIN, deadline - time.monotonic())
         if within <= 0:
             continue
@@ -111,7 +115,7 @@ def _asked_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -
     return False
 
 
-def _become(holder: Holder) -> None:
+def _become_user(holder: Holder) -> None:
     os.setgroups(holder.groups)
     os.setgid(holder.gid)
     os.setuid(holder.uid)

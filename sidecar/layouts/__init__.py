@@ -30,7 +30,7 @@ Patterns = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class RootSpec:
     """One folder that memory lives in: below the project folders the caller names, or in a place of its own."""
 
     name: str
@@ -59,7 +59,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers:
+class TierPatterns:
     """Restore order, and the reverse of the order in which a size limit may drop things."""
 
     hot: Patterns = ()
@@ -73,7 +73,7 @@ class Tiers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coupled:
+class CoupledPaths:
     """Paths that only make sense together: all or none. The same ``{word}`` in several stands for the same text."""
 
     paths: Patterns
@@ -100,7 +100,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keyed:
+class KeyedFolder:
     """A folder whose folders are named after the paths of projects, and so must be renamed when those differ."""
 
     folder: str
@@ -134,7 +134,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class CoveredRules:
     """The rules by which a snapshot was made, for one root: what was memory, and what was left out of it. No patterns: it was
     known then, and there was none."""
 
@@ -147,7 +147,7 @@ class Layout:
     """What counts as memory for one kind of agent."""
 
     name: str
-    roots: tuple[Root, ...]
+    roots: tuple[RootSpec, ...]
     keep: Patterns
     databases: Patterns = ()
     required: Patterns = ()
@@ -162,11 +162,11 @@ class Layout:
     emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Tables with secrets, by database: a copy leaves without their rows."""
     schemas: dict[str, str] = field(default_factory=dict)
-    tiers: Tiers = Tiers()
-    coupled: tuple[Coupled, ...] = ()
+    tiers: TierPatterns = TierPatterns()
+    coupled: tuple[CoupledPaths, ...] = ()
     pointers: tuple[Pointer, ...] = ()
     options: dict[str, Option] = field(default_factory=dict)
-    keyed: Keyed | None = None
+    keyed: KeyedFolder | None = None
     worker: Worker | None = None
     version: Version | None = None
     chosen: tuple[str, ...] = ()
@@ -195,29 +195,29 @@ class Layout:
         told["roots"] = [
             {key: value for key, value in root.items() if value or key in ALWAYS_TOLD} for root in data["roots"]
         ]
-        return _lists(told)  # type: ignore[no-any-return]
+        return _convert_lists(told)  # type: ignore[no-any-return]
 
-    def covered(self, root: Root) -> Covered:
+    def covered(self, root: RootSpec) -> CoveredRules:
         """What the rules for one of its roots are, as a snapshot keeps them."""
-        rules = Rules(self.for_sandbox(), _lists(asdict(root)))
-        return Covered(keep=tuple(rules.patterns), left=(*self.never, *self.secrets))
+        rules = Rules(self.for_sandbox(), _convert_lists(asdict(root)))
+        return CoveredRules(keep=tuple(rules.patterns), left=(*self.never, *self.secrets))
 
 
-def _lists(value: Any) -> Any:
+def _convert_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _lists(inner) for key, inner in value.items()}
-    return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _convert_lists(inner) for key, inner in value.items()}
+    return [_convert_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @cache
-def built_in() -> dict[str, Layout]:
+def load_built_in() -> dict[str, Layout]:
     """The layouts that come with the sidecar, by name."""
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
     layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
 
 
-def elsewhere(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
+def list_other_roots(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
     """The roots of the layouts that were not asked for, as the in-sandbox program needs them: to stay out of these."""
     names = {layout.name for layout in asked}
     others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
@@ -225,7 +225,7 @@ def elsewhere(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict
     return [{key: root[key] for key in told if key in root} for roots in others for root in roots]
 
 
-def choose(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
+def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
     """The named layouts, or all of them for none or ``auto``, whatever is beside it. Raise ``UnknownLayout``."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:

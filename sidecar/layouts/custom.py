@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import BadConfig
-from sidecar.inside.rules import Rules, alternatives
-from sidecar.layouts import AUTO, Layout, built_in
-from sidecar.sections import shown
+from sidecar.inside.rules import Rules, expand_braces
+from sidecar.layouts import AUTO, Layout, load_built_in
+from sidecar.sections import format_setting
 
 At = tuple[str | int, ...]
 
 _WORD = re.compile(r"\{(\w+)\}")
 
 
-def custom(tables: Any) -> dict[str, Layout]:
+def read_custom_layouts(tables: Any) -> dict[str, Layout]:
     """The layouts under ``[layouts]``. Raise ``BadConfig`` naming the first that is wrong, how and where."""
     if not isinstance(tables, Mapping):
         raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
@@ -30,9 +30,9 @@ def custom(tables: Any) -> dict[str, Layout]:
             raise BadConfig("[layouts.auto]: auto stands for whatever is there.", at=("layouts", name))
         if not isinstance(table, Mapping):
             raise BadConfig(f"[layouts] {name} must be a table.", hint=f"Write [layouts.{name}].", at=("layouts", name))
-        extends = "roots" not in table and (name in built_in() or set(table) == {"options"})
-        layouts[name] = _extended(name, table) if extends else _new(name, table)
-    _check_roots({**built_in(), **layouts})
+        extends = "roots" not in table and (name in load_built_in() or set(table) == {"options"})
+        layouts[name] = _extend_layout(name, table) if extends else _read_new_layout(name, table)
+    _check_roots({**load_built_in(), **layouts})
     return layouts
 
 
@@ -45,51 +45,55 @@ def check_required(layout: Layout, required: Iterable[str], at: At) -> None:
         return any(rules.allows(way.rstrip("/"), way.endswith("/")) for rules in all_rules)
 
     for pattern in required:
-        ways = [way for way in alternatives(pattern) if _relative(way)]
+        ways = [way for way in expand_braces(pattern) if _is_relative(way)]
         if not any("*" in way or "?" in way or is_kept(way) for way in ways):
             hint = "Write it as the layout's patterns are, from the root on: see `memory-sidecar layouts " + layout.name
-            raise BadConfig(f"{shown(at)}: {pattern!r} is no path that this layout keeps.", hint=hint + "`.", at=at)
+            raise BadConfig(
+                f"{format_setting(at)}: {pattern!r} is no path that this layout keeps.", hint=hint + "`.", at=at
+            )
 
 
-def _extended(name: str, table: Mapping[str, Any]) -> Layout:
+def _extend_layout(name: str, table: Mapping[str, Any]) -> Layout:
     """A layout that comes along, with some options switched on and whatever else the table adds to it: to lists more
     entries, to tables more keys."""
-    options, layout = table.get("options", []), built_in().get(name)
+    options, layout = table.get("options", []), load_built_in().get(name)
     at: At = ("layouts", name, "options")
     if layout is None:
-        raise _unknown(f"[layouts.{name}] switches on options, but no layout", name, built_in(), ("layouts", name))
+        raise _make_unknown_error(
+            f"[layouts.{name}] switches on options, but no layout", name, load_built_in(), ("layouts", name)
+        )
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise BadConfig(f"[layouts.{name}] options must be a list of names.", at=at)
     for option in options:
         if option not in layout.options:
-            raise _unknown(f"[layouts.{name}] has no option", option, layout.options, at)
+            raise _make_unknown_error(f"[layouts.{name}] has no option", option, layout.options, at)
     written = {key: value for key, value in table.items() if key != "options"}
     if written:
-        _read(name, {"roots": [], "keep": [], **written}, written)  # what is wrong is wrong in what was written
-        layout = _sound(msgspec.convert(_added(msgspec.to_builtins(layout), written), Layout, strict=True))
+        _parse_layout(name, {"roots": [], "keep": [], **written}, written)  # what is wrong is wrong in what was written
+        layout = _check_layout(msgspec.convert(_merge_value(msgspec.to_builtins(layout), written), Layout, strict=True))
     return layout.with_options(dict.fromkeys(options))
 
 
-def _added(value: Any, more: Any) -> Any:
+def _merge_value(value: Any, more: Any) -> Any:
     """A list with more entries, a table with more keys; anything else is replaced."""
     if isinstance(value, list | tuple) and isinstance(more, list):
         return [*value, *(entry for entry in more if entry not in value)]
     if isinstance(value, Mapping) and isinstance(more, Mapping):
-        return {**value, **{key: _added(value.get(key), entry) for key, entry in more.items()}}
+        return {**value, **{key: _merge_value(value.get(key), entry) for key, entry in more.items()}}
     return more
 
 
-def _new(name: str, table: Mapping[str, Any]) -> Layout:
-    return _sound(_read(name, table, table))
+def _read_new_layout(name: str, table: Mapping[str, Any]) -> Layout:
+    return _check_layout(_parse_layout(name, table, table))
 
 
-def _read(name: str, table: Mapping[str, Any], written: Mapping[str, Any]) -> Layout:
+def _parse_layout(name: str, table: Mapping[str, Any], written: Mapping[str, Any]) -> Layout:
     """A table as a layout. Raise ``BadConfig`` for what was ``written`` and cannot be."""
     at = ("layouts", name)
     known = {entry.name for entry in fields(Layout)} - {"name", "chosen"}
     for key in written:
         if key not in known:
-            raise _unknown(f"[layouts.{name}] has an unknown key", key, known, (*at, key))
+            raise _make_unknown_error(f"[layouts.{name}] has an unknown key", key, known, (*at, key))
     try:
         layout = msgspec.convert({**table, "name": name}, Layout, strict=True)
     except msgspec.ValidationError as problem:
@@ -106,26 +110,26 @@ def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
     if isinstance(written, Mapping):
         for key, value in written.items():
             if key not in read:
-                raise _unknown(f"[{where}] has an unknown key", key, read, (*at, key))
+                raise _make_unknown_error(f"[{where}] has an unknown key", key, read, (*at, key))
             _check_keys(f"{where}.{key}", value, read[key], (*at, key))
     elif isinstance(written, list):
         for number, (value, each) in enumerate(zip(written, read, strict=True)):
             _check_keys(where, value, each, (*at, number))
 
 
-def _unknown(what: str, name: str, known: Any, at: At) -> BadConfig:
+def _make_unknown_error(what: str, name: str, known: Any, at: At) -> BadConfig:
     near = difflib.get_close_matches(name, known, 1)
     return BadConfig(f"{what} {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "", at=at)
 
 
-def _sound(layout: Layout) -> Layout:
-    for at, wrong in _faults(layout):
+def _check_layout(layout: Layout) -> Layout:
+    for at, wrong in _find_faults(layout):
         raise BadConfig(f"[layouts.{layout.name}] {wrong}", at=("layouts", layout.name, *at))
     check_required(layout, layout.required, ("layouts", layout.name, "required"))
     return layout
 
 
-def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
+def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
     """What is wrong with a layout, each with where in its table that is."""
     for number, root in enumerate(layout.roots):
         place, plain = ("roots", number), root.name.replace("-", "")
@@ -142,7 +146,7 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
                 yield (*place, "settings"), f"{setting!r} is not written as ~/FILE:key."
         for key, names in (("keep", root.keep), ("markers", root.markers)):
             for pattern in names:
-                if not _relative(pattern):
+                if not _is_relative(pattern):
                     yield (*place, key), f"{pattern!r} is not a pattern relative to the root."
         if ".." in root.below.split("/") or root.below.startswith("/"):
             yield (*place, "below"), f"root {root.name!r}: below must stay below."
@@ -151,7 +155,7 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
     tied = ("never", "secrets", "careful")  # a slash before these ties them to the root
     for key in ("keep", "databases", "rotating", "yields", *tied):
         for pattern in getattr(layout, key):
-            if not _relative(pattern.removeprefix("/") if key in tied else pattern):
+            if not _is_relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."
     for pattern in layout.rotating:
         if others := [word for word in _WORD.findall(pattern) if word != "date"]:
@@ -164,7 +168,7 @@ def _faults(layout: Layout) -> Iterator[tuple[At, str]]:
                 yield at, f"{pattern!r}: '{{{word}}}' must be a word that does not begin with a digit."
 
 
-def _relative(pattern: str) -> bool:
+def _is_relative(pattern: str) -> bool:
     return bool(pattern) and not pattern.startswith("/") and ".." not in pattern.split("/")
 
 

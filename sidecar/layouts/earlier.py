@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from sidecar.layouts import Covered
+from sidecar.layouts import CoveredRules
 
 # fmt: off
-_CLAUDE_CODE = Covered(
+_CLAUDE_CODE = CoveredRules(
     keep=(
         "projects/*/memory/**", "projects/*/*.jsonl", "projects/*/????????-????-????-????-????????????/**",
         "todos/**", "tasks/**", "plans/**", "CLAUDE.md", "history.jsonl",
@@ -21,7 +21,7 @@ _CLAUDE_CODE = Covered(
         "*.tmp.*", ".credentials.json", ".claude.json", ".claude.json.*", ".env",
     ),
 )
-_CLAUDE_MEM = Covered(
+_CLAUDE_MEM = CoveredRules(
     keep=(
         "corpora/**", "modes/**", "transcript-watch.json", ".cleanup-v*-applied", ".cwd-remap-applied-v*",
         "settings.json", "claude-mem.db", "chroma/**", "chroma-sync-state.json",
@@ -35,7 +35,7 @@ _CLAUDE_MEM = Covered(
         "/transcript-watch-state.json", ".env", "/oauth-*",
     ),
 )
-_CODEX = Covered(
+_CODEX = CoveredRules(
     keep=(
         "sessions/**", "archived_sessions/**", "session_index.jsonl", "memories/**", "state_*.sqlite",
         "thread_history_*.sqlite", "memories_*.sqlite", "goals_*.sqlite",
@@ -46,7 +46,7 @@ _CODEX = Covered(
         "/config.toml", "/history.jsonl", ".credentials.json", ".env",
     ),
 )
-_CODYMASTER = Covered(
+_CODYMASTER = CoveredRules(
     keep=(
         "CONTINUITY.md", "config.yaml", "memory/*.json", "context-bus.json", "skeleton.md",
         "architecture.mmd", "cm-tasks.json", "kanban.json", "profile.json", "context.db",
@@ -56,7 +56,7 @@ _CODYMASTER = Covered(
         ".env.*",
     ),
 )
-_OPENCODE = Covered(
+_OPENCODE = CoveredRules(
     keep=(
         "storage/**", "project/**", "opencode*.db",
     ),
@@ -65,7 +65,7 @@ _OPENCODE = Covered(
         "account.json", "mcp-auth.json", ".env",
     ),
 )
-_PAI = Covered(
+_PAI = CoveredRules(
     keep=(
         "{WORK,LEARNING,RESEARCH,RELATIONSHIP,WISDOM,PAISYSTEMUPDATES}/**", "STATE/current-work*.json",
         "STATE/progress/**", "RAW/**", "SECURITY/**",
@@ -75,7 +75,7 @@ _PAI = Covered(
         ".env.*",
     ),
 )
-_THREE_TIER = Covered(
+_THREE_TIER = CoveredRules(
     keep=(
         "SESSION-STATE.md", "MEMORY.md", "memory/**", "tasks/todo.md", "tasks/lessons.md",
     ),

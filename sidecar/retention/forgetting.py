@@ -12,11 +12,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
-from sidecar.ids import Keys, snapshot_time
+from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.repository import HeadState, Repository, Survey
-from sidecar.retention.pins import automatic_pins, drop_automatic_pins
-from sidecar.retention.planning import Plan, Policy, needed_by, only_needed_by, plan, plan_store
-from sidecar.retention.rules import KeepLabelled, Snapshot
+from sidecar.retention.pins import drop_automatic_pins, list_automatic_pins
+from sidecar.retention.planning import (
+    Plan,
+    RetentionPolicy,
+    count_exclusive_bytes,
+    count_needed_bytes,
+    plan_memory,
+    plan_store,
+)
+from sidecar.retention.rules import KeepLabelled, SnapshotFacts
 from sidecar.retention.settings import Retention
 from sidecar.snapshots.collect import Collected, collect
 from sidecar.snapshots.manifest import LONGEST_HISTORY, Manifest
@@ -55,7 +62,7 @@ class Forgot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _MemoryState:
     """A memory as it was read, and what the rules say of it."""
 
     manifests: Manifests
@@ -69,8 +76,8 @@ class _Read:
 
 async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
     """Apply the rules to one memory, and collect."""
-    read = await _read(repository, memory, retention.policy_for(memory))
-    return await _do(repository, memory, read, read.plan, retention, dry_run)
+    read = await _read_memory(repository, memory, retention.build_policy_for(memory))
+    return await _apply_plan(repository, memory, read, read.plan, retention, dry_run)
 
 
 async def forget_all(
@@ -81,19 +88,20 @@ async def forget_all(
     Return what was done to each, and by how much what has to stay is more than the limit.
     """
     reads = {
-        memory: await _read(repository, memory, retention.policy_for(memory)) for memory in await repository.memories()
+        memory: await _read_memory(repository, memory, retention.build_policy_for(memory))
+        for memory in await repository.memories()
     }
     # Where something cannot be read, nobody knows which packs it needs: there the limit takes nothing, and all of it counts.
     loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
     plans, over = plan_store(loose, retention.store_bytes, sum(read.bytes for read in reads.values() if read.problem))
     done = [
-        await _do(repository, memory, read, plans.get(memory, read.plan), retention, dry_run)
+        await _apply_plan(repository, memory, read, plans.get(memory, read.plan), retention, dry_run)
         for memory, read in reads.items()
     ]
     return done, over
 
 
-async def forget_lightly(repository: Repository, memory: str, policy: Policy) -> tuple[int, int]:
+async def forget_lightly(repository: Repository, memory: str, policy: RetentionPolicy) -> tuple[int, int]:
     """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing.
 
     Return how many went, and by how many bytes what stays is over the policy's limit.
@@ -101,23 +109,23 @@ async def forget_lightly(repository: Repository, memory: str, policy: Policy) ->
     state, survey = await repository.head(memory), await repository.survey(memory)
     if state.head is None:
         return 0, 0
-    keys, now = Keys.of(memory), datetime.now(UTC)
-    over = policy.most_bytes and _stored(survey, keys) > policy.most_bytes
-    wanted = {snapshot for snapshot in survey.snapshots if over or _to_be_read(snapshot, state)}
+    keys, now = MemoryKeys.of(memory), datetime.now(UTC)
+    over = policy.most_bytes and _count_stored_bytes(survey, keys) > policy.most_bytes
+    wanted = {snapshot for snapshot in survey.snapshots if over or _needs_manifest(snapshot, state)}
     manifests = await repository.manifests(memory, wanted)
     if not over:
         # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
-        first = plan(_rows(survey, state, manifests, keys), Policy(policy.rules), now)
+        first = plan_memory(_build_rows(survey, state, manifests, keys), RetentionPolicy(policy.rules), now)
         more = {row.id for row in first.forgotten} - wanted
         manifests |= await repository.manifests(memory, more)
         wanted |= more
-    rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
-    decided = plan(rows, policy if over else Policy(policy.rules, policy.labelled), now)
+    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
+    decided = plan_memory(rows, policy if over else RetentionPolicy(policy.rules, policy.labelled), now)
     return await _remove(repository, memory, [row.id for row in decided.forgotten], manifests), decided.over_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RoomPlan:
     """What a memory would need without some of its snapshots; none of them has gone yet."""
 
     memory: str
@@ -136,33 +144,37 @@ class Room:
         return await _remove(repository, self.memory, self.going, self.manifests)
 
 
-async def find_room(
-    repository: Repository, memory: str, coming: Snapshot, most: int, keep: Collection[str], labelled: KeepLabelled
-) -> Room:
+async def plan_room(
+    repository: Repository, memory: str, coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> RoomPlan:
     """Plan which of the oldest snapshots of a memory may go, so that with the one that is ``coming`` it needs no more than
     ``most`` bytes; but for what is pinned or labelled to stay, those to ``keep`` and the head, unless that is ``coming``.
     One that comes beside the head takes no ordinary one's place.
     """
-    read = await _read(repository, memory, Policy())
+    read = await _read_memory(repository, memory, RetentionPolicy())
     if read.problem:
-        return Room(memory, read.bytes + read.beside + needed_by([coming]))
+        return RoomPlan(memory, read.bytes + read.beside + count_needed_bytes([coming]))
     most = max(1, most - read.beside)
     rows = [decision.snapshot for decision in read.plan.decisions]
-    kept, going = _room_among(rows, coming, most, keep, labelled)
+    kept, going = _choose_to_go(rows, coming, most, keep, labelled)
     unpinned: set[str] = set()
-    if needed_by(kept) > most and any(row.pinned for row in rows):
+    if count_needed_bytes(kept) > most and any(row.pinned for row in rows):
         # Rather these than that nothing can be saved any more.
-        unpinned = set(await automatic_pins(repository, memory))
+        unpinned = set(await list_automatic_pins(repository, memory))
         rows = [replace(row, pinned=row.pinned and row.id not in unpinned) for row in rows]
-        kept, going = _room_among(rows, coming, most, keep, labelled)
-    return Room(
-        memory, needed_by(kept) + read.beside, tuple(going), read.manifests, tuple(unpinned.intersection(going))
+        kept, going = _choose_to_go(rows, coming, most, keep, labelled)
+    return RoomPlan(
+        memory,
+        count_needed_bytes(kept) + read.beside,
+        tuple(going),
+        read.manifests,
+        tuple(unpinned.intersection(going)),
     )
 
 
-def _room_among(
-    rows: Sequence[Snapshot], coming: Snapshot, most: int, keep: Collection[str], labelled: KeepLabelled
-) -> tuple[list[Snapshot], list[str]]:
+def _choose_to_go(
+    rows: Sequence[SnapshotFacts], coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> tuple[list[SnapshotFacts], list[str]]:
     """What would stay beside ``coming``, and the ids of what would go."""
     rows = [
         replace(
@@ -172,46 +184,46 @@ def _room_among(
         )
         for row in rows
     ]
-    decided = plan([replace(coming, pinned=True), *rows], Policy((), labelled, most), datetime.now(UTC))
+    decided = plan_memory([replace(coming, pinned=True), *rows], RetentionPolicy((), labelled, most), datetime.now(UTC))
     kept, going = decided.kept, []
     for row in decided.forgotten:  # newest first: what went before the packs did that made room may stay after all
-        if needed_by([*kept, row]) <= most:
+        if count_needed_bytes([*kept, row]) <= most:
             kept.append(row)
         else:
             going.append(row.id)
     return kept, going
 
 
-async def _read(repository: Repository, memory: str, policy: Policy) -> _Read:
-    keys, state = Keys.of(memory), await repository.head(memory)
+async def _read_memory(repository: Repository, memory: str, policy: RetentionPolicy) -> _MemoryState:
+    keys, state = MemoryKeys.of(memory), await repository.head(memory)
     survey = await repository.survey(memory)
     manifests = await repository.manifests(memory, survey.snapshots)
-    rows = [row for row in _rows(survey, state, manifests, keys) if row.id in manifests]
+    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests]
     problem = "A manifest cannot be read, so no pack is collected." if any(row.problem for row in rows) else ""
     if state.problem:
-        policy, problem = Policy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
-    stored = _stored(survey, keys)
+        policy, problem = RetentionPolicy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
+    stored = _count_stored_bytes(survey, keys)
     beside = sum(survey.sizes.values()) - stored
-    return _Read(manifests, plan(rows, policy, datetime.now(UTC)), problem, stored, beside)
+    return _MemoryState(manifests, plan_memory(rows, policy, datetime.now(UTC)), problem, stored, beside)
 
 
-def _stored(survey: Survey, keys: Keys) -> int:
+def _count_stored_bytes(survey: Survey, keys: MemoryKeys) -> int:
     return sum(size for key, size in survey.sizes.items() if key.startswith((keys.packs, keys.snapshots)))
 
 
-def _rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Keys) -> list[Snapshot]:
+def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: MemoryKeys) -> list[SnapshotFacts]:
     """What the rules look at; of a manifest that was not read, only what the listing and the head say."""
     rows = []
     for snapshot in survey.snapshots:
         manifest = manifests.get(snapshot)
         whole = manifest if isinstance(manifest, Manifest) else None
-        ordinary = (state.head is not None and state.head.was(snapshot)) or (
-            _beyond(snapshot, state) and not (whole and whole.rejected)
+        ordinary = (state.head is not None and state.head.was_head(snapshot)) or (
+            _is_beyond_history(snapshot, state) and not (whole and whole.rejected)
         )
         rows.append(
-            Snapshot(
+            SnapshotFacts(
                 id=snapshot,
-                time=whole.time if whole else snapshot_time(snapshot),
+                time=whole.time if whole else parse_snapshot_time(snapshot),
                 label=whole.label if whole else "",
                 pinned=snapshot in survey.pinned,
                 is_head=snapshot == state.snapshot,
@@ -224,20 +236,20 @@ def _rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Keys) ->
     return rows
 
 
-def _beyond(snapshot: str, state: HeadState) -> bool:
+def _is_beyond_history(snapshot: str, state: HeadState) -> bool:
     """Whether it is older than all that the head remembers to have been the head."""
     return (
         state.head is not None and len(state.head.history) >= LONGEST_HISTORY and snapshot < state.head.history[-1][0]
     )
 
 
-def _to_be_read(snapshot: str, state: HeadState) -> bool:
+def _needs_manifest(snapshot: str, state: HeadState) -> bool:
     """Whether only its manifest tells what the rules need to know: of one that stays, too, as it may take another's place."""
-    return _beyond(snapshot, state) or (state.head is not None and state.head.ahead(snapshot))
+    return _is_beyond_history(snapshot, state) or (state.head is not None and state.head.ahead(snapshot))
 
 
-async def _do(
-    repository: Repository, memory: str, read: _Read, decided: Plan, retention: Retention, dry_run: bool
+async def _apply_plan(
+    repository: Repository, memory: str, read: _MemoryState, decided: Plan, retention: Retention, dry_run: bool
 ) -> Forgot:
     going = [row.id for row in decided.forgotten]
     if not dry_run:
@@ -245,7 +257,7 @@ async def _do(
     collected = await collect(
         repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds, dry_run=dry_run
     )
-    sizes = only_needed_by(decision.snapshot for decision in decided.decisions)
+    sizes = count_exclusive_bytes(decision.snapshot for decision in decided.decisions)
     return Forgot(
         memory=memory,
         kept=len(decided.kept),
@@ -270,15 +282,15 @@ async def _do(
 
 async def _remove(repository: Repository, memory: str, going: Iterable[str], manifests: Manifests) -> int:
     """Remove the manifests of snapshots, but for the head and what is pinned, as of now. Return how many went."""
-    keys = Keys.of(memory)
+    keys = MemoryKeys.of(memory)
     ids = [snapshot for snapshot in going if isinstance(manifests.get(snapshot), Manifest)]
     if not ids:
         return 0
     await repository.store.prepare()
-    safe = await _untouchable(repository, memory)
+    safe = await _list_untouchable(repository, memory)
     ids = [snapshot for snapshot in ids if snapshot not in safe]
     await repository.store.delete(keys.snapshot(snapshot) for snapshot in ids)
-    back = set(ids) & await _untouchable(repository, memory)
+    back = set(ids) & await _list_untouchable(repository, memory)
     for snapshot in back:
         manifest = manifests[snapshot]
         if isinstance(manifest, Manifest):
@@ -287,7 +299,7 @@ async def _remove(repository: Repository, memory: str, going: Iterable[str], man
     return len(ids) - len(back)
 
 
-async def _untouchable(repository: Repository, memory: str) -> set[str]:
+async def _list_untouchable(repository: Repository, memory: str) -> set[str]:
     """The head and the pins. Raise ``StoreError`` when the head cannot be told."""
     state = await repository.head(memory)
     if state.problem:

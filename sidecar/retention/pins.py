@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from sidecar.errors import HeadMoved
-from sidecar.ids import Keys, check_memory_id
-from sidecar.ports import Stored
+from sidecar.errors import SwapLost
+from sidecar.ids import MemoryKeys, check_memory_id
+from sidecar.ports import StoredObject
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.resolving import resolve
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.snapshots.resolving import resolve_snapshot
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 FORMAT = 1
 MOST_AUTOMATIC = 5
@@ -35,7 +35,7 @@ class AutomaticPin:
     """What the guards had to say of the snapshot that took its place."""
 
     def encode(self) -> bytes:
-        return seal({"format": FORMAT, "automatic": asdict(self)})
+        return encode_checksummed({"format": FORMAT, "automatic": asdict(self)})
 
     @property
     def words(self) -> str:
@@ -47,11 +47,11 @@ async def pin(repository: Repository, memory: str, wanted: str) -> str:
 
     One that cannot be read can be pinned too: it stays in any case, and the pin is there when it has been mended.
     """
-    snapshot = await resolve(repository, check_memory_id(memory), wanted)
+    snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
     manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
     await repository.store.prepare()
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    await repository.store.put(Keys.of(memory).pin(snapshot), since.encode())
+    await repository.store.put(MemoryKeys.of(memory).pin(snapshot), since.encode())
     if isinstance(manifest, Manifest):
         await repository.keep(manifest)
     return snapshot
@@ -59,15 +59,15 @@ async def pin(repository: Repository, memory: str, wanted: str) -> str:
 
 async def unpin(repository: Repository, memory: str, wanted: str) -> str:
     """Leave a snapshot to the rules again; return its id. One that is not pinned is fine."""
-    snapshot = await resolve(repository, check_memory_id(memory), wanted)
-    await repository.store.delete([Keys.of(memory).pin(snapshot)])
+    snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
+    await repository.store.delete([MemoryKeys.of(memory).pin(snapshot)])
     return snapshot
 
 
-async def automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
+async def list_automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
     """The snapshots that were pinned automatically, newest pin first."""
-    keys = {Keys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
-    pins = {keys[key]: _automatic(stored) for key, stored in (await repository.small_objects(keys)).items()}
+    keys = {MemoryKeys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
+    pins = {keys[key]: _parse_automatic(stored) for key, stored in (await repository.read_small_objects(keys)).items()}
     found = {snapshot: pin for snapshot, pin in pins.items() if pin is not None}
     return dict(sorted(found.items(), key=lambda one: (one[1].since, one[0]), reverse=True))
 
@@ -83,8 +83,8 @@ async def pin_automatically(repository: Repository, memory: str, snapshot: str, 
     since = datetime.now(UTC).isoformat(timespec="milliseconds")
     pin = AutomaticPin(since=since, replaced_by=replaced_by, why=why)
     try:
-        await repository.store.swap(Keys.of(memory).pin(snapshot), pin.encode(), expected=None)
-    except HeadMoved:
+        await repository.store.swap(MemoryKeys.of(memory).pin(snapshot), pin.encode(), expected=None)
+    except SwapLost:
         return False
     await repository.keep(manifest)
     return True
@@ -93,18 +93,18 @@ async def pin_automatically(repository: Repository, memory: str, snapshot: str, 
 async def drop_automatic_pins(repository: Repository, memory: str, snapshots: list[str] | None = None) -> None:
     """Remove the automatic pins of these snapshots; by default, of all but the newest few. A person's pin stays."""
     if snapshots is None:
-        snapshots = list(await automatic_pins(repository, memory))[MOST_AUTOMATIC:]
+        snapshots = list(await list_automatic_pins(repository, memory))[MOST_AUTOMATIC:]
     for snapshot in snapshots:
-        key = Keys.of(memory).pin(snapshot)
+        key = MemoryKeys.of(memory).pin(snapshot)
         # Read again: a person may have made it theirs.
-        stored = (await repository.small_objects([key])).get(key)
-        if stored is not None and _automatic(stored) is not None:
+        stored = (await repository.read_small_objects([key])).get(key)
+        if stored is not None and _parse_automatic(stored) is not None:
             await repository.store.delete([key])
 
 
-def _automatic(stored: Stored) -> AutomaticPin | None:
+def _parse_automatic(stored: StoredObject) -> AutomaticPin | None:
     """What an automatic pin says; ``None`` for a person's, which holds a time, and for what cannot be read."""
     try:
-        return msgspec.convert(unseal(stored.data).get("automatic"), AutomaticPin, strict=True)
+        return msgspec.convert(decode_checksummed(stored.data).get("automatic"), AutomaticPin, strict=True)
     except (ValueError, msgspec.ValidationError):
         return None

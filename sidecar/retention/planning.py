@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from sidecar.retention.rules import KeepLabelled, Rule, Snapshot
+from sidecar.retention.rules import KeepLabelled, Rule, SnapshotFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetentionPolicy:
     rules: tuple[Rule, ...] = ()
     labelled: KeepLabelled = KeepLabelled(())
     """These stay whatever the limits say, as if they were pinned."""
@@ -26,7 +26,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    snapshot: Snapshot
+    snapshot: SnapshotFacts
     keep: bool
     reason: str
     fixed: bool = False
@@ -42,25 +42,25 @@ class Plan:
     """By how much what has to stay is more than the byte limit."""
 
     @property
-    def kept(self) -> list[Snapshot]:
+    def kept(self) -> list[SnapshotFacts]:
         return [decision.snapshot for decision in self.decisions if decision.keep]
 
     @property
-    def forgotten(self) -> list[Snapshot]:
+    def forgotten(self) -> list[SnapshotFacts]:
         return [decision.snapshot for decision in self.decisions if not decision.keep]
 
 
-def plan(snapshots: Sequence[Snapshot], policy: Policy, now: datetime) -> Plan:
+def plan_memory(snapshots: Sequence[SnapshotFacts], policy: RetentionPolicy, now: datetime) -> Plan:
     """Decide on the snapshots of one memory, given newest first."""
     by_rule: dict[str, str] = {}
     for rule in policy.rules:
         for id, why in rule.kept(snapshots, now).items():
             by_rule.setdefault(id, why)
     labelled = policy.labelled.kept(snapshots, now)
-    instead = _instead_of_head(snapshots)
+    instead = _choose_head_substitute(snapshots)
     decisions = []
     for snapshot in snapshots:
-        if fixed := _fixed(snapshot, instead) or labelled.get(snapshot.id, ""):
+        if fixed := _find_fixed_reason(snapshot, instead) or labelled.get(snapshot.id, ""):
             decisions.append(Decision(snapshot, True, fixed, fixed=True))
         elif not policy.rules:
             decisions.append(Decision(snapshot, True, "default (no rules)"))
@@ -70,7 +70,7 @@ def plan(snapshots: Sequence[Snapshot], policy: Policy, now: datetime) -> Plan:
             decisions.append(Decision(snapshot, False, "no rule keeps it"))
     if not policy.most_bytes:
         return Plan(tuple(decisions))
-    (limited,), over = _limit([decisions], policy.most_bytes, f"over {policy.most_bytes:,} bytes in this memory")
+    (limited,), over = _apply_limit([decisions], policy.most_bytes, f"over {policy.most_bytes:,} bytes in this memory")
     return Plan(limited, over)
 
 
@@ -81,20 +81,20 @@ def plan_store(plans: Mapping[str, Plan], most_bytes: int, apart: int = 0) -> tu
     """
     if not most_bytes:
         return dict(plans), 0
-    limited, over = _limit(
+    limited, over = _apply_limit(
         [one.decisions for one in plans.values()], most_bytes - apart, f"over {most_bytes:,} bytes in the store"
     )
     return {name: replace(plans[name], decisions=rows) for name, rows in zip(plans, limited, strict=True)}, over
 
 
-def needed_by(snapshots: Iterable[Snapshot]) -> int:
+def count_needed_bytes(snapshots: Iterable[SnapshotFacts]) -> int:
     """The bytes that snapshots need together."""
     rows = list(snapshots)
     packs = {pack: size for snapshot in rows for pack, size in snapshot.packs.items()}
     return sum(snapshot.bytes for snapshot in rows) + sum(packs.values())
 
 
-def only_needed_by(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+def count_exclusive_bytes(snapshots: Iterable[SnapshotFacts]) -> dict[str, int]:
     """For each snapshot the bytes that no other one needs."""
     rows = list(snapshots)
     uses = Counter(pack for snapshot in rows for pack in snapshot.packs)
@@ -104,7 +104,7 @@ def only_needed_by(snapshots: Iterable[Snapshot]) -> dict[str, int]:
     }
 
 
-def _fixed(snapshot: Snapshot, instead: str) -> str:
+def _find_fixed_reason(snapshot: SnapshotFacts, instead: str) -> str:
     if snapshot.is_head:
         return "head"
     if snapshot.pinned:
@@ -114,7 +114,7 @@ def _fixed(snapshot: Snapshot, instead: str) -> str:
     return "fallback for the head" if snapshot.id == instead else ""
 
 
-def _instead_of_head(snapshots: Sequence[Snapshot]) -> str:
+def _choose_head_substitute(snapshots: Sequence[SnapshotFacts]) -> str:
     """The snapshot that a restore takes when there is no head or it is damaged: rather one that was the head than not."""
     if any(snapshot.is_head and not snapshot.beside and not snapshot.problem for snapshot in snapshots):
         return ""
@@ -122,7 +122,9 @@ def _instead_of_head(snapshots: Sequence[Snapshot]) -> str:
     return next((snapshot.id for snapshot in good if not snapshot.beside), good[0].id if good else "")
 
 
-def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tuple[list[tuple[Decision, ...]], int]:
+def _apply_limit(
+    memories: Sequence[Sequence[Decision]], most: int, reason: str
+) -> tuple[list[tuple[Decision, ...]], int]:
     """Let kept snapshots go until what the others need fits: the oldest of all first, those that free no pack last."""
     uses: Counter[tuple[int, str]] = Counter()
     total = 0
@@ -131,7 +133,7 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
             total += snapshot.bytes + sum(size for pack, size in snapshot.packs.items() if not uses[number, pack])
             uses.update((number, pack) for pack in snapshot.packs)
     gone: set[tuple[int, str]] = set()
-    for snapshot, number in _loose(memories, freeing=True):
+    for snapshot, number in _list_removable(memories, freeing=True):
         if total <= most:
             break
         gone.add((number, snapshot.id))
@@ -139,7 +141,7 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
         for pack, size in snapshot.packs.items():
             uses[number, pack] -= 1
             total -= size if not uses[number, pack] else 0
-    light = _loose(memories, freeing=False)
+    light = _list_removable(memories, freeing=False)
     if total - sum(snapshot.bytes for snapshot, _ in light) <= most:
         for snapshot, number in light:
             if total <= most:
@@ -156,7 +158,7 @@ def _limit(memories: Sequence[Sequence[Decision]], most: int, reason: str) -> tu
     return limited, max(0, total - most)
 
 
-def _loose(memories: Sequence[Sequence[Decision]], *, freeing: bool) -> list[tuple[Snapshot, int]]:
+def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) -> list[tuple[SnapshotFacts, int]]:
     """What a byte limit may take, with the number of its memory, oldest first: where that can free packs, or where not."""
     loose = []
     for number, decisions in enumerate(memories):

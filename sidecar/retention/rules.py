@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from sidecar.ids import snapshot_time
+from sidecar.ids import parse_snapshot_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SnapshotFacts:
     """What rules look at."""
 
     id: str
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 class Rule(Protocol):
-    def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
         """Given the snapshots of a memory, newest first: the ids of those it keeps, each with the reason."""
         ...
 
@@ -48,7 +48,7 @@ class KeepLast:
 
     count: int
 
-    def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
         kept, newer = {}, 0
         for snapshot in snapshots:
             if newer < self.count:
@@ -64,13 +64,17 @@ class KeepWithin:
     age: timedelta
     text: str
 
-    def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
-        return {snapshot.id: f"within {self.text}" for snapshot in snapshots if now - _made(snapshot, now) <= self.age}
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        return {
+            snapshot.id: f"within {self.text}"
+            for snapshot in snapshots
+            if now - _find_creation_time(snapshot, now) <= self.age
+        }
 
 
-def _made(snapshot: Snapshot, now: datetime) -> datetime:
+def _find_creation_time(snapshot: SnapshotFacts, now: datetime) -> datetime:
     """By its id, so that a clock which fell back makes nothing old; unless the id goes on from one that was ahead."""
-    by_id = snapshot_time(snapshot.id)
+    by_id = parse_snapshot_time(snapshot.id)
     return by_id if by_id <= now else snapshot.time
 
 
@@ -81,7 +85,7 @@ class KeepPeriods:
     name: str
     count: int
 
-    def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
         period_of = PERIODS[self.name]
         kept: dict[str, str] = {}
         seen: set[tuple[int, ...]] = set()
@@ -100,7 +104,7 @@ class KeepLabelled:
 
     patterns: tuple[str, ...]
 
-    def kept(self, snapshots: Sequence[Snapshot], now: datetime) -> dict[str, str]:
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
         return {
             snapshot.id: f"labelled {pattern}"
             for snapshot in snapshots

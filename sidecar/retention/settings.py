@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sidecar.errors import BadConfig
-from sidecar.patterns import check_reached, fitting
-from sidecar.retention.planning import Policy
+from sidecar.patterns import check_reachable, find_table
+from sidecar.retention.planning import RetentionPolicy
 from sidecar.retention.rules import PERIODS, KeepLabelled, KeepLast, KeepPeriods, KeepWithin, Rule
 
 SAFE_PART = 0.5
@@ -23,7 +23,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 
-def duration(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """How long ``30d``, ``12h`` or ``1d12h`` is. Raise ``ValueError`` saying how to write it."""
     compact = text.strip()
     if not compact or _DURATION.sub("", compact).strip():
@@ -35,7 +35,7 @@ def duration(text: str) -> timedelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class RetentionRules:
     """Which snapshots of a memory to keep: those that any of these rules keeps."""
 
     keep_last: int = 0
@@ -57,17 +57,17 @@ class Rules:
     memory_bytes: int = 0
     """The most bytes a memory's snapshots may need together; the oldest go first. 0: no limit."""
 
-    def policy(self) -> Policy:
+    def policy(self) -> RetentionPolicy:
         rules: list[Rule] = [KeepLast(self.keep_last)] if self.keep_last else []
         if self.keep_within:
-            rules.append(KeepWithin(duration(self.keep_within), self.keep_within))
+            rules.append(KeepWithin(parse_duration(self.keep_within), self.keep_within))
         counts = {name: int(getattr(self, name)) for name in PERIODS}
         rules += [KeepPeriods(name, count) for name, count in counts.items() if count]
-        return Policy(tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes)
+        return RetentionPolicy(tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention(Rules):
+class Retention(RetentionRules):
     """The rules for all memories, and what concerns the whole store."""
 
     store_bytes: int = 0
@@ -78,31 +78,31 @@ class Retention(Rules):
     """How often a service applies the rules to the whole store."""
     keep_calls: str = "7d"
     """How long the answers to calls with an Idempotency-Key are remembered."""
-    memories: dict[str, Rules] = field(default_factory=dict)
+    memories: dict[str, RetentionRules] = field(default_factory=dict)
     """Other rules for the memories a pattern fits, instead of those above: the first that fits."""
 
-    def policy_for(self, memory: str) -> Policy:
-        return fitting(memory, self.memories, self).policy()
+    def build_policy_for(self, memory: str) -> RetentionPolicy:
+        return find_table(memory, self.memories, self).policy()
 
     @property
     def grace_seconds(self) -> float:
-        return duration(self.grace).total_seconds()
+        return parse_duration(self.grace).total_seconds()
 
     @property
     def calls_seconds(self) -> float:
-        return duration(self.keep_calls).total_seconds()
+        return parse_duration(self.keep_calls).total_seconds()
 
 
-def check(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
+def check_retention(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
     """Raise ``BadConfig`` for what cannot be meant, naming the key and what to write.
 
     ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
     """
-    check_reached(retention.memories, ("retention", "memories"))
+    check_reachable(retention.memories, ("retention", "memories"))
     for pattern, rules in [("", retention), *retention.memories.items()]:
         section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
         at = ("retention", "memories", pattern) if pattern else ("retention",)
-        for key, message, hint in _problems(rules, given.get(pattern, set()), retention.store_bytes):
+        for key, message, hint in _find_problems(rules, given.get(pattern, set()), retention.store_bytes):
             raise BadConfig(f"{section} {message}", hint=hint, at=(*at, key))
     least = command_seconds / SAFE_PART
     if retention.grace_seconds < least:
@@ -111,19 +111,19 @@ def check(retention: Retention, given: dict[str, set[str]], command_seconds: flo
             hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
             at=("retention", "grace"),
         )
-    if duration(retention.every) < timedelta(seconds=1):
+    if parse_duration(retention.every) < timedelta(seconds=1):
         raise BadConfig(
             "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
         )
 
 
-def _problems(rules: Rules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
+def _find_problems(rules: RetentionRules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong with it, and what to write."""
     for key in ("keep_within", "grace", "every", "keep_calls"):
         text = getattr(rules, key, "")
         if text or key in given:
             try:
-                if not duration(text):
+                if not parse_duration(text):
                     yield key, f"{key} = {text!r} is no time at all.", 'Write more, such as "12h" or "30d".'
             except ValueError as problem:
                 yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
-from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, Keys, is_snapshot_id
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, MemoryKeys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.repository import PARALLEL_READS, Repository
 from sidecar.sealing.names import ROOTS
 from sidecar.sealing.passphrase import check_identities
 from sidecar.sealing.signed import MARK, SignedStore
-from sidecar.sealing.store import NOT_OURS, SealedStore, strangers
-from sidecar.snapshots.folders import memories_in
+from sidecar.sealing.store import NOT_OURS, EncryptedStore, find_strangers
+from sidecar.snapshots.folders import list_memories
 from sidecar.snapshots.store_id import read_store_id
 from sidecar.snapshots.witnesses import KEPT
 
@@ -25,13 +25,13 @@ LATE = 8
 
 async def check_memory(repository: Repository, memory: str) -> list[str]:
     """What is wrong with the objects of a memory beside its head, manifests and packs."""
-    keys = Keys.of(memory)
-    listed = [info.key async for info in _unfiltered(repository.store).list(keys.prefix)]
+    keys = MemoryKeys.of(memory)
+    listed = [info.key async for info in _get_unfiltered(repository.store).list(keys.prefix)]
     named = [key[len(keys.snapshots) :].removesuffix(".json") for key in listed if key.startswith(keys.snapshots)]
     others = [key for key in listed if not key.startswith((keys.packs, keys.snapshots))]
     problems = [f"{keys.snapshots}{name}.json is no snapshot's name." for name in named if not is_snapshot_id(name)]
-    problems += await _refused(repository.store, [key for key in others if key not in (keys.head, keys.clock)])
-    return problems + await _copies(repository, memory)
+    problems += await _list_refused(repository.store, [key for key in others if key not in (keys.head, keys.clock)])
+    return problems + await _check_copies(repository, memory)
 
 
 async def check_store(repository: Repository) -> list[str]:
@@ -39,11 +39,11 @@ async def check_store(repository: Repository) -> list[str]:
     store = repository.store
     prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
     below = [info.key for prefix in prefixes async for info in store.list(prefix)]
-    _, nobodys = await memories_in(store)
-    return [*nobodys, *await _store_id(store), *await _refused(store, below)]
+    _, nobodys = await list_memories(store)
+    return [*nobodys, *await _check_store_id(store), *await _list_refused(store, below)]
 
 
-async def _store_id(store: Store) -> list[str]:
+async def _check_store_id(store: Store) -> list[str]:
     try:
         await read_store_id(store)
     except (SnapshotDamaged, KeyNeeded) as problem:
@@ -57,18 +57,18 @@ async def check_keys(repository: Repository) -> list[str]:
     if not isinstance(signed, SignedStore):
         return []
     sealed, problems = signed.inner, []
-    if isinstance(sealed, SealedStore) and (state := await sealed.opening.to_read()) is not None:
+    if isinstance(sealed, EncryptedStore) and (state := await sealed.opening.open_to_read()) is not None:
         inner = sealed.opening.store
         keys = [info.key for root in ROOTS async for info in inner.list(f"{root}/")]
-        problems += [NOT_OURS.format(name=name) for name in sorted(strangers(state, keys))]
+        problems += [NOT_OURS.format(name=name) for name in sorted(find_strangers(state, keys))]
         problems += await sealed.opening.check()
         problems += await check_identities(inner, sealed.opening.passphrases)
     if signed.signs:
-        problems += [f"{problem} The next export writes it anew." for problem in await _mark(repository, signed)]
+        problems += [f"{problem} The next export writes it anew." for problem in await _check_mark(repository, signed)]
     return problems
 
 
-async def _mark(repository: Repository, store: Store) -> list[str]:
+async def _check_mark(repository: Repository, store: Store) -> list[str]:
     try:
         gone = await store.get(MARK) is None and await repository.memories()
     except SnapshotDamaged as problem:
@@ -76,11 +76,11 @@ async def _mark(repository: Repository, store: Store) -> list[str]:
     return [f"{MARK}, which says that this store is signed, is missing."] if gone else []
 
 
-async def _copies(repository: Repository, memory: str) -> list[str]:
+async def _check_copies(repository: Repository, memory: str) -> list[str]:
     """Of the last heads: those that are not there, though older ones are; and those that are there no longer by right."""
     if repository.witnesses is None or (head := (await repository.head(memory)).head) is None:
         return []
-    keys, there = Keys.of(memory), await repository.witnesses.generations(memory)
+    keys, there = MemoryKeys.of(memory), await repository.witnesses.list_generations(memory)
     stale = [generation for generation in there if generation <= head.generation - KEPT - LATE]
     there = there[: len(there) - len(stale)]
     last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there else ()
@@ -97,7 +97,7 @@ async def _copies(repository: Repository, memory: str) -> list[str]:
     ]
 
 
-async def _refused(store: Store, keys: Iterable[str]) -> list[str]:
+async def _list_refused(store: Store, keys: Iterable[str]) -> list[str]:
     """Why objects are not believed, one by one."""
     turns = asyncio.Semaphore(PARALLEL_READS)
 
@@ -112,6 +112,6 @@ async def _refused(store: Store, keys: Iterable[str]) -> list[str]:
     return [*filter(None, await asyncio.gather(*map(refused, keys)))]
 
 
-def _unfiltered(store: Store) -> Store:
+def _get_unfiltered(store: Store) -> Store:
     """What lists also what is not believed."""
     return store.inner if isinstance(store, SignedStore) else store

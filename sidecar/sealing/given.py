@@ -21,7 +21,7 @@ VARIABLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenKeys:
     recipients: tuple[str, ...] = ()
     identities: tuple[str, ...] = field(default=(), repr=False)
     """Each the text of an identity file."""
@@ -41,33 +41,36 @@ class Given:
         return bool(self.signing_key or self.trusted)
 
 
-def given(encryption: Encryption, signing: Signing) -> Given:
+def read_given_keys(encryption: Encryption, signing: Signing) -> GivenKeys:
     """Read every key that is set. Raise ``BadConfig`` naming the file or variable; never what is in it."""
     open_to_others: list[str] = []
 
     def read(path: str, at: tuple[str, str]) -> str:
-        text = _read(path, at)
-        open_to_others.extend(_weak(path))
+        text = _read_key_file(path, at)
+        open_to_others.extend(_warn_if_weak(path))
         return text
 
-    files = [*encryption.identity_files, *filter(None, [_variable("IDENTITY_FILE")])]
+    files = [*encryption.identity_files, *filter(None, [_read_variable("IDENTITY_FILE")])]
     identities = [read(path, ("encryption", "identity_files")) for path in dict.fromkeys(files)]
-    recipients = _variable("RECIPIENTS")
-    passphrase = _variable("PASSPHRASE")
-    if not passphrase and (path := _variable("PASSPHRASE_FILE") or encryption.passphrase_file):
+    recipients = _read_variable("RECIPIENTS")
+    passphrase = _read_variable("PASSPHRASE")
+    if not passphrase and (path := _read_variable("PASSPHRASE_FILE") or encryption.passphrase_file):
         passphrase = read(path, ("encryption", "passphrase_file"))
     _check_public(signing.trusted)
     before = encryption.previous_passphrase_file
-    key = _variable("SIGNING_KEY")
+    key = _read_variable("SIGNING_KEY")
     if not key and signing.key_file:
         key = read(signing.key_file, ("signing", "key_file"))
-    return Given(
-        recipients=tuple(_listed(recipients) if recipients else encryption.recipients),
-        identities=tuple(filter(None, [_variable("IDENTITY"), *identities])),
+    return GivenKeys(
+        recipients=tuple(_split_list(recipients) if recipients else encryption.recipients),
+        identities=tuple(filter(None, [_read_variable("IDENTITY"), *identities])),
         passphrase=passphrase,
         previous_passphrase=read(before, ("encryption", "previous_passphrase_file")) if before else "",
         signing_key=key,
-        trusted=(*signing.trusted, *(_read(path, ("signing", "trusted_files")) for path in signing.trusted_files)),
+        trusted=(
+            *signing.trusted,
+            *(_read_key_file(path, ("signing", "trusted_files")) for path in signing.trusted_files),
+        ),
         warnings=tuple(open_to_others),
     )
 
@@ -83,15 +86,15 @@ def _check_public(texts: list[str]) -> None:
             )
 
 
-def _variable(name: str) -> str:
+def _read_variable(name: str) -> str:
     return os.environ.get(PREFIX + name, "").strip()
 
 
-def _listed(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [one.strip() for one in text.replace("\n", ",").split(",") if one.strip()]
 
 
-def _read(path: str, at: tuple[str, str]) -> str:
+def _read_key_file(path: str, at: tuple[str, str]) -> str:
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             text = file.read(LONGEST_FILE).strip()
@@ -105,7 +108,7 @@ def _read(path: str, at: tuple[str, str]) -> str:
     return text
 
 
-def _weak(path: str) -> list[str]:
+def _warn_if_weak(path: str) -> list[str]:
     mode = stat.S_IMODE(Path(path).expanduser().stat().st_mode)
     if not mode & 0o077:
         return []

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from sidecar.sealing.opening import Opening
-from sidecar.sealing.passphrase import COPY, IDENTITY, check_identities, identities_in, new_identity, write_identities
+from sidecar.sealing.opening import StoreEncryption
+from sidecar.sealing.passphrase import (
+    COPY,
+    IDENTITY,
+    check_identities,
+    generate_identity,
+    read_identities,
+    write_identities,
+)
 
 
-class Identity:
-    def __init__(self, opening: Opening) -> None:
+class IdentityChange:
+    def __init__(self, opening: StoreEncryption) -> None:
         self._opening = opening
         self._store = opening.store
 
@@ -19,10 +26,10 @@ class Identity:
         passphrase, previous = self._opening.passphrases
         if not passphrase or not previous:
             return
-        found, version, opened_by = await identities_in(self._store, [passphrase, previous])
+        found, version, opened_by = await read_identities(self._store, [passphrase, previous])
         if found and opened_by != passphrase:
-            await write_identities(self._store, [new_identity(), *found], passphrase, version)
-            self._opening.begin_anew()
+            await write_identities(self._store, [generate_identity(), *found], passphrase, version)
+            self._opening.reset()
 
     async def end(self) -> None:
         """Nothing is sealed for an older identity any more: forget it. Where one of its two objects was lost, write both."""
@@ -31,6 +38,6 @@ class Identity:
             if previous:
                 await self._store.delete([IDENTITY, COPY])
             return
-        found, version, _ = await identities_in(self._store, [passphrase])
+        found, version, _ = await read_identities(self._store, [passphrase])
         if len(found) > 1 or await check_identities(self._store, [passphrase]):
             await write_identities(self._store, found[:1], passphrase, version)

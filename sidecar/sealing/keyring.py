@@ -23,11 +23,11 @@ _NO_MATCH = "No matching keys"
 _SECRET = re.compile(r"AGE-SECRET-KEY-1[0-9A-Za-z]+")
 
 
-def is_sealed(data: bytes) -> bool:
+def is_encrypted(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
-class Unopened(Exception):
+class NotDecrypted(Exception):
     """It is for another key, or it was altered where one cannot tell the two apart."""
 
 
@@ -41,13 +41,13 @@ class Keyring:
     def __init__(self, recipients: Iterable[str], identities: Iterable[str]) -> None:
         opening, public = [], []
         for text in identities:
-            for identity, name in _identities(text):
+            for identity, name in _parse_identities(text):
                 opening.append(identity)
                 public.append(name)
-        self.recipients = tuple(sorted({normal_recipient(text) for text in recipients} or set(public)))
+        self.recipients = tuple(sorted({normalise_recipient(text) for text in recipients} or set(public)))
         self._identities = opening
-        self._recipients = [_recipient(text) for text in self.recipients]
-        if not self.opens(self.recipients):
+        self._recipients = [_parse_recipient(text) for text in self.recipients]
+        if not self.can_decrypt(self.recipients):
             raise BadConfig(
                 "None of the identities given opens what would be sealed for these recipients, so it could never be read.",
                 hint="Give the identity of one of them: [encryption] identity_files, or MEMORY_SIDECAR_IDENTITY_FILE.",
@@ -63,10 +63,10 @@ class Keyring:
         """``also`` for others than the recipients."""
         import pyrage
 
-        more = [_recipient(text) for text in sorted(set(also) - set(self.recipients))]
+        more = [_parse_recipient(text) for text in sorted(set(also) - set(self.recipients))]
         return pyrage.encrypt(data, [*self._recipients, *more])
 
-    def seal_file(self, source: Path, target: Path) -> None:
+    def encrypt_file(self, source: Path, target: Path) -> None:
         """Raise ``SpoolFull`` when there is no room for the target."""
         import pyrage
 
@@ -76,32 +76,32 @@ class Keyring:
             raise SpoolFull(f"{source.name} could not be sealed in {target.parent}: {problem}.") from None
 
     def open(self, data: bytes) -> bytes:
-        """Raise ``Unopened`` or ``Altered``."""
+        """Raise ``NotDecrypted`` or ``Altered``."""
         import pyrage
 
         try:
             return pyrage.decrypt(data, self._identities)
         except pyrage.DecryptError as problem:
-            raise _named(problem) from None
+            raise _translate_error(problem) from None
 
-    def open_stream(self, source: Any, target: Any) -> None:
-        """From something that has ``read`` to something that has ``write``. Raise ``Unopened`` or ``Altered``."""
+    def decrypt_stream(self, source: Any, target: Any) -> None:
+        """From something that has ``read`` to something that has ``write``. Raise ``NotDecrypted`` or ``Altered``."""
         import pyrage
 
         try:
             pyrage.decrypt_io(source, target, self._identities)
         except (pyrage.DecryptError, OSError) as problem:  # the latter once the header is behind it
-            raise _named(problem) from None
+            raise _translate_error(problem) from None
 
-    def opens(self, recipients: Sequence[str]) -> bool:
+    def can_decrypt(self, recipients: Sequence[str]) -> bool:
         """Whether what is sealed for these can be opened here: tried, as an SSH key does not tell whose it is."""
         import pyrage
 
         if not recipients or not self._identities:
             return False
         try:
-            return self.open(pyrage.encrypt(b"", [_recipient(text) for text in recipients])) == b""
-        except (Unopened, Altered):
+            return self.open(pyrage.encrypt(b"", [_parse_recipient(text) for text in recipients])) == b""
+        except (NotDecrypted, Altered):
             return False
 
     def room(self, size: int) -> int:
@@ -109,19 +109,19 @@ class Keyring:
         return size + _HEADER + _PER_RECIPIENT * len(self.recipients) + _TAG * (size // _BLOCK + 1)
 
 
-def _named(problem: Exception) -> Exception:
-    return Unopened() if _NO_MATCH in str(problem) else Altered(str(problem).partition("\n")[0])
+def _translate_error(problem: Exception) -> Exception:
+    return NotDecrypted() if _NO_MATCH in str(problem) else Altered(str(problem).partition("\n")[0])
 
 
-def normal_recipient(text: str) -> str:
+def normalise_recipient(text: str) -> str:
     """A recipient without the comment that an SSH key may carry. Raise ``BadConfig``."""
     words = text.split()
     normal = " ".join(words[:2]) if words and words[0].startswith("ssh-") else text.strip()
-    _recipient(normal)
+    _parse_recipient(normal)
     return normal
 
 
-def _recipient(text: str) -> Recipient:
+def _parse_recipient(text: str) -> Recipient:
     import pyrage
 
     try:
@@ -137,12 +137,12 @@ def _recipient(text: str) -> Recipient:
         ) from None
 
 
-def _identities(text: str) -> list[tuple[Identity, str]]:
+def _parse_identities(text: str) -> list[tuple[Identity, str]]:
     """The identities in a text, each with its recipient: an OpenSSH private key, or age identities, one a line."""
     import pyrage
 
     if "PRIVATE KEY-----" in text:
-        return [_ssh_identity(text)]
+        return [_parse_ssh_identity(text)]
     lines = [line.strip() for line in text.splitlines()]
     found: list[tuple[Identity, str]] = []
     for line in lines:
@@ -150,14 +150,14 @@ def _identities(text: str) -> list[tuple[Identity, str]]:
             try:
                 identity = pyrage.x25519.Identity.from_str(line)
             except pyrage.IdentityError:
-                raise _no_identity() from None
+                raise _make_no_identity_error() from None
             found.append((identity, str(identity.to_public())))
     if not found:
-        raise _no_identity()
+        raise _make_no_identity_error()
     return found
 
 
-def _ssh_identity(text: str) -> tuple[Identity, str]:
+def _parse_ssh_identity(text: str) -> tuple[Identity, str]:
     import pyrage
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -168,10 +168,10 @@ def _ssh_identity(text: str) -> tuple[Identity, str]:
         name = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         return pyrage.ssh.Identity.from_buffer(data), name.decode()
     except (ValueError, TypeError, UnsupportedAlgorithm, pyrage.IdentityError):
-        raise _no_identity() from None
+        raise _make_no_identity_error() from None
 
 
-def _no_identity() -> BadConfig:
+def _make_no_identity_error() -> BadConfig:
     return BadConfig(
         "An identity that was given is none.",
         hint="Give a line AGE-SECRET-KEY-1…, as `memory-sidecar keygen` prints, or an OpenSSH ed25519 key without passphrase.",

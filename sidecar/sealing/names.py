@@ -32,7 +32,7 @@ def is_opaque(name: str) -> bool:
     return _OPAQUE.match(name) is not None
 
 
-class Names:
+class HiddenNames:
     """``key``: one half for the tags, one for the streams. ``plain``, by root: the names that were there before anything
     was hidden, and stay as they are."""
 
@@ -40,13 +40,13 @@ class Names:
         self._for_tags, self._for_streams = key[: len(key) // 2], key[len(key) // 2 :]
         self._plain = {root: frozenset(names) for root, names in plain.items()}
         # A listing names one memory thousands of times.
-        self._hide = lru_cache(4096)(self._hidden)
-        self._show = lru_cache(4096)(self._shown)
+        self._hide = lru_cache(4096)(self._compute_hidden)
+        self._show = lru_cache(4096)(self._reveal)
 
-    def hidden(self, key: str) -> str:
+    def hide(self, key: str) -> str:
         """The key under which a store keeps what we call ``key``; also of a prefix."""
         parts = key.split("/")
-        if parts[0] not in ROOTS or len(parts) < 2 or not parts[1] or self._stays(parts[0], parts[1]):
+        if parts[0] not in ROOTS or len(parts) < 2 or not parts[1] or self._stays_plain(parts[0], parts[1]):
             return key
         if parts[0] == "memories" and len(parts) > 3 and parts[2] == CALLS and parts[3]:
             parts[3] = self._hide(CALLS, parts[3])
@@ -63,29 +63,29 @@ class Names:
             parts[3] = self._show(CALLS, parts[3])
         return "/".join(parts)
 
-    def are_ours(self, key: str) -> bool:
+    def is_ours(self, key: str) -> bool:
         """Whether what a store keeps under ``key`` is found again under what it is shown as."""
-        return self.hidden(self.shown(key)) == key
+        return self.hide(self.shown(key)) == key
 
-    def _stays(self, root: str, name: str) -> bool:
+    def _stays_plain(self, root: str, name: str) -> bool:
         return name in self._plain.get(root, ())
 
-    def _hidden(self, root: str, name: str) -> str:
+    def _compute_hidden(self, root: str, name: str) -> str:
         data = name.encode()
         data = data.ljust(max(SHORTEST, -(-(len(data) + 1) // STEP) * STEP), b"\0")
         tag = hmac.digest(self._for_tags, root.encode() + b"\0" + data, "sha256")[:TAG]
-        return base64.b32encode(tag + self._covered(tag, data)).decode().rstrip("=").lower()
+        return base64.b32encode(tag + self._cover(tag, data)).decode().rstrip("=").lower()
 
-    def _shown(self, root: str, text: str) -> str:
+    def _reveal(self, root: str, text: str) -> str:
         try:
             sealed = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
-            name = self._covered(sealed[:TAG], sealed[TAG:]).rstrip(b"\0").decode()
+            name = self._cover(sealed[:TAG], sealed[TAG:]).rstrip(b"\0").decode()
         except ValueError:
             return text
         # Anything but what we would have written ourselves is somebody else's.
         return name if hmac.compare_digest(self._hide(root, name), text) else text
 
-    def _covered(self, tag: bytes, data: bytes) -> bytes:
+    def _cover(self, tag: bytes, data: bytes) -> bytes:
         """What covers also uncovers."""
         stream = b""
         while len(stream) < len(data):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from sidecar.errors import HeadMoved, KeyNeeded
+from sidecar.errors import KeyNeeded, SwapLost
 from sidecar.ports import Store
 from sidecar.sealing import slowly
 
@@ -16,7 +16,7 @@ IDENTITY = "identity.age"
 COPY = "identity.copy.age"
 
 
-async def identities_in(store: Store, passphrases: Iterable[str]) -> tuple[list[str], str | None, str]:
+async def read_identities(store: Store, passphrases: Iterable[str]) -> tuple[list[str], str | None, str]:
     """The identities of a store, the present one first; none when it has none yet. With them, the version that a swap must
     find, and the passphrase that opened it.
 
@@ -29,7 +29,7 @@ async def identities_in(store: Store, passphrases: Iterable[str]) -> tuple[list[
         copies += [one.data for one in [await store.get(COPY)] if one and one.data != stored.data]
     for data in copies:
         for passphrase in passphrases:
-            text = await asyncio.to_thread(_opened, data, passphrase)
+            text = await asyncio.to_thread(_decrypt, data, passphrase)
             if text:
                 return text.split(), version, passphrase
     if copies:
@@ -45,7 +45,7 @@ async def check_identities(store: Store, passphrases: Iterable[str]) -> list[str
         return []
     wrong, given = [f"{key} is missing" for key in objects if key not in there], [*filter(None, passphrases)]
     for key, data in there.items() if given else ():
-        if not any([await asyncio.to_thread(_opened, data, passphrase) for passphrase in given]):
+        if not any([await asyncio.to_thread(_decrypt, data, passphrase) for passphrase in given]):
             wrong.append(f"{key} is damaged, or for another passphrase")
     wrong = wrong or [f"{IDENTITY} and {COPY} are not the same"]
     return [f"{what}. `rekey` with the passphrase writes both anew." for what in wrong]
@@ -53,34 +53,34 @@ async def check_identities(store: Store, passphrases: Iterable[str]) -> list[str
 
 async def write_identities(store: Store, identities: Iterable[str], passphrase: str, expected: str | None) -> None:
     """Raise ``HeadMoved`` when somebody else wrote them since."""
-    data = await asyncio.to_thread(_sealed, "\n".join(identities) + "\n", passphrase)
+    data = await asyncio.to_thread(_encrypt, "\n".join(identities) + "\n", passphrase)
     await store.swap(IDENTITY, data, expected=expected)
     await store.put(COPY, data)
 
 
-async def made_identity(store: Store, passphrase: str) -> list[str]:
+async def make_identity(store: Store, passphrase: str) -> list[str]:
     """A new identity, or the one that somebody else made meanwhile."""
-    made = [new_identity()]
+    made = [generate_identity()]
     try:
         await write_identities(store, made, passphrase, None)
-    except HeadMoved:
-        made, _, _ = await identities_in(store, [passphrase])
+    except SwapLost:
+        made, _, _ = await read_identities(store, [passphrase])
     return made
 
 
-def new_identity() -> str:
+def generate_identity() -> str:
     import pyrage
 
     return str(pyrage.x25519.Identity.generate())
 
 
-def _sealed(text: str, passphrase: str) -> bytes:
+def _encrypt(text: str, passphrase: str) -> bytes:
     import pyrage
 
     return pyrage.passphrase.encrypt(text.encode(), passphrase)
 
 
-def _opened(data: bytes, passphrase: str) -> str:
+def _decrypt(data: bytes, passphrase: str) -> str:
     """Empty when it is another passphrase, or the object is damaged: age cannot tell the two apart."""
     import pyrage
 
@@ -89,7 +89,7 @@ def _opened(data: bytes, passphrase: str) -> str:
             return pyrage.passphrase.decrypt(data, passphrase).decode()
         except pyrage.DecryptError as problem:
             if str(problem).startswith(slowly.REFUSED):
-                return slowly.opened(data, passphrase).decode()
+                return slowly.decrypt_with_passphrase(data, passphrase).decode()
             return ""
     except ValueError:
         return ""

@@ -15,10 +15,10 @@ import msgspec
 
 from sidecar.errors import KeyNeeded, NotSigned, ObjectRefused
 from sidecar.ports import Store
-from sidecar.sealing.keyring import Altered, Keyring, Unopened, is_sealed
-from sidecar.sealing.names import Names
-from sidecar.sealing.signatures import BadSignature, Signatures, bare, is_signed
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.sealing.keyring import Altered, Keyring, NotDecrypted, is_encrypted
+from sidecar.sealing.names import HiddenNames
+from sidecar.sealing.signatures import BadSignature, Signatures, is_signed, strip_signature
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 RECORD = "sealing"
 COPY = "sealing.copy"
@@ -40,16 +40,16 @@ class Record:
         names = base64.b64encode(secrets.token_bytes(NAME_KEY_BYTES)).decode()
         return cls(names=names, sets=[list(recipients)], plain=plain)
 
-    def hiding(self) -> Names:
-        return Names(base64.b64decode(self.names), self.plain)
+    def build_names(self) -> HiddenNames:
+        return HiddenNames(base64.b64decode(self.names), self.plain)
 
-    def known_to(self, recipients: Iterable[str]) -> bool:
+    def is_known_to(self, recipients: Iterable[str]) -> bool:
         return list(recipients) in self.sets
 
-    def with_set(self, recipients: Iterable[str]) -> Self:
+    def with_recipients(self, recipients: Iterable[str]) -> Self:
         return replace(self, sets=[*self.sets, list(recipients)])
 
-    def everybody(self) -> set[str]:
+    def list_recipients(self) -> set[str]:
         return {recipient for one in self.sets for recipient in one}
 
 
@@ -71,7 +71,7 @@ class Records:
         problem: KeyNeeded | ObjectRefused | None = None
         if stored is not None:
             try:
-                return self._opened(RECORD, stored.data), stored.version, ""
+                return self._decrypt(RECORD, stored.data), stored.version, ""
             except (KeyNeeded, ObjectRefused) as raised:
                 problem = raised
         version = stored.version if stored else None
@@ -81,7 +81,7 @@ class Records:
                 raise problem
             return None, None, ""
         try:
-            record = self._opened(COPY, copy.data)
+            record = self._decrypt(COPY, copy.data)
         except (KeyNeeded, ObjectRefused) as raised:
             raise problem or raised from None
         return record, version, problem.message if problem else f"{RECORD} is missing; its copy is used."
@@ -96,7 +96,7 @@ class Records:
                 if stored is None:
                     problems.append(f"{key}, one of the two that hold the key to this store's names, is missing.")
                 else:
-                    found[key] = self._opened(key, stored.data)
+                    found[key] = self._decrypt(key, stored.data)
             except KeyNeeded:
                 problems.append(f"{key} is damaged: none of the keys of this store opens it.")
             except ObjectRefused as problem:
@@ -107,7 +107,7 @@ class Records:
 
     async def write(self, record: Record, expected: str | None) -> None:
         """Raise ``HeadMoved`` when somebody else wrote it since."""
-        data = self._sealed(record)
+        data = self._encrypt(record)
         if expected is None:
             # Of several that begin at once one wins, and only that one's names may be in the copy.
             await self.store.swap(RECORD, data, expected=None)
@@ -117,32 +117,32 @@ class Records:
             await self.store.put(COPY, data)
             await self.store.swap(RECORD, data, expected=expected)
 
-    def _sealed(self, record: Record) -> bytes:
-        data = seal({"format": FORMAT, **asdict(record)})
+    def _encrypt(self, record: Record) -> bytes:
+        data = encode_checksummed({"format": FORMAT, **asdict(record)})
         if self.signatures is not None and self.signatures.can_sign:
-            data = self.signatures.signed(RECORD, data)
-        return self.keyring.seal(data, record.everybody())
+            data = self.signatures.sign(RECORD, data)
+        return self.keyring.seal(data, record.list_recipients())
 
-    def _opened(self, key: str, data: bytes) -> Record:
-        if not is_sealed(data):
+    def _decrypt(self, key: str, data: bytes) -> Record:
+        if not is_encrypted(data):
             raise ObjectRefused(f"{key}, which holds the key to this store's names, is not what was written.")
         try:
             data = self.keyring.open(data)
-        except Unopened:
+        except NotDecrypted:
             raise KeyNeeded("This store is encrypted, and none of the keys given opens it.") from None
         except Altered as problem:
             raise ObjectRefused(f"{key}, which holds the key to this store's names, is damaged: {problem}.") from None
         try:
-            value = unseal(self._checked(key, data))
+            value = decode_checksummed(self._check_signature(key, data))
             if value.pop("format", None) != FORMAT:
                 raise ValueError("of a format this version does not know")
             return msgspec.convert(value, Record, strict=True)
         except (ValueError, msgspec.ValidationError) as wrong:
             raise ObjectRefused(f"{key} is not valid: {wrong}.") from None
 
-    def _checked(self, key: str, data: bytes) -> bytes:
+    def _check_signature(self, key: str, data: bytes) -> bytes:
         if self.signatures is None or (self.trust_unsigned and not is_signed(data)):
-            return bare(data)
+            return strip_signature(data)
         try:
             return self.signatures.checked(RECORD, data)
         except BadSignature as problem:

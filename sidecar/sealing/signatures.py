@@ -30,7 +30,7 @@ class BadSignature(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SigningKey:
     """One key: ``sign`` only where its private part is known."""
 
     kind: str
@@ -53,10 +53,10 @@ class Signatures:
     def can_sign(self) -> bool:
         return self._own is not None
 
-    def signed(self, key: str, data: bytes) -> bytes:
+    def sign(self, key: str, data: bytes) -> bytes:
         assert self._own is not None
         assert self._own.sign is not None
-        signature = base64.b64encode(self._own.sign(_message(key, data))).decode()
+        signature = base64.b64encode(self._own.sign(_build_message(key, data))).decode()
         return data + f"\nsigned {self._own.kind} {self._own.name} {signature}\n".encode()
 
     def checked(self, key: str, signed: bytes) -> bytes:
@@ -69,7 +69,7 @@ class Signatures:
         if believed is None or believed.kind != kind:
             raise BadSignature("is not signed by a key you trust")
         try:
-            good = believed.verify(base64.b64decode(text, validate=True), _message(key, data))
+            good = believed.verify(base64.b64decode(text, validate=True), _build_message(key, data))
         except binascii.Error:
             good = False
         if not good:
@@ -77,7 +77,7 @@ class Signatures:
         return data
 
 
-def bare(data: bytes) -> bytes:
+def strip_signature(data: bytes) -> bytes:
     """An object's bytes without the signature it may have, which is not checked."""
     found = _LINE.search(data, max(0, len(data) - LONGEST_LINE))
     return data[: found.start()] if found else data
@@ -87,18 +87,18 @@ def is_signed(data: bytes) -> bool:
     return _LINE.search(data, max(0, len(data) - LONGEST_LINE)) is not None
 
 
-def _message(key: str, data: bytes) -> bytes:
+def _build_message(key: str, data: bytes) -> bytes:
     return _ABOUT + key.encode() + b"\0" + data
 
 
 _AT = ("signing", "key_file")
 
 
-def parse_key(text: str) -> Key:
+def parse_key(text: str) -> SigningKey:
     """A key from any of the forms people have. Raise ``BadConfig``, which never repeats it."""
     text = "\n".join(line for line in text.strip().splitlines() if not line.startswith("#"))
     if text.startswith(HMAC_PREFIX):
-        return _shared(_decoded(text.removeprefix(HMAC_PREFIX)))
+        return _make_shared_key(_decode_base64(text.removeprefix(HMAC_PREFIX)))
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -114,19 +114,19 @@ def parse_key(text: str) -> Key:
         elif text.startswith("ssh-"):
             key = serialization.load_ssh_public_key(" ".join(text.split()[:2]).encode())
         elif text.startswith("public:"):
-            key = Ed25519PublicKey.from_public_bytes(_decoded(text.removeprefix("public:")))
+            key = Ed25519PublicKey.from_public_bytes(_decode_base64(text.removeprefix("public:")))
         else:
-            key = Ed25519PrivateKey.from_private_bytes(_decoded(text))
+            key = Ed25519PrivateKey.from_private_bytes(_decode_base64(text))
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise _no_key() from None
+        raise _make_no_key_error() from None
     if isinstance(key, Ed25519PrivateKey):
-        return _ed25519(key.public_key(), key.sign)
+        return _make_ed25519_key(key.public_key(), key.sign)
     if isinstance(key, Ed25519PublicKey):
-        return _ed25519(key, None)
-    raise _no_key()
+        return _make_ed25519_key(key, None)
+    raise _make_no_key_error()
 
 
-def _ed25519(public: object, sign: Callable[[bytes], bytes] | None) -> Key:
+def _make_ed25519_key(public: object, sign: Callable[[bytes], bytes] | None) -> SigningKey:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -139,10 +139,10 @@ def _ed25519(public: object, sign: Callable[[bytes], bytes] | None) -> Key:
             return False
         return True
 
-    return Key("ed25519", hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16], verify, sign)
+    return SigningKey("ed25519", hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16], verify, sign)
 
 
-def _shared(secret: bytes) -> Key:
+def _make_shared_key(secret: bytes) -> SigningKey:
     if len(secret) < SHORTEST_SECRET:
         raise BadConfig(f"A secret to sign with has at least {SHORTEST_SECRET} bytes.", at=_AT)
 
@@ -150,17 +150,19 @@ def _shared(secret: bytes) -> Key:
         return hmac.digest(secret, message, "sha256")
 
     name = sign(b"the name of this key").hex()[:16]
-    return Key("hmac-sha256", name, lambda signature, message: hmac.compare_digest(signature, sign(message)), sign)
+    return SigningKey(
+        "hmac-sha256", name, lambda signature, message: hmac.compare_digest(signature, sign(message)), sign
+    )
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text.strip(), validate=True)
     except (binascii.Error, ValueError):
-        raise _no_key() from None
+        raise _make_no_key_error() from None
 
 
-def _no_key() -> BadConfig:
+def _make_no_key_error() -> BadConfig:
     return BadConfig(
         "A key to sign with, or to trust, is none.",
         hint="Give an Ed25519 key (PEM, OpenSSH, base64, or for a public one public: and base64), or hmac-sha256: and a"

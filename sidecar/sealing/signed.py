@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.errors import KeyNeeded, NotSigned, ObjectMissing, ObjectRefused
-from sidecar.ports import Link, ObjectInfo, Store, Stored
-from sidecar.sealing.signatures import LONGEST_LINE, BadSignature, Signatures, bare, is_signed
-from sidecar.sealing.store import SealedStore
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.sealing.signatures import LONGEST_LINE, BadSignature, Signatures, is_signed, strip_signature
+from sidecar.sealing.store import EncryptedStore
 
 CHUNK = 1 << 20
 AT_ONCE = 8
@@ -69,7 +69,7 @@ class SignedStore:
 
     async def probe(self) -> None:
         """Whether ``prepare`` would do, without leaving anything in the store. Raise as it does."""
-        if isinstance(self._inner, SealedStore):
+        if isinstance(self._inner, EncryptedStore):
             await self._inner.probe()
         else:
             await self._inner.prepare()
@@ -96,38 +96,38 @@ class SignedStore:
     async def mark(self) -> None:
         """Say that this store is signed, where it is."""
         if self._signatures is not None:
-            await self._inner.put(MARK, self._signed(MARK, ABOUT_IT))
+            await self._inner.put(MARK, self._sign(MARK, ABOUT_IT))
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         stored = await self._inner.get(key)
         if stored is None or _is_pack(key):
             return stored
         if self._signatures is None:
             self._seen_signed = self._seen_signed or is_signed(stored.data)
-            return replace(stored, data=bare(stored.data))
+            return replace(stored, data=strip_signature(stored.data))
         try:
             return replace(stored, data=self._signatures.checked(key, stored.data))
         except BadSignature as problem:
             if self._trust_unsigned and not is_signed(stored.data):
                 return stored
-            raise NotSigned(f"{_called(key)} {problem}.", version=stored.version) from None
+            raise NotSigned(f"{_name_object(key)} {problem}.", version=stored.version) from None
 
     async def put(self, key: str, source: bytes | Path) -> int:
         if not _is_pack(key):
-            source = self._signed(key, source if isinstance(source, bytes) else source.read_bytes())
+            source = self._sign(key, source if isinstance(source, bytes) else source.read_bytes())
         return await self._inner.put(key, source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
-        return await self._inner.swap(key, self._signed(key, data), expected=expected)
+        return await self._inner.swap(key, self._sign(key, data), expected=expected)
 
-    def _signed(self, key: str, data: bytes) -> bytes:
+    def _sign(self, key: str, data: bytes) -> bytes:
         if self._signatures is None:
             if self._seen_signed:
                 raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
             return data
         if not self._signatures.can_sign:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
-        return self._signatures.signed(key, data)
+        return self._signatures.sign(key, data)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         if _is_pack(key):
@@ -150,7 +150,7 @@ class SignedStore:
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = [info async for info in self._inner.list(prefix)]
-        doubted = [info for info in found if self._signatures is not None and _counts_unread(info.key)]
+        doubted = [info for info in found if self._signatures is not None and _may_skip_reading(info.key)]
         good: dict[ObjectInfo, bool] = {}
         for start in range(0, len(doubted), AT_ONCE):
             some = doubted[start : start + AT_ONCE]
@@ -204,12 +204,12 @@ def _is_pack(key: str) -> bool:
     return len(parts) == 4 and parts[0] == "memories" and parts[2] == "packs"
 
 
-def _counts_unread(key: str) -> bool:
+def _may_skip_reading(key: str) -> bool:
     parts = key.split("/")
     return len(parts) == 4 and parts[0] == "memories" and parts[2] in OBEYED_UNREAD
 
 
-def _called(key: str) -> str:
+def _name_object(key: str) -> str:
     """An object as a person knows it."""
     parts = key.split("/")
     if len(parts) == 4 and parts[2] == "snapshots":

@@ -21,7 +21,7 @@ _FORM = re.compile(
 )
 
 
-def opened(data: bytes, passphrase: str) -> bytes:
+def decrypt_with_passphrase(data: bytes, passphrase: str) -> bytes:
     """What a file of age's holds, of one block. Raise ``ValueError`` for another passphrase, or when it is damaged."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -29,7 +29,13 @@ def opened(data: bytes, passphrase: str) -> bytes:
     form = _FORM.match(data)
     if form is None or int(form[3]) > MOST_WORK:
         raise ValueError("not sealed by a passphrase, or with too much work")
-    header, salt, work, wrapped, mac = form[1], _plain(form[2]), int(form[3]), _plain(form[4]), _plain(form[5])
+    header, salt, work, wrapped, mac = (
+        form[1],
+        _decode_base64(form[2]),
+        int(form[3]),
+        _decode_base64(form[4]),
+        _decode_base64(form[5]),
+    )
     nonce, block = data[form.end() : form.end() + 16], data[form.end() + 16 :]
     if len(block) > BLOCK_BYTES + 16:
         raise ValueError("longer than a block")
@@ -45,20 +51,20 @@ def opened(data: bytes, passphrase: str) -> bytes:
     )
     try:
         file_key = ChaCha20Poly1305(key).decrypt(bytes(12), wrapped, None)
-        if not hmac.compare_digest(mac, hmac.digest(_derived(file_key, b"", b"header"), header, "sha256")):
+        if not hmac.compare_digest(mac, hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")):
             raise ValueError("its header was altered")
-        return ChaCha20Poly1305(_derived(file_key, nonce, b"payload")).decrypt(bytes(11) + b"\1", block, None)
+        return ChaCha20Poly1305(_derive_key(file_key, nonce, b"payload")).decrypt(bytes(11) + b"\1", block, None)
     except InvalidTag:
         raise ValueError("another passphrase, or damaged") from None
 
 
-def _plain(text: bytes) -> bytes:
+def _decode_base64(text: bytes) -> bytes:
     data = base64.b64decode(text + b"=" * (-len(text) % 4))
     if base64.b64encode(data).rstrip(b"=") != text:
         raise ValueError("not as it was written")
     return data
 
 
-def _derived(key: bytes, salt: bytes, about: bytes) -> bytes:
+def _derive_key(key: bytes, salt: bytes, about: bytes) -> bytes:
     """HKDF with SHA-256, 32 bytes."""
     return hmac.digest(hmac.digest(salt or bytes(32), key, "sha256"), about + b"\1", "sha256")

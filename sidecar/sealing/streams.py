@@ -70,7 +70,7 @@ class _Bridge:
         return result
 
 
-async def opened(chunks: AsyncIterator[bytes], keyring: Keyring) -> AsyncGenerator[bytes]:
+async def decrypt_stream(chunks: AsyncIterator[bytes], keyring: Keyring) -> AsyncGenerator[bytes]:
     """What is sealed in ``chunks``, in pieces. Raise ``Unopened`` or ``Altered``, perhaps at the end only:
     who takes it compares it as a whole."""
     bridge, loop = _Bridge(chunks), asyncio.get_running_loop()
@@ -79,7 +79,7 @@ async def opened(chunks: AsyncIterator[bytes], keyring: Keyring) -> AsyncGenerat
     def work() -> None:
         problem: BaseException | None = None
         try:
-            keyring.open_stream(bridge, bridge)
+            keyring.decrypt_stream(bridge, bridge)
             bridge.finish()
         except BaseException as raised:
             problem = bridge.problem or raised

@@ -19,14 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service import attachment_routes, keeping, memories, pages, searching, system, verbs
-from sidecar.service.door import Door, Hosts, SafeHeaders
+from sidecar.service.door import Hosts, RequestGuard, SafeHeaders
 from sidecar.service.examples import add_examples
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import WholeSegments
 from sidecar.service.problems import (
     Problem,
-    answer,
-    documented,
+    build_answer,
+    document_problems,
     on_bad_request,
     on_caller_gone,
     on_http_error,
@@ -34,7 +34,7 @@ from sidecar.service.problems import (
 )
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.tokens import Tokens
-from sidecar.service.warming import warm
+from sidecar.service.warming import warm_up
 
 OPEN_TO_ALL = frozenset({*pages.FILES, "/healthz", "/readyz"})
 """What may be seen without a token: probes have none, and the page asks for one."""
@@ -53,7 +53,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await warm(app)
+        await warm_up(app)
         yield
         await sidecar.close()
 
@@ -82,11 +82,11 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     app.add_exception_handler(RequestValidationError, on_bad_request)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_caller_gone)
-    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return SafeHeaders(WholeSegments(Door(Gate(app, tokens, sidecar.settings.body_bytes), hosts)))
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+    return SafeHeaders(WholeSegments(RequestGuard(TokenGate(app, tokens, sidecar.settings.body_bytes), hosts)))
 
 
-class Gate:
+class TokenGate:
     """Lets in who has a token, with a request of reasonable size."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, most: int) -> None:
@@ -105,22 +105,24 @@ class Gate:
             problem = Problem(
                 status=401, title="Unauthorized", detail="No valid token.", code="unauthorized", hint=hint
             )
-            await answer(problem, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            await build_answer(problem, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
         if scope["path"].endswith(ARCHIVES):
             await self._app(scope, receive, send)
             return
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._most:
-            await self._too_large(scope, receive, send)
+            await self._refuse_too_large(scope, receive, send)
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, self._limit_body(receive), send)
 
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
         detail = f"A request may have {self._most} bytes."
-        await answer(Problem(status=413, title="Too large", detail=detail, code="too-large"))(scope, receive, send)
+        await build_answer(Problem(status=413, title="Too large", detail=detail, code="too-large"))(
+            scope, receive, send
+        )
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _limit_body(self, receive: Receive) -> Receive:
         """Also for bodies that do not say how long they are."""
         seen = 0
 
@@ -135,7 +137,7 @@ class Gate:
         return counted
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _build_openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
@@ -145,7 +147,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for operations in document["paths"].values():
         for operation in operations.values():
             if "application/json" in operation.get("requestBody", {}).get("content", {}):
-                operation["responses"].update({"415": documented(415)[415]})
+                operation["responses"].update({"415": document_problems(415)[415]})
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     app.openapi_schema = document

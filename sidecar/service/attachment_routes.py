@@ -13,18 +13,18 @@ from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.attachments import Attachment, Care
+from sidecar.service.attachments import Attachment, CareOptions
 from sidecar.service.bodies import Body, Name, Text
 from sidecar.service.keeper import Keeper
 from sidecar.service.paths import MemoryId
-from sidecar.service.problems import documented
-from sidecar.service.repeated import Asked
+from sidecar.service.problems import document_problems
+from sidecar.service.repeated import KeyedCall
 from sidecar.service.saving import DETACHED
-from sidecar.service.verbs import IdempotencyKey, sidecar_of
+from sidecar.service.verbs import IdempotencyKey, get_sidecar
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
 all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
-TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 Which = Annotated[str, Query(alias="sandbox", max_length=1000, description="Which one, where there are several.")]
 
 
@@ -56,7 +56,7 @@ class AttachmentsAnswer:
     """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
 
 
-def keeper_of(request: Request) -> Keeper:
+def get_keeper(request: Request) -> Keeper:
     keeper: Keeper = request.app.state.keeper
     return keeper
 
@@ -65,8 +65,8 @@ def keeper_of(request: Request) -> Keeper:
 async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
     """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
     it, and when the service stops."""
-    sidecar, restored = sidecar_of(request), None
-    await sidecar.engine.repository.admit(memory)
+    sidecar, restored = get_sidecar(request), None
+    await sidecar.engine.repository.check_new_memory(memory)
     async with sidecar.sandboxes.use(body.sandbox, wake=body.wake, user=body.user) as sandbox:
         await sandbox.connect()
         ref = sandbox.ref
@@ -84,7 +84,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
         restored = receipt
         if receipt.outcome is RestoreOutcome.INCOMPLETE:
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
-    care = Care(
+    care = CareOptions(
         layouts=body.layouts,
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
@@ -92,24 +92,24 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
         user=body.user,
         lasting=True,
     )
-    attachment = await keeper_of(request).look_after((memory, ref), care, restored)
+    attachment = await get_keeper(request).look_after((memory, ref), care, restored)
     return AttachmentAnswer(attachment=attachment, restored=restored)
 
 
-@router.get("", responses=documented(400, 404, 409, 422, 503))
+@router.get("", responses=document_problems(400, 404, 409, 422, 503))
 async def look(request: Request, memory: MemoryId, which: Which = "") -> AttachmentAnswer:
     """How the memory's sandbox stands; of several, the one that is named."""
-    return AttachmentAnswer(attachment=await keeper_of(request).find(check_memory_id(memory), which))
+    return AttachmentAnswer(attachment=await get_keeper(request).find(check_memory_id(memory), which))
 
 
-@all_of_them.get("/attachments", responses=documented(409, 503))
+@all_of_them.get("/attachments", responses=document_problems(409, 503))
 async def look_at_all(request: Request) -> AttachmentsAnswer:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
-    keeper = keeper_of(request)
+    keeper = get_keeper(request)
     return AttachmentsAnswer(
         attachments=await keeper.find_all(),
-        store=sidecar_of(request).engine.repository.store.url,
+        store=get_sidecar(request).engine.repository.store.url,
         service=keeper.lease.instance,
     )
 
@@ -123,10 +123,10 @@ async def detach(
     key: IdempotencyKey = "",
 ) -> AttachmentAnswer:
     """Stop looking after it."""
-    keeper, repeated = keeper_of(request), sidecar_of(request).repeated
+    keeper, repeated = get_keeper(request), get_sidecar(request).repeated
     check_memory_id(memory)
     body = {"export": export, **({"sandbox": which} if which else {})}
-    asked = Asked(key, memory, "detach", body) if key else None
+    asked = KeyedCall(key, memory, "detach", body) if key else None
     call = await repeated.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, AttachmentAnswer)
@@ -151,6 +151,6 @@ async def _export_last(request: Request, attachment: Attachment) -> ExportReceip
         conversation=attachment.conversation,
         label=DETACHED,
     )
-    receipt = await (await sidecar_of(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
+    receipt = await (await get_sidecar(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
     assert isinstance(receipt, ExportReceipt)
     return receipt

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from sidecar.errors import HeadMoved, ObjectRefused, SnapshotError
-from sidecar.ids import ATTACHMENTS, CONVERSATIONS, attachment_key, conversation_key, is_plain_id
+from sidecar.errors import ObjectRefused, SnapshotError, SwapLost
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, build_attachment_key, build_conversation_key, is_plain_id
 from sidecar.ports import ObjectInfo, Store
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
 ATTACHED = "attached"
@@ -28,7 +28,7 @@ longer than this was not written meanwhile."""
 PARALLEL = 8
 """Requests to the store at once, where there are many attachments."""
 
-Place = tuple[str, str]
+AttachmentKey = tuple[str, str]
 """A memory, and a sandbox of it."""
 
 
@@ -88,13 +88,13 @@ class Attachment:
     """As whom it is exported; "": as whoever its provider takes."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AttachmentKey:
         return self.memory, self.sandbox
 
     @property
     def unsaved_seconds(self) -> float:
         """How much may be lost with the sandbox: since it was saved, or attached."""
-        return _seconds_since(self.saved or self.attached)
+        return _count_seconds_since(self.saved or self.attached)
 
     @property
     def looked_after(self) -> bool:
@@ -111,19 +111,21 @@ class Attachment:
     @property
     def forgettable(self) -> bool:
         """Whether it was told for long enough what became of it."""
-        return not self.looked_after and _seconds_since(self.changed or self.attached) > FORGOTTEN_AFTER[self.state]
+        return (
+            not self.looked_after and _count_seconds_since(self.changed or self.attached) > FORGOTTEN_AFTER[self.state]
+        )
 
     @property
     def problem_code(self) -> str:
         return self.problem.partition(":")[0]
 
-    def turned(self, state: str) -> Attachment:
+    def change_state(self, state: str) -> Attachment:
         """The same in another state, from now on."""
-        return self if state == self.state else replace(self, state=state, changed=now())
+        return self if state == self.state else replace(self, state=state, changed=format_now())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Care:
+class CareOptions:
     """How a sandbox is to be looked after. What is not said is as it was before, or as the service is set."""
 
     layouts: list[str] = field(default_factory=list)
@@ -135,7 +137,7 @@ class Care:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredAttachment:
     """An attachment as it was read: where it is, and the version that a swap must still find there."""
 
     attachment: Attachment
@@ -143,18 +145,18 @@ class Held:
     version: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AttachmentKey:
         return self.attachment.place
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CachedAttachment:
     """What a listing showed of an object, since when, and what was read when."""
 
     stamp: tuple[float, int]
     since: float
     read: float
-    held: Held | None
+    held: StoredAttachment | None
 
     @property
     def settled(self) -> bool:
@@ -172,12 +174,12 @@ class Attachments:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._log = structlog.get_logger("sidecar")
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _CachedAttachment] = {}
         self.unreadable: set[str] = set()
-        self.doubles: list[Held] = []
+        self.doubles: list[StoredAttachment] = []
         """Of a memory and sandbox that there is another attachment for, which rules."""
 
-    async def all(self) -> list[Held]:
+    async def all(self) -> list[StoredAttachment]:
         """Those that can be read, one per memory and sandbox; ``unreadable`` are the keys of the others.
 
         Only what a listing shows as changed is read again.
@@ -185,10 +187,10 @@ class Attachments:
         infos = [info for prefix in (ATTACHMENTS, CONVERSATIONS) async for info in self._store.list(prefix)]
         turns, unreadable = asyncio.Semaphore(PARALLEL), set()
 
-        async def look(info: ObjectInfo) -> tuple[str, _Seen | None]:
+        async def look(info: ObjectInfo) -> tuple[str, _CachedAttachment | None]:
             async with turns:
                 try:
-                    return info.key, await self._look(info)
+                    return info.key, await self._read_if_changed(info)
                 except SnapshotError as problem:
                     if info.key not in self.unreadable:
                         self._log.error("an attachment is refused", object=info.key, **problem.as_dict())
@@ -198,7 +200,7 @@ class Attachments:
         looked = await asyncio.gather(*map(look, infos))
         self._seen = {key: seen for key, seen in looked if seen is not None}
         self.unreadable = unreadable
-        found: dict[Place, Held] = {}
+        found: dict[AttachmentKey, StoredAttachment] = {}
         self.doubles = []
         # The shared key comes first: an earlier version may have attached there what has a key of its own already.
         for held in [seen.held for _, seen in looked if seen is not None and seen.held is not None]:
@@ -206,24 +208,24 @@ class Attachments:
                 self.doubles.append(held)
         return list(found.values())
 
-    async def _look(self, info: ObjectInfo) -> _Seen:
+    async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
         stamp, began = (info.modified, info.size), time.monotonic()
         seen = self._seen.get(info.key)
         if seen is not None and seen.stamp == stamp and seen.settled:
             return seen
         since = seen.since if seen is not None and seen.stamp == stamp else began
-        return _Seen(stamp, since, began, await self._read(info.key))
+        return _CachedAttachment(stamp, since, began, await self._read(info.key))
 
-    async def find(self, memory: str, sandbox: str) -> Held | None:
+    async def find(self, memory: str, sandbox: str) -> StoredAttachment | None:
         """Raise ``AttachmentDamaged``, or what a signed store raises, for one that was altered."""
         first, own = await asyncio.gather(
-            self._read(attachment_key(memory)), self._read(conversation_key(memory, sandbox))
+            self._read(build_attachment_key(memory)), self._read(build_conversation_key(memory, sandbox))
         )
         return first if first is not None and first.attachment.sandbox == sandbox else own
 
-    async def only(self, memory: str) -> Attachment:
+    async def find_only(self, memory: str) -> Attachment:
         """The one sandbox of a memory that is attached. Raise ``NotAttached`` or ``SeveralAttachments``."""
-        await self._read(attachment_key(memory))  # one that was altered is not to be passed over
+        await self._read(build_attachment_key(memory))  # one that was altered is not to be passed over
         rows = [held.attachment for held in await self.all() if held.attachment.memory == memory]
         # What is listed only a little longer is not in the way of the one that is looked after.
         rows = [one for one in rows if one.looked_after] or rows
@@ -234,68 +236,68 @@ class Attachments:
             raise SeveralAttachments(f"{memory} has {len(rows)} sandboxes: {listed}.")
         return rows[0]
 
-    async def _read(self, key: str) -> Held | None:
+    async def _read(self, key: str) -> StoredAttachment | None:
         stored = await self._store.get(key)
         if stored is None:
             return None
         try:
-            attachment = _decoded(stored.data)
+            attachment = _decode(stored.data)
         except (ValueError, msgspec.ValidationError) as problem:
             raise AttachmentDamaged(f"{key} is damaged: {problem}.", version=stored.version) from None
-        if key not in (attachment_key(attachment.memory), conversation_key(*attachment.place)):
+        if key not in (build_attachment_key(attachment.memory), build_conversation_key(*attachment.place)):
             raise AttachmentDamaged(f"{key} is damaged: it belongs to another memory.", version=stored.version)
-        return Held(attachment, key, stored.version)
+        return StoredAttachment(attachment, key, stored.version)
 
-    async def add(self, attachment: Attachment) -> Held:
+    async def add(self, attachment: Attachment) -> StoredAttachment:
         """Write a new one, also where something is that was altered. Raise ``HeadMoved`` when its place is taken."""
         if attachment.lasting and is_plain_id(
             attachment.memory
         ):  # others' shared key has a ~, which not every server takes
             try:
-                return await self._put(attachment, attachment_key(attachment.memory))
-            except HeadMoved:
+                return await self._put(attachment, build_attachment_key(attachment.memory))
+            except SwapLost:
                 pass  # it is of another sandbox
-        return await self._put(attachment, conversation_key(*attachment.place))
+        return await self._put(attachment, build_conversation_key(*attachment.place))
 
-    async def _put(self, attachment: Attachment, key: str) -> Held:
+    async def _put(self, attachment: Attachment, key: str) -> StoredAttachment:
         try:
-            return await self._swap(attachment, key, None)
-        except HeadMoved:
+            return await self._swap_object(attachment, key, None)
+        except SwapLost:
             try:
                 await self._read(key)
             except ObjectRefused as refused:
-                return await self._swap(attachment, key, refused.version)
+                return await self._swap_object(attachment, key, refused.version)
             raise
 
-    async def write(self, attachment: Attachment, before: Held) -> Held:
+    async def write(self, attachment: Attachment, before: StoredAttachment) -> StoredAttachment:
         """Replace one. Raise ``HeadMoved`` when somebody else wrote it since."""
-        return await self._swap(attachment, before.key, before.version)
+        return await self._swap_object(attachment, before.key, before.version)
 
-    async def move(self, held: Held) -> Held:
+    async def move(self, held: StoredAttachment) -> StoredAttachment:
         """Give one a key of its own, out of the sight of earlier versions. Raise ``HeadMoved``."""
-        own = conversation_key(*held.place)
+        own = build_conversation_key(*held.place)
         if held.key == own:
             return held
-        moved = await self._swap(held.attachment, own, None)
+        moved = await self._swap_object(held.attachment, own, None)
         there = await self._read(held.key)
         if there is not None and there.place == held.place:
             await self._store.delete([held.key])
         return moved
 
-    async def is_taken(self, held: Held) -> bool:
+    async def is_taken(self, held: StoredAttachment) -> bool:
         """Whether another sandbox of the memory has its key now: by a service of an earlier version."""
         there = await self._read(held.key)
         return there is not None and there.place != held.place
 
-    async def take(self, held: Held, owner: str) -> Held:
+    async def take(self, held: StoredAttachment, owner: str) -> StoredAttachment:
         """Become its owner. Raise ``HeadMoved`` when somebody else was faster."""
         taken = replace(held.attachment, owner=owner, generation=held.attachment.generation + 1)
         return await self.write(taken, held)
 
-    async def remove(self, held: Held) -> None:
+    async def remove(self, held: StoredAttachment) -> None:
         await self._store.delete([held.key])
 
-    async def remove_same(self, held: Held) -> bool:
+    async def remove_if_same(self, held: StoredAttachment) -> bool:
         """Remove one as it was read, and leave alone what somebody has written there since: False."""
         there = await self._store.get(held.key)
         if there is not None and there.version != held.version:
@@ -307,23 +309,23 @@ class Attachments:
         """Those of a memory that is deleted: an export of one would begin it again."""
         rows = [*await self.all(), *self.doubles]
         await self._store.delete(
-            {attachment_key(memory), *(row.key for row in rows if row.attachment.memory == memory)}
+            {build_attachment_key(memory), *(row.key for row in rows if row.attachment.memory == memory)}
         )
 
-    async def _swap(self, attachment: Attachment, key: str, version: str | None) -> Held:
-        return Held(attachment, key, await self._store.swap(key, _encoded(attachment), expected=version))
+    async def _swap_object(self, attachment: Attachment, key: str, version: str | None) -> StoredAttachment:
+        return StoredAttachment(attachment, key, await self._store.swap(key, _encode(attachment), expected=version))
 
 
-def _encoded(attachment: Attachment) -> bytes:
+def _encode(attachment: Attachment) -> bytes:
     # Earlier versions always have a time here: that of the attachment, as long as nothing was saved. They know of no user,
     # and would export from another home: so they do not know its state either, and say so.
     state = f"{AS_USER}{attachment.state}" if attachment.user else attachment.state
-    return seal(asdict(replace(attachment, saved=attachment.saved or attachment.attached, state=state)))
+    return encode_checksummed(asdict(replace(attachment, saved=attachment.saved or attachment.attached, state=state)))
 
 
-def _decoded(data: bytes) -> Attachment:
+def _decode(data: bytes) -> Attachment:
     """Raise ``ValueError`` or ``msgspec.ValidationError``."""
-    attachment = msgspec.convert(unseal(data), Attachment)
+    attachment = msgspec.convert(decode_checksummed(data), Attachment)
     if attachment.user:
         attachment = replace(attachment, state=attachment.state.removeprefix(AS_USER))
     if attachment.state == ATTACHED:
@@ -333,7 +335,7 @@ def _decoded(data: bytes) -> Attachment:
     return attachment if attachment.snapshot else replace(attachment, saved="")
 
 
-def _seconds_since(moment: str) -> float:
+def _count_seconds_since(moment: str) -> float:
     """0 where a clock was put back meanwhile."""
     try:
         return max(0.0, round((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 1))
@@ -341,5 +343,5 @@ def _seconds_since(moment: str) -> float:
         return 0.0
 
 
-def now() -> str:
+def format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -28,8 +28,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sidecar.service.door import SAFE_HEADERS
-from sidecar.service.logs import tell_repeats, warn
-from sidecar.service.problems import Problem, answer
+from sidecar.service.logs import log_repeats, warn
+from sidecar.service.problems import Problem, build_answer
 
 LOOK_SECONDS = 1.0
 AT_ONCE = 64
@@ -68,7 +68,7 @@ FULL = Problem(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
+class ConnectionLimits:
     """How many connections, and how many seconds for the head of a request and for standing still after it."""
 
     connections: int
@@ -76,7 +76,7 @@ class Allowance:
     body: float
 
 
-def allowed_connections(wanted: int) -> int:
+def limit_connections(wanted: int) -> int:
     """As many as wanted, or as the limit of open files leaves room for."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -108,11 +108,11 @@ class Connection(H11Protocol):
         if not self._busy and not self._began:
             self._began = self._heard
         super().data_received(data)
-        self._sort()
+        self._report_state()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._sort()
+        self._report_state()
 
     def pause_writing(self) -> None:
         self._unread_since = time.monotonic()
@@ -140,7 +140,7 @@ class Connection(H11Protocol):
         elif self.entering is not None:
             self.entering.cancel()
 
-    def look(self, now: float, allowance: Allowance) -> None:
+    def look(self, now: float, allowance: ConnectionLimits) -> None:
         """End it if it has taken too long."""
         if self.transport is None:
             return  # what comes before has a time limit of its own
@@ -170,7 +170,7 @@ class Connection(H11Protocol):
     def _should_upgrade(self) -> bool:
         return False  # there are no WebSockets here, and nothing to log about it
 
-    def _sort(self) -> None:
+    def _report_state(self) -> None:
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy is not self._busy:
             self._busy = busy
@@ -182,7 +182,7 @@ class Connection(H11Protocol):
         if self.cycle is not None:  # the application learns that its answer is no longer waited for
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        body, headers = _answer(problem)
+        body, headers = _build_answer(problem)
         with contextlib.suppress(h11.LocalProtocolError):
             self.transport.write(self.conn.send(h11.Response(status_code=problem.status, headers=headers)) or b"")
             self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
@@ -197,7 +197,7 @@ class Listener:
         self,
         listening: socket.socket,
         make: Callable[[Listener], Connection],
-        allowance: Allowance,
+        allowance: ConnectionLimits,
         tls: ssl.SSLContext | None,
     ) -> None:
         self._socket = listening
@@ -209,7 +209,7 @@ class Listener:
         self._waiting: dict[Connection, None] = {}
         """In the order in which they began to wait."""
         self._at_once = max(1, min(AT_ONCE, allowance.connections // 4))
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._check_times)
         self._pause: asyncio.TimerHandle | None = None
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
@@ -224,7 +224,7 @@ class Listener:
         for connection in list(self._waiting):
             if connection.transport is None:
                 connection.drop()
-        tell_repeats(all_of_them=True)
+        log_repeats(all_of_them=True)
 
     def sort(self, connection: Connection, *, busy: bool) -> None:
         self._waiting.pop(connection, None)
@@ -246,12 +246,12 @@ class Listener:
                 return
             accepted.setblocking(False)
             if len(self._open) < self._allowance.connections or self._make_room():
-                self._enter(accepted)
+                self._start_connection(accepted)
             else:
                 warn("connections are refused: all are in use", most=self._allowance.connections)
                 self._turn_away(accepted)
 
-    def _enter(self, accepted: socket.socket) -> None:
+    def _start_connection(self, accepted: socket.socket) -> None:
         connection = self._make(self)
         self._open.add(connection)
         self._waiting[connection] = None
@@ -284,7 +284,7 @@ class Listener:
     def _turn_away(self, accepted: socket.socket) -> None:
         with accepted, contextlib.suppress(OSError):
             if self._tls is None:
-                body, headers = _answer(FULL)
+                body, headers = _build_answer(FULL)
                 lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
                 # What was sent already is read: closing over it would take the answer away from the caller as well.
                 with contextlib.suppress(BlockingIOError):
@@ -300,14 +300,14 @@ class Listener:
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE_SECONDS, self._loop.add_reader, self._socket, self._accept)
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+    def _check_times(self) -> None:
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._check_times)
         now = time.monotonic()
         for connection in list(self._open):
             connection.look(now, self._allowance)
-        tell_repeats()
+        log_repeats()
 
 
-def _answer(problem: Problem) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    response = answer(problem, {"Connection": "close"})
+def _build_answer(problem: Problem) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    response = build_answer(problem, {"Connection": "close"})
     return bytes(response.body), [*response.raw_headers, *SAFE_HEADERS.items()]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar.loopback import is_loopback
 from sidecar.service.authorities import ANY, Authority
 from sidecar.service.pages import FILES
-from sidecar.service.problems import Problem, answer
+from sidecar.service.problems import Problem, build_answer
 
 HEALTH = frozenset({"/healthz", "/readyz"})
 """For probes, which call by whatever address they have; they tell nothing of any memory."""
@@ -73,7 +73,7 @@ class Hosts:
         return host is not None and (is_loopback(host.name) or not self._own.isdisjoint({host, Authority(host.name)}))
 
 
-class Door:
+class RequestGuard:
     """Refuses what was sent to another name or by another's page, and bodies that are not what they should be."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
@@ -81,12 +81,12 @@ class Door:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (problem := self._objection(scope)):
-            await answer(problem)(scope, receive, send)
+        if scope["type"] == "http" and (problem := self._find_objection(scope)):
+            await build_answer(problem)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _objection(self, scope: Scope) -> Problem | None:
+    def _find_objection(self, scope: Scope) -> Problem | None:
         path: str = scope["path"]
         if path in HEALTH:
             return None
@@ -96,12 +96,12 @@ class Door:
                 said.setdefault(name, []).append(value.decode("latin-1"))
         hosts = said.get(b"host", [])
         if not self._hosts.allow(hosts):
-            return _wrong_host(hosts)
+            return _build_host_problem(hosts)
         # The page's own files may be linked to from anywhere: they hold nothing of a memory.
         if path not in FILES and _is_foreign(said, hosts):
-            return _wrong_origin(said)
+            return _build_origin_problem(said)
         if scope["method"] not in WITHOUT_BODY and not path.endswith(ARCHIVES) and not _is_json(said):
-            return _wrong_content(said)
+            return _build_content_problem(said)
         return None
 
 
@@ -122,7 +122,7 @@ def _is_json(said: dict[bytes, list[str]]) -> bool:
     return bool(kinds) and all(_JSON.fullmatch(kind.strip().lower()) for kind in kinds)
 
 
-def _wrong_host(hosts: Sequence[str]) -> Problem:
+def _build_host_problem(hosts: Sequence[str]) -> Problem:
     if len(hosts) == 1:
         detail = f"This service may not be called as {hosts[0][:200]!r}."
     else:
@@ -136,7 +136,7 @@ def _wrong_host(hosts: Sequence[str]) -> Problem:
     )
 
 
-def _wrong_origin(said: dict[bytes, list[str]]) -> Problem:
+def _build_origin_problem(said: dict[bytes, list[str]]) -> Problem:
     origin = said.get(b"origin", ["another site"])[0][:200]
     return Problem(
         status=403,
@@ -147,7 +147,7 @@ def _wrong_origin(said: dict[bytes, list[str]]) -> Problem:
     )
 
 
-def _wrong_content(said: dict[bytes, list[str]]) -> Problem:
+def _build_content_problem(said: dict[bytes, list[str]]) -> Problem:
     kind = said.get(b"content-type", ["nothing"])[0][:200]
     return Problem(
         status=415,

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from sidecar.engine.drilling import choose_drills, drill
+from sidecar.engine.drilling import choose_drills, run_drill
 from sidecar.service.jobs import Jobs
 from sidecar.service.sidecar import Sidecar
 
@@ -16,7 +16,7 @@ SOON = 300.0
 JITTER = 0.1
 
 
-class Drills:
+class DrillJob:
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
         self._jobs = jobs
@@ -26,12 +26,12 @@ class Drills:
     def start(self) -> None:
         every = self._sidecar.settings.drill_every
         if every:
-            self._jobs.every("drill", every, self._drill, jitter=every * JITTER, first=min(SOON, every))
+            self._jobs.every("drill", every, self._run_drill, jitter=every * JITTER, first=min(SOON, every))
 
-    async def _drill(self) -> None:
+    async def _run_drill(self) -> None:
         engine, most = self._sidecar.engine, self._sidecar.settings.drill_bytes
         for memory, snapshot in await choose_drills(engine, "", 1, self._chance, most_bytes=most):
-            done = await drill(engine, memory, snapshot)
+            done = await run_drill(engine, memory, snapshot)
             about: dict[str, Any] = {
                 "snapshot": snapshot,
                 "files": done.files,

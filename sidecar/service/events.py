@@ -75,7 +75,7 @@ class Events:
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they come; first those still remembered with a number above ``after``."""
-        with self._queue() as queue:
+        with self._open_queue() as queue:
             newest = self._past[-1].number if self._past else 0
             # Numbers start at 1 in each process: one from another process says nothing here.
             last = newest if after is None else after if after <= newest else 0
@@ -88,7 +88,7 @@ class Events:
                     yield event
 
     @contextmanager
-    def _queue(self) -> Any:
+    def _open_queue(self) -> Any:
         queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
         self._queues.add(queue)
         try:
@@ -97,7 +97,7 @@ class Events:
             self._queues.discard(queue)
 
 
-def tell_accepted(events: Events, *, memory: str, sandbox: str = "", **details: Any) -> None:
+def publish_accepted(events: Events, *, memory: str, sandbox: str = "", **details: Any) -> None:
     """Log and publish that something became the head although guards objected."""
     structlog.get_logger("sidecar").warning("accepted what guards objected to", memory=memory, **details)
     events.publish(ACCEPTED, memory=memory, sandbox=sandbox, **details)

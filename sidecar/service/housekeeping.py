@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from sidecar.retention.forgetting import forget_all
-from sidecar.retention.settings import duration
+from sidecar.retention.settings import parse_duration
 from sidecar.service.jobs import Jobs
 from sidecar.service.sidecar import Sidecar
 
@@ -14,7 +14,7 @@ SOON = 60.0
 JITTER = 0.1
 
 
-class Housekeeping:
+class RetentionJob:
     """Several services on one store may all do this at once; what one has done the others find done."""
 
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
@@ -23,14 +23,14 @@ class Housekeeping:
         self._log = structlog.get_logger("sidecar")
 
     def start(self) -> None:
-        every = duration(self._sidecar.engine.retention.every).total_seconds()
-        self._jobs.every("retention", every, self._round, jitter=every * JITTER, first=min(SOON, every))
+        every = parse_duration(self._sidecar.engine.retention.every).total_seconds()
+        self._jobs.every("retention", every, self._run_round, jitter=every * JITTER, first=min(SOON, every))
 
-    async def _round(self) -> None:
+    async def _run_round(self) -> None:
         engine = self._sidecar.engine
         done, over = await forget_all(engine.repository, engine.retention)
         for one in done:
-            self._sidecar.tell_forgot(one)
+            self._sidecar.publish_forgot(one)
             if one.problem or one.over_bytes:
                 about = {"problem": one.problem, "over_bytes": one.over_bytes}
                 self._log.warning("retention cannot do all it should", memory=one.memory, **about)

@@ -28,12 +28,12 @@ class IndexMetrics:
     def behind(self, memories: int) -> None:
         self._behind.set(memories)
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         self._failures.inc()
 
     def written(self, written: int, removed: int) -> None:
         self._written.inc(written)
         self._removed.inc(removed)
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         self._success.set(time.time())

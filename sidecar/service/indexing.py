@@ -17,13 +17,13 @@ import structlog
 from sidecar.errors import SidecarError
 from sidecar.service.events import Event, Events
 from sidecar.service.index_metrics import IndexMetrics
-from sidecar.sink.indexing import Indexed, MemoryIndex
+from sidecar.sink.indexing import IndexResult, MemoryIndex
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
 
-class Indexing:
+class IndexUpdater:
     """One task that does all of it, memory by memory."""
 
     def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
@@ -43,7 +43,7 @@ class Indexing:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._events.tell(self._hear)
+        self._events.tell(self._on_event)
         self._task = asyncio.create_task(self._run())
 
     async def close(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class Indexing:
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=seconds)
 
-    def soon(self, memory: str) -> None:
+    def update_soon(self, memory: str) -> None:
         """The head of this memory has moved, or it is gone."""
         self._changed[memory] = None
         self._metrics.behind(len(self._changed))
@@ -64,9 +64,9 @@ class Indexing:
         if not self._failures:
             self._rest.clear()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.type == "export.committed":
-            self.soon(event.memory)
+            self.update_soon(event.memory)
 
     async def _run(self) -> None:
         """Everything at first, every so often, and after each failure; in between, what has changed."""
@@ -80,12 +80,12 @@ class Indexing:
             try:
                 await self._catch_up(None if all_of_them else list(self._changed))
             except SidecarError as problem:
-                due = time.monotonic() + await self._failed(problem)
+                due = time.monotonic() + await self._on_failure(problem)
             except Exception:  # a mistake of ours; there will be a next time
                 self._log.exception("a mistake of ours in indexing")
                 due = time.monotonic() + LONGEST_PAUSE
             else:
-                self._well()
+                self._on_success()
                 due = time.monotonic() + self._every if all_of_them else due
                 if any(self._missed.values()):
                     due = min(due, time.monotonic() + LONGEST_PAUSE)
@@ -101,12 +101,12 @@ class Indexing:
             self._metrics.behind(len({*left, *self._changed, *self._missed}))
             # Before it is looked at: what changes while it is read is heard of again.
             self._changed.pop(memory, None)
-            async for done in self._bring_up(memory):
-                self._tell(done)
+            async for done in self._update_memory(memory):
+                self._log_result(done)
             left.pop(memory)
         self._metrics.behind(len({*self._changed, *self._missed}))
 
-    async def _bring_up(self, memory: str) -> AsyncIterator[Indexed]:
+    async def _update_memory(self, memory: str) -> AsyncIterator[IndexResult]:
         """Raise a ``SinkError`` when it is not this memory's fault."""
         try:
             async for done in self._index.catch_up([memory]):
@@ -115,9 +115,9 @@ class Indexing:
             raise
         except Exception as problem:  # a mistake of ours; the other memories have their turn all the same
             self._log.exception("a mistake of ours in indexing", memory=memory)
-            yield Indexed(memory=memory, state="failed", problem=f"{type(problem).__name__}: {problem}")
+            yield IndexResult(memory=memory, state="failed", problem=f"{type(problem).__name__}: {problem}")
 
-    def _tell(self, done: Indexed) -> None:
+    def _log_result(self, done: IndexResult) -> None:
         about: dict[str, Any] = {
             "snapshot": done.snapshot,
             "records": done.records,
@@ -128,21 +128,21 @@ class Indexing:
         if said and self._told.get(done.memory) != said:
             self._log.warning("not all of a memory can be searched", memory=done.memory, problem=said)
             self._events.publish("index.incomplete", memory=done.memory, snapshot=done.snapshot, problem=said)
-        self._told = {**self._told, done.memory: said} if said else _without(self._told, done.memory)
+        self._told = {**self._told, done.memory: said} if said else _leave_out(self._told, done.memory)
         self._missed.pop(done.memory, None)
         if done.state == "failed":
             self._missed[done.memory] = done.retryable
-            self._metrics.failed()
+            self._metrics.count_failure()
         elif done.state != "current":
             self._metrics.written(done.written, done.removed)
             self._log.info("indexed", memory=done.memory, **about)
             self._events.publish("index.updated", memory=done.memory, **about)
 
-    async def _failed(self, problem: SidecarError) -> float:
+    async def _on_failure(self, problem: SidecarError) -> float:
         """Tell it the first time; return how long to wait before the next try."""
         self._failures += 1
         self._rest.set()
-        self._metrics.failed()
+        self._metrics.count_failure()
         if self._failures == 1:
             self._log.warning("search is not kept up to date", **problem.as_dict())
             self._events.publish("index.down", error=problem.as_dict())
@@ -151,14 +151,14 @@ class Indexing:
         await asyncio.sleep(min(pause, self._every))
         return 0.0
 
-    def _well(self) -> None:
+    def _on_success(self) -> None:
         if not self._missed:
-            self._metrics.succeeded()
+            self._metrics.note_success()
         if self._failures:
             self._failures = 0
             self._log.info("search is up to date again")
             self._events.publish("index.recovered")
 
 
-def _without(told: dict[str, str], memory: str) -> dict[str, str]:
+def _leave_out(told: dict[str, str], memory: str) -> dict[str, str]:
     return {name: said for name, said in told.items() if name != memory}

@@ -46,19 +46,19 @@ class Jobs:
             jitter=jitter or None,
             args=[name, work, *args],
             id=name,
-            next_run_time=_in(seconds if first is None else first),
+            next_run_time=_compute_time(seconds if first is None else first),
             replace_existing=True,
             coalesce=True,
             max_instances=1,
             misfire_grace_time=None,
         )
 
-    def once(self, name: str, seconds: float, work: Work, *args: Any) -> None:
+    def run_once(self, name: str, seconds: float, work: Work, *args: Any) -> None:
         """Do it in so many seconds, in place of any job of that name."""
         self._scheduler.add_job(
             self._run,
             "date",
-            run_date=_in(seconds),
+            run_date=_compute_time(seconds),
             args=[name, work, *args],
             id=name,
             replace_existing=True,
@@ -103,5 +103,5 @@ class Jobs:
             self._log.exception("a mistake of ours in a job", job=name)
 
 
-def _in(seconds: float) -> datetime:
+def _compute_time(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=max(0.0, seconds))

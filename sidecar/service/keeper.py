@@ -18,7 +18,7 @@ import structlog
 
 from sidecar.engine import RestoreRequest
 from sidecar.engine.choosing import LATEST
-from sidecar.errors import HeadMoved, SandboxAsleep, SidecarError
+from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments import (
     ENDED,
@@ -27,21 +27,28 @@ from sidecar.service.attachments import (
     OPEN,
     PARALLEL,
     Attachment,
+    AttachmentKey,
     Attachments,
-    Care,
-    Held,
+    CareOptions,
     NotAttached,
-    Place,
+    StoredAttachment,
 )
 from sidecar.service.jobs import Jobs
 from sidecar.service.leases import Lease, LeaseLost
 from sidecar.service.ledger import Ledger
 from sidecar.service.operations import Locks
-from sidecar.service.saving import CHECKPOINT, SHUTDOWN, ConversationClosed, Saving, TakenOver, was_exported
-from sidecar.service.schedule import GONE, Schedule
+from sidecar.service.saving import (
+    CHECKPOINT,
+    SHUTDOWN,
+    AttachmentSaver,
+    ConversationClosed,
+    TakenOver,
+    was_exported_last,
+)
+from sidecar.service.schedule import GONE, ExportSchedule
 from sidecar.service.sidecar import Sidecar
-from sidecar.service.standing import after_checkpoint, after_export, after_opening, after_trouble
-from sidecar.service.trouble import trouble_after, trouble_of
+from sidecar.service.standing import apply_checkpoint, apply_export, apply_opening, apply_problem
+from sidecar.service.trouble import build_save_problem, find_save_problem
 
 LET_GO_SECONDS = 2.0
 """To write down, at the end, that we have let go. Without that others see it too, from our lease."""
@@ -54,22 +61,22 @@ class Keeper:
         store = sidecar.engine.repository.store
         self.lease = Lease(store, sidecar.settings.lease)
         self._attachments = Attachments(store)
-        self._saving = Saving(sidecar, self._attachments, self.lease)
+        self._saving = AttachmentSaver(sidecar, self._attachments, self.lease)
         self._ledger = Ledger(self._attachments, self.lease.instance)
-        self._schedule = Schedule(
-            sidecar, jobs, self._ledger, save=partial(self.save, why=CHECKPOINT), report_gone=self._gone
+        self._schedule = ExportSchedule(
+            sidecar, jobs, self._ledger, save=partial(self.save, why=CHECKPOINT), report_gone=self._on_gone
         )
         self._turn = asyncio.Lock()
         self._ending = Locks()
-        self._lost_here: dict[Place, Attachment] = {}
-        self._begun_here: set[Place] = set()
+        self._lost_here: dict[AttachmentKey, Attachment] = {}
+        self._begun_here: set[AttachmentKey] = set()
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
         sidecar.keeper = self
 
     async def start(self) -> None:
         """Say that we live, take what nobody looks after, and go on doing both."""
         await self.lease.renew()
-        self._jobs.every("look around", self.lease.renew_every, self.tick, first=0)
+        self._jobs.every("look around", self.lease.renew_every, self.renew_and_look_around, first=0)
         # Beside it, because looking around takes its time where there is much to take over.
         self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
 
@@ -101,7 +108,7 @@ class Keeper:
             if held is None:
                 raise NotAttached(f"The sandbox {sandbox} is not attached to {memory}.")
             return held.attachment
-        return await self._attachments.only(memory)
+        return await self._attachments.find_only(memory)
 
     async def find_all(self) -> list[Attachment]:
         """Every one there is, by memory and sandbox."""
@@ -118,14 +125,14 @@ class Keeper:
     # Begin and end
 
     async def open_conversation(
-        self, request: RestoreRequest, receipt: RestoreReceipt, care: Care, ends_at: float | None
+        self, request: RestoreRequest, receipt: RestoreReceipt, care: CareOptions, ends_at: float | None
     ) -> RestoreReceipt:
         """A caller restored a memory into a sandbox: its conversation is open, from before the caller hears of it.
 
         A restore is as good without: when this cannot be written down, the receipt says so.
         """
         try:
-            if await self._opens(request, receipt):
+            if await self._opens_conversation(request, receipt):
                 await self.look_after((receipt.memory, receipt.sandbox), care, receipt, ends_at)
         except SidecarError as problem:
             self._log.error("a conversation is not looked after", memory=receipt.memory, **problem.as_dict())
@@ -133,7 +140,7 @@ class Keeper:
             return replace(receipt, warnings=[*receipt.warnings, told])
         return receipt
 
-    async def _opens(self, request: RestoreRequest, receipt: RestoreReceipt) -> bool:
+    async def _opens_conversation(self, request: RestoreRequest, receipt: RestoreReceipt) -> bool:
         """Whether what was restored is to be exported again: not for readers, nor for who looks into the past."""
         if receipt.outcome is RestoreOutcome.INCOMPLETE or request.mode != "replace":
             return False
@@ -144,13 +151,17 @@ class Keeper:
         return (await self._sidecar.engine.repository.head(request.memory)).snapshot == receipt.snapshot
 
     async def look_after(
-        self, place: Place, care: Care, restored: RestoreReceipt | None = None, ends_at: float | None = None
+        self,
+        place: AttachmentKey,
+        care: CareOptions,
+        restored: RestoreReceipt | None = None,
+        ends_at: float | None = None,
     ) -> Attachment:
         """Look after a sandbox from now on, beside others of its memory."""
         owner, every = self.lease.instance, self._sidecar.settings.checkpoint_every
         mine, before = await self._ledger.begin(
             place,
-            lambda there: after_opening(place, care, there, restored, owner=owner, every=every),
+            lambda there: apply_opening(place, care, there, restored, owner=owner, every=every),
             opened_here=restored is not None,
         )
         self._lost_here.pop(place, None)
@@ -165,7 +176,7 @@ class Keeper:
             self._schedule.plan_end(place, ends_at)
         return mine
 
-    async def find_row(self, memory: str, sandbox: str) -> Held | None:
+    async def find_stored(self, memory: str, sandbox: str) -> StoredAttachment | None:
         """The attachment of a sandbox that its caller is exporting. Trouble with it is no trouble of the export."""
         if (ours := self._ledger.held((memory, sandbox))) is not None:
             return ours
@@ -175,7 +186,7 @@ class Keeper:
             self._log.warning("cannot see whether it is attached", memory=memory, sandbox=sandbox, **problem.as_dict())
             return None
 
-    async def close_conversation(self, receipt: ExportReceipt, row: Held | None) -> None:
+    async def close_conversation(self, receipt: ExportReceipt, row: StoredAttachment | None) -> None:
         """A caller exported a sandbox: its conversation is closed, unless nothing was kept of it.
 
         Trouble with writing that down is no trouble of the export: at worst there is one more checkpoint.
@@ -183,14 +194,14 @@ class Keeper:
         place = (receipt.memory, receipt.sandbox)
         self._begun_here.add(place)
         try:
-            if not await self._ledger.change(place, lambda one: after_export(one, receipt)) and row is not None:
-                await self._ledger.change_anothers(row, lambda one: after_export(one, receipt))
+            if not await self._ledger.change(place, lambda one: apply_export(one, receipt)) and row is not None:
+                await self._ledger.change_foreign(row, lambda one: apply_export(one, receipt))
         except SidecarError as problem:
             self._log.warning("could not note an export", memory=place[0], sandbox=place[1], **problem.as_dict())
 
     async def report_gone(self, memory: str, sandbox: str, problem: SidecarError) -> None:
         """A caller found a sandbox gone."""
-        await self._gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
+        await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
     async def detach(self, attachment: Attachment) -> None:
         """Stop looking after it, unless another has taken its place."""
@@ -202,26 +213,26 @@ class Keeper:
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
         self._sidecar.events.publish("attachment.detached", **about)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: AttachmentKey) -> None:
         self._ledger.drop(place)
         self._lost_here.pop(place, None)
 
     # Others on the same store
 
-    async def tick(self) -> None:
+    async def renew_and_look_around(self) -> None:
         """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
         async with self._turn:
             await self.lease.renew()
-            await self._take_over(await self._ledger.look_around(await self.lease.living()))
+            await self._take_over(await self._ledger.look_around(await self.lease.list_living()))
 
-    async def _take_over(self, orphans: Iterable[Held]) -> None:
+    async def _take_over(self, orphans: Iterable[StoredAttachment]) -> None:
         turns = asyncio.Semaphore(PARALLEL)
 
-        async def take(held: Held) -> tuple[Held, Held] | None:
+        async def take(held: StoredAttachment) -> tuple[StoredAttachment, StoredAttachment] | None:
             async with turns:
                 try:
                     return held, await self._attachments.take(held, self.lease.instance)
-                except HeadMoved:  # another service was faster
+                except SwapLost:  # another service was faster
                     return None
 
         async def fence(memory: str) -> None:
@@ -232,9 +243,9 @@ class Keeper:
         # Whatever the former owners have under way can no longer become the head.
         await asyncio.gather(*map(fence, {held.attachment.memory for held, _ in taken}))
         for held, ours in taken:
-            self._begin_after(held.attachment.owner, ours)
+            self._resume_former(held.attachment.owner, ours)
 
-    def _begin_after(self, former: str, ours: Held) -> None:
+    def _resume_former(self, former: str, ours: StoredAttachment) -> None:
         attachment = ours.attachment
         self._ledger.keep(ours)
         self._schedule.export_soon(ours.place)
@@ -250,7 +261,7 @@ class Keeper:
 
     # Exports, and sandboxes that are gone
 
-    async def save(self, place: Place, why: str) -> ExportReceipt:
+    async def save(self, place: AttachmentKey, why: str) -> ExportReceipt:
         """Export a sandbox of ours, and note whether it is saved. Raise a ``SidecarError`` when the export failed."""
         attachment = self._ledger.find(place)
         if attachment is None:
@@ -258,38 +269,38 @@ class Keeper:
         try:
             receipt = await self._saving.save(attachment, lambda: self._ledger.find(place), why)
         except GONE as problem:
-            await self._gone(place, problem)
+            await self._on_gone(place, problem)
             raise
         except (ConversationClosed, LeaseLost):
             raise
         except SidecarError as problem:
-            trouble = trouble_of(problem)
-            await self._ledger.note(place, lambda one: after_trouble(one, trouble) if one.looked_after else one)
+            trouble = build_save_problem(problem)
+            await self._ledger.note(place, lambda one: apply_problem(one, trouble) if one.looked_after else one)
             raise
         # One that its caller has exported meanwhile stands as that export said.
-        await self._ledger.note(place, lambda one: after_checkpoint(one, receipt) if one.looked_after else one)
+        await self._ledger.note(place, lambda one: apply_checkpoint(one, receipt) if one.looked_after else one)
         return receipt
 
-    async def _gone(self, place: Place, problem: SidecarError) -> None:
+    async def _on_gone(self, place: AttachmentKey, problem: SidecarError) -> None:
         """A sandbox is gone: within a conversation, that is told as loudly as can be."""
         async with self._ending.held(place):  # a caller and a checkpoint may find out at the same time
             attachment = self._ledger.find(place)
             if attachment is None or attachment.state in (LOST, ENDED):
                 return
-            if attachment.state == IDLE or await was_exported(self._sidecar.engine.repository, attachment):
-                await self._ended(attachment)
+            if attachment.state == IDLE or await was_exported_last(self._sidecar.engine.repository, attachment):
+                await self._note_ended(attachment)
             else:
-                await self._lost(attachment, problem)
+                await self._note_lost(attachment, problem)
 
-    async def _ended(self, attachment: Attachment) -> None:
+    async def _note_ended(self, attachment: Attachment) -> None:
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
         self._log.info("sandbox ended", **about)
         self._sidecar.events.publish("sandbox.ended", **about, last_saved=attachment.saved)
-        await self._ledger.note(attachment.place, lambda one: one.turned(ENDED))
+        await self._ledger.note(attachment.place, lambda one: one.change_state(ENDED))
         # A service of an earlier version would look after it, and call it lost.
-        await self._ledger.hide(attachment.place)
+        await self._ledger.move_out_of_sight(attachment.place)
 
-    async def _lost(self, attachment: Attachment, problem: SidecarError) -> None:
+    async def _note_lost(self, attachment: Attachment, problem: SidecarError) -> None:
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
         unsaved = attachment.unsaved_seconds
         self._log.critical("sandbox lost", **about, unsaved_seconds=unsaved)
@@ -301,10 +312,10 @@ class Keeper:
             unsaved_seconds=unsaved,
             error=problem.as_dict(),
         )
-        trouble = trouble_of(problem)
+        trouble = build_save_problem(problem)
         words = f"{trouble.kind}: {problem.message} What was written in its last {unsaved:.0f} seconds may be lost."
         await self._ledger.note(
-            attachment.place, lambda one: replace(one.turned(LOST), problem=words, hint=trouble.hint)
+            attachment.place, lambda one: replace(one.change_state(LOST), problem=words, hint=trouble.hint)
         )
         self._lost_here[attachment.place] = attachment
 
@@ -316,7 +327,7 @@ class Keeper:
         ``with_callers``: those who opened conversations here have ended before us, so these are closed.
         """
         self._jobs.stop()
-        async with self._alive():
+        async with self._keep_lease():
             left = await self._save_all(time.monotonic() + seconds, with_callers=with_callers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LET_GO_SECONDS):
@@ -326,7 +337,7 @@ class Keeper:
         return left
 
     @contextlib.asynccontextmanager
-    async def _alive(self) -> AsyncIterator[None]:
+    async def _keep_lease(self) -> AsyncIterator[None]:
         """Jobs have ended, and still we have to say that we live: else others take over what we are saving."""
 
         async def renew() -> None:
@@ -346,7 +357,7 @@ class Keeper:
         waiting = sorted(self.looked_after, key=lambda one: -one.unsaved_seconds)
         if with_callers:
             self._warn_of_open(waiting)
-        saving = [asyncio.create_task(self._last(one.place)) for one in waiting]
+        saving = [asyncio.create_task(self._save_last(one.place)) for one in waiting]
         if saving:
             await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
         unsaved = [one.place for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
@@ -363,7 +374,7 @@ class Keeper:
                 about = {"memory": one.memory, "sandbox": one.sandbox, "conversation": one.conversation}
                 self._log.warning("restored and never exported; it is exported now", **about)
 
-    async def _last(self, place: Place) -> bool:
+    async def _save_last(self, place: AttachmentKey) -> bool:
         """Whether it is saved, or will be without us."""
         try:
             receipt = await self.save(place, SHUTDOWN)
@@ -377,15 +388,17 @@ class Keeper:
             return attachment is None or attachment.state == ENDED
         except SidecarError:  # the operation has told what
             return False
-        return trouble_after(receipt) is None
+        return find_save_problem(receipt) is None
 
-    async def _let_go(self, unsaved: set[Place], *, with_callers: bool) -> None:
+    async def _let_go(self, unsaved: set[AttachmentKey], *, with_callers: bool) -> None:
         turns = asyncio.Semaphore(PARALLEL)
 
         async def let_go(one: Attachment) -> None:
             over = with_callers and not one.lasting and one.place not in unsaved
             closed = over and self._ledger.was_opened_here(one.place)
             async with turns:
-                await self._ledger.note(one.place, lambda row: replace(row.turned(IDLE) if closed else row, owner=""))
+                await self._ledger.note(
+                    one.place, lambda row: replace(row.change_state(IDLE) if closed else row, owner="")
+                )
 
         await asyncio.gather(*map(let_go, self.looked_after))

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from sidecar.engine.looking import existing_snapshots
+from sidecar.engine.looking import list_existing_ids
 from sidecar.retention.forgetting import forget
 from sidecar.retention.pins import pin, unpin
 from sidecar.service.bodies import ForgetAnswer, ForgetBody, PinAnswer
 from sidecar.service.paths import MemoryId
-from sidecar.service.problems import documented
-from sidecar.service.verbs import sidecar_of
+from sidecar.service.problems import document_problems
+from sidecar.service.verbs import get_sidecar
 
 router = APIRouter(prefix="/v1/memories/{memory}", tags=["retention"])
-TROUBLE = documented(400, 404, 409, 413, 422, 503, 507)
+TROUBLE = document_problems(400, 404, 409, 413, 422, 503, 507)
 
 
 @router.put("/snapshots/{snapshot}/pin", responses=TROUBLE)
 async def put_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Keep a snapshot whatever the rules say."""
-    pinned = await pin(sidecar_of(request).engine.repository, memory, snapshot)
+    pinned = await pin(get_sidecar(request).engine.repository, memory, snapshot)
     return PinAnswer(memory=memory, snapshot=pinned, pinned=True)
 
 
 @router.delete("/snapshots/{snapshot}/pin", responses=TROUBLE)
 async def delete_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Leave a snapshot to the rules again; one that is not pinned is fine."""
-    unpinned = await unpin(sidecar_of(request).engine.repository, memory, snapshot)
+    unpinned = await unpin(get_sidecar(request).engine.repository, memory, snapshot)
     return PinAnswer(memory=memory, snapshot=unpinned, pinned=False)
 
 
 @router.post("/forget", responses=TROUBLE)
 async def post_forget(request: Request, memory: MemoryId, body: ForgetBody) -> ForgetAnswer:
     """Let go the snapshots that no rule keeps, and collect what nothing needs; with ``dry_run``, only say what would go."""
-    sidecar = sidecar_of(request)
-    await existing_snapshots(sidecar.engine.repository, memory)
+    sidecar = get_sidecar(request)
+    await list_existing_ids(sidecar.engine.repository, memory)
     done = await forget(sidecar.engine.repository, memory, sidecar.engine.retention, dry_run=body.dry_run)
     if not body.dry_run:
-        sidecar.tell_forgot(done)
+        sidecar.publish_forgot(done)
     return ForgetAnswer(**{name: getattr(done, name) for name in done.__dataclass_fields__}, dry_run=body.dry_run)

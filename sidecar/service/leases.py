@@ -11,9 +11,9 @@ import socket
 import time
 
 from sidecar.errors import SidecarError
-from sidecar.ids import INSTANCES, instance_key
+from sidecar.ids import INSTANCES, build_instance_key
 from sidecar.ports import Store
-from sidecar.snapshots.sealed import seal
+from sidecar.snapshots.sealed import encode_checksummed
 
 RENEWED, BELIEVED, DEAD = 0.2, 0.6, 0.8
 """Parts of a lease: renewed so often, believed by its holder so long, and by others so long."""
@@ -45,7 +45,9 @@ class Lease:
 
     async def renew(self) -> None:
         began = time.monotonic()
-        await self._store.put(instance_key(self.instance), seal({"instance": self.instance, "seconds": self.seconds}))
+        await self._store.put(
+            build_instance_key(self.instance), encode_checksummed({"instance": self.instance, "seconds": self.seconds})
+        )
         self._renewed = began
 
     async def keep(self) -> None:
@@ -53,10 +55,10 @@ class Lease:
         if time.monotonic() - self._renewed > self.renew_every:
             await self.renew()
 
-    async def living(self) -> set[str]:
+    async def list_living(self) -> set[str]:
         """The services that were heard of lately, this one included."""
         heard = {info.key: info.modified async for info in self._store.list(INSTANCES)}
-        now = heard.get(instance_key(self.instance), max(heard.values(), default=0.0))
+        now = heard.get(build_instance_key(self.instance), max(heard.values(), default=0.0))
         keys = {key for key, modified in heard.items() if now - modified < self.seconds * DEAD}
         gone = [key for key, modified in heard.items() if now - modified > max(3600.0, 10 * self.seconds)]
         if gone:
@@ -65,4 +67,4 @@ class Lease:
 
     async def release(self) -> None:
         self._renewed = float("-inf")
-        await self._store.delete([instance_key(self.instance)])
+        await self._store.delete([build_instance_key(self.instance)])

@@ -8,13 +8,13 @@ from typing import Any
 
 import structlog
 
-from sidecar.characters import printable
-from sidecar.service.repeats import Repeats
+from sidecar.characters import make_printable
+from sidecar.service.repeats import LogThrottle
 
 SECRET_WORDS = ("token", "secret", "password", "api_key", "authorization", "url")
 
 
-def set_up(form: str, *, beside: bool = False) -> None:
+def configure_logs(form: str, *, beside: bool = False) -> None:
     """``json``, ``console``, or ``auto``: words when a person watches. What libraries log comes out the same way.
 
     ``beside`` another program, whose screen this is: with ``auto``, words, and only what somebody must know.
@@ -22,12 +22,12 @@ def set_up(form: str, *, beside: bool = False) -> None:
     words = form == "console" or (form == "auto" and (beside or sys.stderr.isatty()))
     least = logging.WARNING if beside and form == "auto" else logging.INFO
     renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    last: list[Any] = [_printably, renderer] if words else [structlog.processors.JSONRenderer()]
+    last: list[Any] = [_make_printable, renderer] if words else [structlog.processors.JSONRenderer()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _without_secrets,
+        _redact_secrets,
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
@@ -43,26 +43,26 @@ def set_up(form: str, *, beside: bool = False) -> None:
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
-    handler.addFilter(_is_news)
+    handler.addFilter(_may_pass)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
-_repeats = Repeats()
+_repeats = LogThrottle()
 
 
 def warn(event: str, **details: Any) -> None:
     """Log a warning that callers can cause as often as they like: it is said a few times a minute, then counted."""
-    if _repeats.may_say(event):
+    if _repeats.may_pass(event):
         structlog.get_logger("sidecar").warning(event, **details)
 
 
-def tell_repeats(*, all_of_them: bool = False) -> None:
+def log_repeats(*, all_of_them: bool = False) -> None:
     """Log how often more was said what was held back; to be called every now and then, and at the end."""
     for kind, count in _repeats.take_counts(all_of_them=all_of_them):
         structlog.get_logger("sidecar").warning("the same again", what=kind, times=count)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _may_pass(record: logging.LogRecord) -> bool:
     """Whether what a library logs may pass. A kind is a message before its values are filled in, and where an error was raised:
     two different errors under one message are both seen."""
     kind = f"{record.name}: {str(record.msg).partition(chr(10))[0][:200]}"
@@ -71,10 +71,10 @@ def _is_news(record: logging.LogRecord) -> bool:
         while trace is not None:
             place, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
         kind += f" ({type(record.exc_info[1]).__name__} at {place})"
-    return _repeats.may_say(kind)
+    return _repeats.may_pass(kind)
 
 
-def _without_secrets(logger: Any, method: str, event: Any) -> Any:
+def _redact_secrets(logger: Any, method: str, event: Any) -> Any:
     """Nobody should log one; whoever does by accident still does not."""
     for name in event:
         if any(word in name.lower() for word in SECRET_WORDS):
@@ -82,11 +82,11 @@ def _without_secrets(logger: Any, method: str, event: Any) -> Any:
     return event
 
 
-def _printably(logger: Any, method: str, event: Any) -> Any:
+def _make_printable(logger: Any, method: str, event: Any) -> Any:
     """One line for each event, whatever is in a name that it tells of; a traceback's lines are set in below it."""
     for name, value in event.items():
         if name in ("exception", "stack") and isinstance(value, str):
-            event[name] = "\n".join(f"  {printable(line)}" for line in value.split("\n"))
+            event[name] = "\n".join(f"  {make_printable(line)}" for line in value.split("\n"))
         elif isinstance(value, str):
-            event[name] = printable(value)
+            event[name] = make_printable(value)
     return event

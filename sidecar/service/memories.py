@@ -16,15 +16,15 @@ from fastapi.responses import StreamingResponse
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives import download
 from sidecar.engine.heads import Acceptance, accept, fork, rollback
-from sidecar.engine.limiting import bounds
+from sidecar.engine.limiting import build_bounds
 from sidecar.engine.looking import (
     MemoryRow,
-    compare,
+    build_not_found_error,
+    compare_snapshots,
     describe_memory,
     list_memories,
     list_snapshots,
-    not_found,
-    show_snapshot,
+    read_contents,
 )
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
@@ -40,45 +40,45 @@ from sidecar.service.bodies import (
     SnapshotAnswer,
     SnapshotsAnswer,
 )
-from sidecar.service.events import tell_accepted
+from sidecar.service.events import publish_accepted
 from sidecar.service.paths import MemoryId
-from sidecar.service.problems import documented
+from sidecar.service.problems import document_problems
 from sidecar.service.uploads import MEDIA_TYPES, check_media_type
-from sidecar.service.verbs import ACCEPTED, Wait, accepted, sidecar_of
-from sidecar.spool import CHUNK, spool
+from sidecar.service.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.spool import CHUNK, open_spool
 
 router = APIRouter(prefix="/v1", tags=["memories"])
-READING = documented(400, 404, 409, 422, 503)
-CHANGING = documented(400, 404, 409, 413, 422, 503, 507)
-ADOPTING = documented(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
+READING = document_problems(400, 404, 409, 422, 503)
+CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
+ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
 NEWEST = AcceptanceBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
-@router.get("/memories", responses=documented(503))
+@router.get("/memories", responses=document_problems(503))
 async def get_memories(request: Request) -> MemoriesAnswer:
     """Every memory of the store."""
-    repository = sidecar_of(request).engine.repository
+    repository = get_sidecar(request).engine.repository
     return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
 
 
 @router.get("/memories/{memory}", responses=READING)
 async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
     """One memory: its head and how many snapshots it has."""
-    return await describe_memory(sidecar_of(request).engine.repository, memory)
+    return await describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
 async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
     """A memory's snapshots, newest first."""
-    state, rows = await list_snapshots(sidecar_of(request).engine.repository, memory)
+    state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
     return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
     """A snapshot and every file in it."""
-    found = await show_snapshot(sidecar_of(request).engine.repository, memory, snapshot)
+    found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
     return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
 
 
@@ -97,7 +97,7 @@ async def get_archive(
     # Without a name, so that nothing is left of it whatever becomes of us; it is closed when it was sent.
     file = tempfile.TemporaryFile()  # noqa: SIM115
     try:
-        manifest = await download(sidecar_of(request).engine, check_memory_id(memory), snapshot, file, codec)
+        manifest = await download(get_sidecar(request).engine, check_memory_id(memory), snapshot, file, codec)
     except BaseException:
         file.close()
         raise
@@ -124,7 +124,7 @@ async def get_diff(
     to: Wanted = "latest",
 ) -> DiffAnswer:
     """What changed between two snapshots."""
-    found = await compare(sidecar_of(request).engine.repository, memory, from_, to)
+    found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
     return DiffAnswer(
         **{"from": found.old},
         memory=memory,
@@ -154,43 +154,43 @@ async def post_archive(
     wait: Wait = True,
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
-    sidecar = sidecar_of(request)
-    await sidecar.engine.repository.admit(memory)
+    sidecar = get_sidecar(request)
+    await sidecar.engine.repository.check_new_memory(memory)
     check_media_type(request.headers)
     sidecar.operations.check_intake()
     engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
     async with AsyncExitStack() as held:
-        scratch = await held.enter_async_context(spool())
-        within = bounds(engine.limits.of(memory))
+        scratch = await held.enter_async_context(open_spool())
+        within = build_bounds(engine.limits.of(memory))
         taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
         archive = taken.path.rename(scratch.folder / "upload")  # what the receipt calls it
         operation = sidecar.adopt(archive, wanted)
         operation.held = held.pop_all()  # it begins when we wait, and needs the file until it has ended
-    return await operation.result() if wait else accepted(operation)
+    return await operation.result() if wait else build_accepted_answer(operation)
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
 async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
     """Begin a new memory with a copy of a snapshot."""
-    manifest = await fork(sidecar_of(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
-    sidecar_of(request).changed(body.memory)
+    manifest = await fork(get_sidecar(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
+    get_sidecar(request).changed(body.memory)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
 async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await rollback(sidecar_of(request).engine.repository, check_memory_id(memory), body.snapshot)
-    sidecar_of(request).changed(memory)
+    head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
+    get_sidecar(request).changed(memory)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
 async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    sidecar = sidecar_of(request)
+    sidecar = get_sidecar(request)
     done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
-    tell_accepted(
+    publish_accepted(
         sidecar.events,
         memory=memory,
         by="person",
@@ -206,10 +206,10 @@ async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBo
 @router.delete("/memories/{memory}", responses=CHANGING)
 async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     """Remove every byte of a memory."""
-    sidecar = sidecar_of(request)
+    sidecar = get_sidecar(request)
     repository = sidecar.engine.repository
     if not await repository.exists(check_memory_id(memory)):
-        raise not_found(repository, memory)
+        raise build_not_found_error(repository, memory)
     if sidecar.keeper is not None:
         await sidecar.keeper.forget_memory(memory)
     removed = await repository.delete_memory(memory)

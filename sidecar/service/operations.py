@@ -15,8 +15,8 @@ import structlog
 
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.events import Events, tell_accepted
-from sidecar.service.trouble import trouble_after
+from sidecar.service.events import Events, publish_accepted
+from sidecar.service.trouble import find_save_problem
 
 REMEMBERED = 1000
 Receipt = ExportReceipt | RestoreReceipt
@@ -38,7 +38,7 @@ class Stopping(SidecarError):
     default_hint = "The service is about to end; send the same request again once it is back."
 
 
-class Needless(SidecarError):
+class NotWanted(SidecarError):
     """What was queued was not wanted any more when its turn came. Nothing happened."""
 
     code = "needless"
@@ -78,12 +78,12 @@ class Operation:
 
     def step(self, name: str, total: int | None = None) -> None:
         self.doing, self.done_bytes, self.total_bytes = name, 0, total
-        structlog.get_logger("sidecar").info(name, **self.bound())
+        structlog.get_logger("sidecar").info(name, **self.build_log_fields())
 
     def advance(self, count: int) -> None:
         self.done_bytes += count
 
-    def bound(self) -> dict[str, str]:
+    def build_log_fields(self) -> dict[str, str]:
         """What every line of the log about it says."""
         about = {
             "operation": self.id,
@@ -202,7 +202,7 @@ class Operations:
 
     async def _run(self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]]) -> None:
         # Whatever is logged on the way, by a library too, says whose it is.
-        structlog.contextvars.bind_contextvars(**operation.bound())
+        structlog.contextvars.bind_contextvars(**operation.build_log_fields())
         try:
             async with self._memories.held(operation.memory), self._turns:
                 operation.state = "running"
@@ -219,18 +219,18 @@ class Operations:
         finally:
             await operation.held.aclose()
             operation.finished = time.time()
-            if not isinstance(operation.problem, Needless):
-                self._tell(operation)
+            if not isinstance(operation.problem, NotWanted):
+                self._publish(operation)
             operation.ended.set()
 
-    def _tell(self, operation: Operation) -> None:
+    def _publish(self, operation: Operation) -> None:
         took = max(0.0, round((operation.finished or 0) - operation.created, 3))
         if operation.receipt is not None:
-            self._tell_receipt(operation, operation.receipt, took)
+            self._publish_receipt(operation, operation.receipt, took)
         elif operation.problem is not None:
             about, again = operation.problem.as_dict(), operation.problem.code == operation.told
             log = self._log.info if again else self._log.error
-            log(f"{operation.kind} failed", seconds=took, **{**about, **operation.bound()})
+            log(f"{operation.kind} failed", seconds=took, **{**about, **operation.build_log_fields()})
             publish = self._events.repeat if again else self._events.publish
             publish(
                 f"{operation.kind}.failed",
@@ -242,21 +242,21 @@ class Operations:
                 error=about,
             )
 
-    def _tell_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
+    def _publish_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
         outcome, again = said.outcome.value, False
         operation.about(said.snapshot or "")
-        about: dict[str, Any] = {**({"reason": asdict(said.reason)} if said.reason else {}), **_spared(said)}
+        about: dict[str, Any] = {**({"reason": asdict(said.reason)} if said.reason else {}), **_list_spared(said)}
         log = self._log.warning if said.outcome is RestoreOutcome.INCOMPLETE else self._log.info
         if isinstance(said, RestoreReceipt) and said.wanted:
             about["wanted"], log = said.wanted, self._log.warning  # another snapshot came in its place
         if isinstance(said, ExportReceipt):
-            trouble = trouble_after(said)
+            trouble = find_save_problem(said)
             about["saved"] = said.is_saved
             if trouble is not None:
                 again = trouble.kind == operation.told
                 about["hint"] = trouble.hint
                 log = self._log.info if again else self._log.warning
-        log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.bound())
+        log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.build_log_fields())
         publish = self._events.repeat if again else self._events.publish
         publish(
             f"{operation.kind}.{outcome}",
@@ -273,7 +273,7 @@ class Operations:
             **about,
         )
         if isinstance(said, ExportReceipt) and said.accepted is not None:
-            tell_accepted(
+            publish_accepted(
                 self._events,
                 memory=operation.memory,
                 sandbox=operation.sandbox,
@@ -289,7 +289,7 @@ class Operations:
             )
 
 
-def _spared(receipt: Receipt) -> dict[str, Any]:
+def _list_spared(receipt: Receipt) -> dict[str, Any]:
     """What a restore left as it was, saved first or set aside, if anything, and why it is incomplete if it is."""
     if not isinstance(receipt, RestoreReceipt):
         return {}

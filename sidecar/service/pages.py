@@ -22,7 +22,7 @@ HEADERS = {
 }
 
 
-def _serve(path: str, name: str, kind: str) -> None:
+def _add_page(path: str, name: str, kind: str) -> None:
     data = resources.files("sidecar.service").joinpath("page", name).read_bytes()
 
     @router.get(path)
@@ -31,4 +31,4 @@ def _serve(path: str, name: str, kind: str) -> None:
 
 
 for path, (name, kind) in FILES.items():
-    _serve(path, name, kind)
+    _add_page(path, name, kind)

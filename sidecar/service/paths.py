@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sidecar.errors import BadMemoryId
-from sidecar.service.problems import answer, problem_of
+from sidecar.service.problems import build_answer, build_problem
 
 SLASH = "\ue000"
 """Stands for a slash inside a segment, between here and the route: a private character, refused when a caller sends it."""
@@ -28,7 +28,7 @@ class WholeSegments:
             segments = [unquote(segment, errors="surrogateescape") for segment in raw.split("/")]
             if any(SLASH in segment for segment in segments):
                 problem = BadMemoryId("A path may not hold the private character U+E000.")
-                await answer(problem_of(problem))(scope, receive, send)
+                await build_answer(build_problem(problem))(scope, receive, send)
                 return
             scope = {**scope, "path": "/".join(segment.replace("/", SLASH) for segment in segments)}
         await self._app(scope, receive, send)

@@ -44,12 +44,12 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.SandboxGone, 410),
     (errors.SandboxNotAllowed, 403),
     (errors.SandboxAsleep, 409),
-    (errors.HeadMoved, 409),
+    (errors.SwapLost, 409),
     (errors.SnapshotError, 409),
     (errors.LimitExceeded, 413),
     (errors.NoIndex, 409),
     (errors.NothingToAccept, 409),
-    (errors.SinkError, 503),
+    (errors.SearchError, 503),
     (NotAnArchive, 422),
     (SpoolFull, 507),
     (errors.UsageError, 400),
@@ -78,7 +78,7 @@ def status_of(kind: type[SidecarError]) -> int:
     return next((status for known, status in STATUS if issubclass(kind, known)), 500)
 
 
-def problem_of(error: SidecarError) -> Problem:
+def build_problem(error: SidecarError) -> Problem:
     return Problem(
         status=status_of(type(error)),
         title=error.code.replace("-", " ").capitalize(),
@@ -89,7 +89,7 @@ def problem_of(error: SidecarError) -> Problem:
     )
 
 
-def answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
+def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
     waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
     body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
     return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
@@ -97,7 +97,7 @@ def answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONRespo
 
 async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, SidecarError)
-    return answer(problem_of(error))
+    return build_answer(build_problem(error))
 
 
 async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
@@ -106,7 +106,7 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
         f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
     )
     hint = "See /openapi.json for what may be sent."
-    return answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))
+    return build_answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
@@ -114,15 +114,17 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     code = HTTP_CODES.get(error.status_code, OTHER_HTTP)
     title = code.replace("-", " ").capitalize()
     problem = Problem(status=error.status_code, title=title, detail=str(error.detail), code=code)
-    return answer(problem, dict(error.headers or {}))
+    return build_answer(problem, dict(error.headers or {}))
 
 
 async def on_caller_gone(request: Request, error: Exception) -> JSONResponse:
     """A caller hung up before it had sent everything: nothing of ours went wrong, and no one reads the answer."""
-    return answer(Problem(status=400, title="Bad request", detail="The request was cut short.", code="bad-request"))
+    return build_answer(
+        Problem(status=400, title="Bad request", detail="The request was cut short.", code="bad-request")
+    )
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def document_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route may answer besides success, for the OpenAPI document."""
     reasons = {
         400: "What was asked for makes no sense",

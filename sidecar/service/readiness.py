@@ -12,26 +12,26 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from sidecar.engine import Engine
-from sidecar.engine.hot import check_hot
+from sidecar.engine.hot import check_hot_limits
 from sidecar.errors import BadConfig
-from sidecar.local_token import check_keepable, make_token
+from sidecar.local_token import check_token_folder, ensure_token
 from sidecar.loopback import is_loopback
 from sidecar.sealing.signed import SignedStore
-from sidecar.service.settings import AUTO, Service, address
+from sidecar.service.settings import AUTO, Service, parse_address
 from sidecar.service.tls import load_tls
 from sidecar.service.tokens import Tokens, check_bind, load_tokens
 
 BACKLOG = 1024
 
 
-class Readiness:
+class StartChecks:
     """What a service needs to start, as far as the steps have come. ``trying``: nothing is made, written or kept."""
 
     def __init__(self, engine: Engine, settings: Service, *, trying: bool = False) -> None:
         self._engine = engine
         self._settings = settings
         self._trying = trying
-        self.host, self._port = address(settings.bind)
+        self.host, self._port = parse_address(settings.bind)
         self.tokens = Tokens([])
         self.kept = False
         """Whether the token is the one that is kept for this user."""
@@ -43,18 +43,18 @@ class Readiness:
     @property
     def steps(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Each raises a ``SidecarError``. The listener comes last: whoever gets it may start at once."""
-        return self.find_tokens, self.find_certificate, self.prepare_store, self.compare_limits, self.listen
+        return self.load_tokens, self.load_certificate, self.prepare_store, self.check_limits, self.listen
 
-    async def find_tokens(self) -> None:
+    async def load_tokens(self) -> None:
         self.tokens = load_tokens(self._settings.token_file)
         self.kept = not self.tokens and self._settings.token == AUTO and is_loopback(self.host)
         if self.kept and self._trying:
-            check_keepable()
+            check_token_folder()
         elif self.kept:
-            self.tokens = Tokens([make_token()])
+            self.tokens = Tokens([ensure_token()])
         check_bind(self.host, self.tokens)
 
-    async def find_certificate(self) -> None:
+    async def load_certificate(self) -> None:
         self.tls = load_tls(self._settings)
 
     async def prepare_store(self) -> None:
@@ -64,9 +64,9 @@ class Readiness:
         else:
             await store.prepare()
 
-    async def compare_limits(self) -> None:
+    async def check_limits(self) -> None:
         """Refuse limits that what is in the store has outgrown already."""
-        await check_hot(self._engine)
+        await check_hot_limits(self._engine)
 
     async def listen(self) -> None:
         try:

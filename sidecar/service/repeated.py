@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from sidecar.engine import Engine
-from sidecar.engine.committing import advance
-from sidecar.errors import BaseCollected, HeadMoved, SnapshotNotFound, UsageError
-from sidecar.ids import Keys
+from sidecar.engine.committing import advance_head
+from sidecar.errors import BaseCollected, SnapshotNotFound, SwapLost, UsageError
+from sidecar.ids import MemoryKeys
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.marks import hold
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.snapshots.marks import hold_packs
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 LONGEST_KEY = 255
 REUSED = "This Idempotency-Key was used for another call."
@@ -36,7 +36,7 @@ class KeyReused(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RememberedCall:
     """A call under a key, as the store remembers it."""
 
     key: str
@@ -49,7 +49,7 @@ class Call:
     """What was answered."""
 
 
-class Asked:
+class KeyedCall:
     """A call that came under a key. Raise ``UsageError`` for a key that is too long."""
 
     def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> None:
@@ -63,53 +63,53 @@ class Asked:
         """Under which it can be found while it waits or runs."""
         return self.memory, self.key
 
-    def check_same(self, other: Asked) -> None:
+    def check_same(self, other: KeyedCall) -> None:
         """Raise ``KeyReused`` unless both ask for the same."""
         if (self.kind, self.digest) != (other.kind, other.digest):
             raise KeyReused(REUSED)
 
 
-class Repeated:
+class RememberedCalls:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def find(self, asked: Asked) -> Call | None:
+    async def find(self, asked: KeyedCall) -> RememberedCall | None:
         """The call, if it is remembered. Raise ``KeyReused`` when it was another one."""
-        call = await self._find(asked.memory, asked.key)
+        call = await self._read_call(asked.memory, asked.key)
         if call is not None and (call.kind, call.body) != (asked.kind, asked.digest):
             raise KeyReused(REUSED)
         return call
 
-    async def begin(self, asked: Asked, snapshot: str = "") -> tuple[Call, bool]:
+    async def begin(self, asked: KeyedCall, snapshot: str = "") -> tuple[RememberedCall, bool]:
         """Remember a call, with the snapshot it is to make; or find it remembered, and say so.
 
         Raise ``KeyReused`` when it was another one.
         """
         store = self._engine.repository.store
-        call = Call(asked.key, asked.memory, asked.kind, asked.digest, snapshot)
+        call = RememberedCall(asked.key, asked.memory, asked.kind, asked.digest, snapshot)
         await store.prepare()
         try:
-            await store.swap(Keys.of(asked.memory).call(asked.key), _encoded(call), expected=None)
-        except HeadMoved:
+            await store.swap(MemoryKeys.of(asked.memory).call(asked.key), _encode(call), expected=None)
+        except SwapLost:
             before = await self.find(asked)
             if before is None:
                 raise
             return before, True
         return call, False
 
-    async def _find(self, memory: str, key: str) -> Call | None:
-        stored = await self._engine.repository.store.get(Keys.of(memory).call(key))
+    async def _read_call(self, memory: str, key: str) -> RememberedCall | None:
+        stored = await self._engine.repository.store.get(MemoryKeys.of(memory).call(key))
         if stored is None:
             return None
         try:
-            call = msgspec.convert(unseal(stored.data), Call)
+            call = msgspec.convert(decode_checksummed(stored.data), RememberedCall)
         except (ValueError, msgspec.ValidationError):
             raise KeyReused("What is remembered under this Idempotency-Key is damaged.") from None
         if (call.key, call.memory) != (key, memory):
             raise KeyReused("What is remembered under this Idempotency-Key is of another call.")
         return call
 
-    def answered(self, call: Call) -> ExportReceipt | RestoreReceipt | None:
+    def read_receipt(self, call: RememberedCall) -> ExportReceipt | RestoreReceipt | None:
         """The receipt, if the call was answered before."""
         if call.receipt is None:
             return None
@@ -117,7 +117,7 @@ class Repeated:
             return msgspec.convert(call.receipt, ExportReceipt)
         return msgspec.convert(call.receipt, RestoreReceipt)
 
-    async def settled(self, call: Call, sandbox: str) -> ExportReceipt | None:
+    async def settled(self, call: RememberedCall, sandbox: str) -> ExportReceipt | None:
         """The receipt of an export that was stored, though nobody was told; ``None`` when it was not."""
         repository = self._engine.repository
         try:
@@ -126,28 +126,28 @@ class Repeated:
             return None
         state = await repository.head(call.memory)
         outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
-        if state.head is not None and (state.snapshot == call.snapshot or state.head.was(call.snapshot)):
+        if state.head is not None and (state.snapshot == call.snapshot or state.head.was_head(call.snapshot)):
             outcome = ExportOutcome.COMMITTED
         elif not manifest.rejected and manifest.parent == state.snapshot:
             try:
-                await hold(repository.store, manifest)
+                await hold_packs(repository.store, manifest)
             except BaseCollected:  # it died before it could see that a pack of its base was going: made anew
-                await repository.store.delete([Keys.of(call.memory).snapshot(call.snapshot)])
+                await repository.store.delete([MemoryKeys.of(call.memory).snapshot(call.snapshot)])
                 return None
-            outcome, state = await advance(self._engine, manifest, state, moves=True)
-        return _receipt_of(manifest, outcome, state.snapshot, sandbox)
+            outcome, state = await advance_head(self._engine, manifest, state, moves=True)
+        return _rebuild_receipt(manifest, outcome, state.snapshot, sandbox)
 
-    async def end(self, call: Call, answer: dict[str, Any]) -> None:
+    async def end(self, call: RememberedCall, answer: dict[str, Any]) -> None:
         """Remember the answer."""
-        ended = Call(call.key, call.memory, call.kind, call.body, call.snapshot, answer)
-        await self._engine.repository.store.put(Keys.of(call.memory).call(call.key), _encoded(ended))
+        ended = RememberedCall(call.key, call.memory, call.kind, call.body, call.snapshot, answer)
+        await self._engine.repository.store.put(MemoryKeys.of(call.memory).call(call.key), _encode(ended))
 
 
-def _encoded(call: Call) -> bytes:
-    return seal(asdict(call))
+def _encode(call: RememberedCall) -> bytes:
+    return encode_checksummed(asdict(call))
 
 
-def _receipt_of(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
+def _rebuild_receipt(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
     return ExportReceipt(
         outcome=outcome,
         memory=manifest.memory,

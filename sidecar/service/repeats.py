@@ -19,7 +19,7 @@ class _Kind:
     held_back: int = 0
 
 
-class Repeats:
+class LogThrottle:
     """Lets the first few messages of a kind pass in each minute, and counts the others."""
 
     def __init__(self, most: int = MOST, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Repeats:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
-    def may_say(self, kind: str) -> bool:
+    def may_pass(self, kind: str) -> bool:
         """Whether this message may pass. It is counted if not."""
         now = self._clock()
         if kind not in self._kinds and len(self._kinds) >= KINDS:

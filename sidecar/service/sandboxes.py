@@ -31,12 +31,12 @@ class Sandboxes:
             _, oldest = self._idle.popitem(last=False)
             await oldest.close()
 
-    def knows(self, ref: str) -> bool:
+    def is_open(self, ref: str) -> bool:
         """Whether it was used before and is open still."""
         return any(known == ref for known, _, _ in self._idle)
 
     @asynccontextmanager
-    async def fresh(self, ref: str) -> AsyncIterator[Sandbox]:
+    async def open_fresh(self, ref: str) -> AsyncIterator[Sandbox]:
         """The same, without anything remembered of it."""
         sandbox = self._open_one(ref)
         try:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from sidecar.engine import ExportRequest
 from sidecar.errors import SidecarError
-from sidecar.ids import snapshot_time
+from sidecar.ids import parse_snapshot_time
 from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.service.attachments import Attachment, Attachments
 from sidecar.service.leases import Lease, LeaseLost
-from sidecar.service.operations import Needless, Operation
+from sidecar.service.operations import NotWanted, Operation
 from sidecar.service.sidecar import Sidecar
 from sidecar.snapshots.manifest import Manifest
 
@@ -26,7 +26,7 @@ MOST_LOOKED_AT = 20
 """Of a memory's newest snapshots, when a sandbox is gone."""
 
 
-class ConversationClosed(Needless):
+class ConversationClosed(NotWanted):
     """The caller exported or detached the sandbox before the checkpoint's turn came."""
 
     code = "conversation-closed"
@@ -38,7 +38,7 @@ class TakenOver(LeaseLost):
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class AttachmentSaver:
     sidecar: Sidecar
     attachments: Attachments
     lease: Lease
@@ -54,7 +54,7 @@ class Saving:
             now = current()
             if now is None or not now.looked_after:
                 raise ConversationClosed(f"{attachment.sandbox} is not looked after any more.")
-            return await self._export(operation, now, why)
+            return await self._export_attached(operation, now, why)
 
         operation = self.sidecar.operations.start(
             Operation(
@@ -71,7 +71,7 @@ class Saving:
         assert isinstance(receipt, ExportReceipt)
         return receipt
 
-    async def _export(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
+    async def _export_attached(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
         engine = self.sidecar.engine
         timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
         request = ExportRequest(
@@ -101,12 +101,12 @@ class Saving:
             raise LeaseLost("This service could not say that it lives for too long to go on.")
 
 
-async def was_exported(repository: Repository, attachment: Attachment) -> bool:
+async def was_exported_last(repository: Repository, attachment: Attachment) -> bool:
     """Whether an export by the caller was the last word on a sandbox that is gone, though no service noted it: it was made by
     the command line, through a service of an earlier version, or by one that died before it could."""
     with contextlib.suppress(SidecarError):
-        ids = (await repository.snapshot_ids(attachment.memory))[:MOST_LOOKED_AT]
-        ids = [one for one in ids if snapshot_time(one).isoformat(timespec="milliseconds") >= attachment.attached]
+        ids = (await repository.list_snapshot_ids(attachment.memory))[:MOST_LOOKED_AT]
+        ids = [one for one in ids if parse_snapshot_time(one).isoformat(timespec="milliseconds") >= attachment.attached]
         manifests = await repository.manifests(attachment.memory, ids)
         for snapshot in ids:
             manifest = manifests.get(snapshot)

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 
 from sidecar.errors import NoIndex
 from sidecar.service.bodies import SearchAnswer
-from sidecar.service.problems import documented
-from sidecar.service.verbs import sidecar_of
+from sidecar.service.problems import document_problems
+from sidecar.service.verbs import get_sidecar
 from sidecar.sink import KINDS, sink
 
 router = APIRouter(prefix="/v1", tags=["search"])
@@ -24,7 +24,7 @@ Memories = Annotated[list[str] | None, Query(max_length=MOST_NAMES, description=
 Kinds = Annotated[list[Kind] | None, Query(max_length=len(KINDS), description="Only records of these kinds.")]
 
 
-@router.get("/search", responses=documented(400, 409, 422, 503))
+@router.get("/search", responses=document_problems(400, 409, 422, 503))
 async def search(
     request: Request,
     q: Words,
@@ -35,7 +35,7 @@ async def search(
 ) -> SearchAnswer:
     """Find what memories say, in all of them or in those named. What newer snapshots say than a hit's ``snapshot`` was not
     looked at; ``behind`` names the memories that have one. Without a database for it: 409, ``no-index``."""
-    index = sidecar_of(request).engine.index
+    index = get_sidecar(request).engine.index
     if index is None:
         raise NoIndex("This service has no database to search in.")
     wanted = sink.Query(words=q, memories=memory or (), kinds=kind or (), limit=limit, offset=offset)

@@ -17,20 +17,20 @@ import structlog
 import uvicorn
 
 from sidecar.engine import Engine
-from sidecar.local_token import token_path
+from sidecar.local_token import find_token_path
 from sidecar.service.app import make_app
 from sidecar.service.attachments import Attachment
-from sidecar.service.connections import Allowance, Connection, Listener, allowed_connections
+from sidecar.service.connections import Connection, ConnectionLimits, Listener, limit_connections
 from sidecar.service.door import Hosts
-from sidecar.service.drills import Drills
-from sidecar.service.housekeeping import Housekeeping
+from sidecar.service.drills import DrillJob
+from sidecar.service.housekeeping import RetentionJob
 from sidecar.service.index_metrics import IndexMetrics
-from sidecar.service.indexing import Indexing
+from sidecar.service.indexing import IndexUpdater
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
-from sidecar.service.logs import set_up
+from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
-from sidecar.service.readiness import Readiness
+from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
 from sidecar.service.sidecar import Sidecar
 from sidecar.service.webhooks import Deliveries
@@ -58,42 +58,42 @@ async def serve(
 
     Return the exit code: 0, or 1 when something could not be finished in time, or is not saved.
     """
-    set_up(settings.log, beside=beside)
+    configure_logs(settings.log, beside=beside)
     log = structlog.get_logger("sidecar")
-    found = Readiness(engine, settings)
+    found = StartChecks(engine, settings)
     for step in found.steps:
         await step()
     host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
     assert listener is not None
     sidecar = Sidecar(engine, settings)
-    deliveries = _deliveries(sidecar, webhooks)
+    deliveries = _start_deliveries(sidecar, webhooks)
     jobs = Jobs()
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
-    Housekeeping(sidecar, jobs).start()
-    Drills(sidecar, jobs).start()
-    jobs.every("look at heads", HEADS_SECONDS, sidecar.look_at_heads, first=0)
+    RetentionJob(sidecar, jobs).start()
+    DrillJob(sidecar, jobs).start()
+    jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
-    indexing = _indexing(sidecar, index_every)
+    indexing = _start_indexing(sidecar, index_every)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
     config = uvicorn.Config(
         app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on", server_header=False
     )
-    server = _Server(config, _allowance(settings, log), tls)
-    stopping, hurried = told or _signals()
+    server = _Server(config, _compute_limits(settings, log), tls)
+    stopping, hurried = told or _watch_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await _first(serving, server.listening.wait())
+    await _wait_for_first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
     if found.kept:
-        log.info("callers on this machine need the token that is kept for this user", file=str(token_path()))
+        log.info("callers on this machine need the token that is kept for this user", file=str(find_token_path()))
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
-    await _first(serving, stopping.wait())
-    left = await _wind_down(sidecar, keeper, settings.grace, hurried, log, with_callers=beside)
-    closing: list[Deliveries | Indexing] = [*deliveries, *indexing]
+    await _wait_for_first(serving, stopping.wait())
+    left = await _stop_in_order(sidecar, keeper, settings.grace, hurried, log, with_callers=beside)
+    closing: list[Deliveries | IndexUpdater] = [*deliveries, *indexing]
     await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in closing))
     server.should_exit = True
     server.force_exit = hurried.is_set()
@@ -101,14 +101,14 @@ async def serve(
     return HURRIED if hurried.is_set() else UNSAVED if left else 0
 
 
-def _allowance(settings: Service, log: structlog.BoundLogger) -> Allowance:
-    connections = allowed_connections(settings.connections)
+def _compute_limits(settings: Service, log: structlog.BoundLogger) -> ConnectionLimits:
+    connections = limit_connections(settings.connections)
     if connections < settings.connections:
         log.warning("fewer connections than wanted: the limit of open files is low", connections=connections)
-    return Allowance(connections=connections, head=settings.header_timeout, body=settings.body_timeout)
+    return ConnectionLimits(connections=connections, head=settings.header_timeout, body=settings.body_timeout)
 
 
-def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
+def _start_deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliveries]:
     if not webhooks:
         return []
     client = httpx.AsyncClient(timeout=10, follow_redirects=False)
@@ -119,17 +119,17 @@ def _deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Deliverie
     return deliveries
 
 
-def _indexing(sidecar: Sidecar, every: float) -> list[Indexing]:
+def _start_indexing(sidecar: Sidecar, every: float) -> list[IndexUpdater]:
     """What keeps search up to date, if there is search."""
     if sidecar.engine.index is None:
         return []
-    indexing = Indexing(sidecar.engine.index, sidecar.events, IndexMetrics(sidecar.metrics.registry), every)
-    sidecar.on_change.append(indexing.soon)
+    indexing = IndexUpdater(sidecar.engine.index, sidecar.events, IndexMetrics(sidecar.metrics.registry), every)
+    sidecar.on_change.append(indexing.update_soon)
     indexing.start()
     return [indexing]
 
 
-async def _wind_down(
+async def _stop_in_order(
     sidecar: Sidecar,
     keeper: Keeper,
     grace: float,
@@ -145,7 +145,7 @@ async def _wind_down(
     sidecar.operations.stop()
     log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
     ending = asyncio.ensure_future(_finish(sidecar, keeper, grace, with_callers=with_callers))
-    await _first(ending, hurried.wait())
+    await _wait_for_first(ending, hurried.wait())
     operations, attachments = (
         ending.result() if ending.done() else (sidecar.operations.unfinished(), keeper.looked_after)
     )
@@ -177,7 +177,7 @@ async def _finish(
 class _Server(uvicorn.Server):
     """uvicorn without its own ideas about signals, and with a listener of ours."""
 
-    def __init__(self, config: uvicorn.Config, allowance: Allowance, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, allowance: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self._allowance = allowance
         self._tls = tls
@@ -186,7 +186,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._listeners = [Listener(one, self._connection, self._allowance, self._tls) for one in sockets or ()]
+        self._listeners = [Listener(one, self._make_connection, self._allowance, self._tls) for one in sockets or ()]
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
             listener.close()
         await super().shutdown()
 
-    def _connection(self, listener: Listener) -> Connection:
+    def _make_connection(self, listener: Listener) -> Connection:
         return Connection(listener, self)
 
     @contextlib.contextmanager
@@ -202,14 +202,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _first(task: asyncio.Future[Any], other: Coroutine[Any, Any, Any]) -> None:
+async def _wait_for_first(task: asyncio.Future[Any], other: Coroutine[Any, Any, Any]) -> None:
     """Wait until the task is done or the other thing has happened."""
     waiting = asyncio.ensure_future(other)
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
 
 
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Set by the first SIGTERM or SIGINT, and by the second."""
     stopping, hurried = asyncio.Event(), asyncio.Event()
 

@@ -95,16 +95,16 @@ def check_service(settings: Service) -> Service:
     if bool(settings.tls_cert) != bool(settings.tls_key):
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise BadConfig(f"[service] {missing} is missing: TLS needs both files.", at=("service", missing))
-    address(settings.bind)
+    parse_address(settings.bind)
     return settings
 
 
-def local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
+def build_local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
     """Which folders of this machine callers may name."""
-    return replace(policy, confined=bool(settings.local_roots) or not is_loopback(address(settings.bind)[0]))
+    return replace(policy, confined=bool(settings.local_roots) or not is_loopback(parse_address(settings.bind)[0]))
 
 
-def address(bind: str) -> tuple[str, int]:
+def parse_address(bind: str) -> tuple[str, int]:
     """The host and port to listen on. Raise ``BadConfig`` when it is none."""
     host, colon, port = bind.rpartition(":")
     number = port.isascii() and port.isdecimal() and len(port) <= 5

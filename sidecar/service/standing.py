@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from sidecar.ids import snapshot_time
+from sidecar.ids import parse_snapshot_time
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.attachments import IDLE, OPEN, Attachment, Care, Place, now
-from sidecar.service.trouble import Trouble, trouble_after
+from sidecar.service.attachments import IDLE, OPEN, Attachment, AttachmentKey, CareOptions, format_now
+from sidecar.service.trouble import SaveProblem, find_save_problem
 
 
-def after_opening(
-    place: Place, care: Care, before: Attachment | None, restored: RestoreReceipt | None, *, owner: str, every: float
+def apply_opening(
+    place: AttachmentKey,
+    care: CareOptions,
+    before: Attachment | None,
+    restored: RestoreReceipt | None,
+    *,
+    owner: str,
+    every: float,
 ) -> Attachment:
     """An attachment that begins, or goes on, with a conversation or by name; ``every`` is the service's own setting."""
     memory, sandbox = place
@@ -28,48 +34,48 @@ def after_opening(
         conversation=care.conversation or (base.conversation if base and base.state == OPEN else ""),
         user=care.user or (settings.user if settings else ""),
         lasting=care.lasting or (base is not None and base.lasting),
-        attached=_later_than(restored),
-        changed=now(),
+        attached=_choose_time_after(restored),
+        changed=format_now(),
         generation=before.generation + 1 if before else 1,
         owner=owner,
     )
     if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and restored.snapshot is not None:
         # A sandbox that was left as it is may have grown since its snapshot was begun; one that was restored has not yet.
-        begun = snapshot_time(restored.snapshot).isoformat(timespec="milliseconds")
-        return replace(mine, saved=begun if restored.kept else now(), snapshot=restored.snapshot)
+        begun = parse_snapshot_time(restored.snapshot).isoformat(timespec="milliseconds")
+        return replace(mine, saved=begun if restored.kept else format_now(), snapshot=restored.snapshot)
     if base is not None:
         return replace(mine, saved=base.saved, snapshot=base.snapshot, problem=base.problem, hint=base.hint)
     return mine
 
 
-def _later_than(restored: RestoreReceipt | None) -> str:
+def _choose_time_after(restored: RestoreReceipt | None) -> str:
     """Now; but later than the snapshot that was restored, if the clock is behind that of whoever made it."""
     moments = [datetime.now(UTC)]
     if restored is not None and restored.snapshot is not None:
-        moments.append(snapshot_time(restored.snapshot) + timedelta(milliseconds=1))
+        moments.append(parse_snapshot_time(restored.snapshot) + timedelta(milliseconds=1))
     return max(moments).isoformat(timespec="milliseconds")
 
 
-def after_export(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+def apply_export(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
     """After its caller's own export, which closes the conversation; but what was kept nowhere has to be exported again."""
-    trouble = trouble_after(receipt)
-    after = _saved(attachment, receipt) if trouble is None else after_trouble(attachment, trouble)
-    return after.turned(IDLE) if trouble is None or receipt.snapshot is not None else after
+    trouble = find_save_problem(receipt)
+    after = _mark_saved(attachment, receipt) if trouble is None else apply_problem(attachment, trouble)
+    return after.change_state(IDLE) if trouble is None or receipt.snapshot is not None else after
 
 
-def after_checkpoint(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+def apply_checkpoint(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
     """After an export by the service. Something new since its caller's export means that it is in use again."""
-    trouble = trouble_after(receipt)
-    after = _saved(attachment, receipt) if trouble is None else after_trouble(attachment, trouble)
+    trouble = find_save_problem(receipt)
+    after = _mark_saved(attachment, receipt) if trouble is None else apply_problem(attachment, trouble)
     in_use = attachment.state == IDLE and receipt.outcome is ExportOutcome.COMMITTED
-    return after.turned(OPEN) if in_use else after
+    return after.change_state(OPEN) if in_use else after
 
 
-def after_trouble(attachment: Attachment, trouble: Trouble) -> Attachment:
+def apply_problem(attachment: Attachment, trouble: SaveProblem) -> Attachment:
     return replace(attachment, problem=trouble.words, hint=trouble.hint)
 
 
-def _saved(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
+def _mark_saved(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
     fine = replace(attachment, problem="", hint="")
     if not receipt.is_saved:
         return fine

@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
-from sidecar.service.attachment_routes import keeper_of
+from sidecar.service.attachment_routes import get_keeper
 from sidecar.service.bodies import Health
-from sidecar.service.problems import documented
-from sidecar.service.verbs import sidecar_of
+from sidecar.service.problems import document_problems
+from sidecar.service.verbs import get_sidecar
 
 router = APIRouter(tags=["system"])
 BREATH_SECONDS = 15.0
@@ -36,10 +36,10 @@ async def healthz() -> Health:
 )
 async def readyz(request: Request) -> Any:
     """It can do its work: the store can be written, and attachments are looked after."""
-    sidecar = sidecar_of(request)
+    sidecar = get_sidecar(request)
     checks = {
         "store": "ok",
-        "scheduler": "ok" if keeper_of(request).alive else "not running",
+        "scheduler": "ok" if get_keeper(request).alive else "not running",
         "intake": "stopping" if sidecar.operations.stopping else "ok",
     }
     try:
@@ -54,12 +54,12 @@ async def readyz(request: Request) -> Any:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **documented()},
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **document_problems()},
 )
 async def metrics(request: Request) -> Response:
     """Exports, restores, outcomes, bytes, durations, the age of each memory's newest snapshot."""
-    sidecar = sidecar_of(request)
-    keeper = keeper_of(request)
+    sidecar = get_sidecar(request)
+    keeper = get_keeper(request)
     text = sidecar.metrics.text(
         running=sidecar.operations.running,
         waiting=sidecar.operations.waiting,
@@ -72,14 +72,17 @@ async def metrics(request: Request) -> Response:
 @router.get(
     "/v1/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}, **documented(422)},
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
+        **document_problems(422),
+    },
 )
 async def events(
     request: Request,
     last: Annotated[int | None, Header(alias="Last-Event-ID", description="Begin after this event.")] = None,
 ) -> StreamingResponse:
     """What happens, as it happens."""
-    sidecar = sidecar_of(request)
+    sidecar = get_sidecar(request)
 
     async def lines() -> AsyncIterator[str]:
         stream = sidecar.events.listen(last)

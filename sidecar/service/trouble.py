@@ -12,7 +12,7 @@ LIMIT = "limit-"
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class SaveProblem:
     kind: str
     """The same for as long as it is the same trouble: an outcome with the reason's code, or an error's code."""
     message: str
@@ -23,7 +23,7 @@ class Trouble:
         return f"{self.kind}: {self.message}"
 
 
-def trouble_after(receipt: ExportReceipt) -> Trouble | None:
+def find_save_problem(receipt: ExportReceipt) -> SaveProblem | None:
     """What keeps the sandbox's memory from being saved; ``None`` when it is, or when there is none and never was."""
     if receipt.is_saved:
         return None
@@ -31,22 +31,22 @@ def trouble_after(receipt: ExportReceipt) -> Trouble | None:
     if reason is not None and reason.code == EMPTY and receipt.head is None:
         return None
     if receipt.outcome is ExportOutcome.UNCHANGED:
-        return Trouble(
+        return SaveProblem(
             "behind",
             f"Nothing is new in the sandbox, but the head has moved on to {receipt.head} since it was restored.",
             "Restore into it again before going on: what grows out of an earlier head is kept beside the present one.",
         )
     code = reason.code if reason else receipt.outcome.value
     kind = receipt.outcome.value if code == receipt.outcome.value else f"{receipt.outcome.value} ({code})"
-    return Trouble(kind, reason.message if reason else "No reason was given.", _advice(receipt, code))
+    return SaveProblem(kind, reason.message if reason else "No reason was given.", _advise(receipt, code))
 
 
-def trouble_of(problem: SidecarError) -> Trouble:
+def build_save_problem(problem: SidecarError) -> SaveProblem:
     """The same for an export that failed."""
-    return Trouble(problem.code, problem.message, problem.hint)
+    return SaveProblem(problem.code, problem.message, problem.hint)
 
 
-def _advice(receipt: ExportReceipt, code: str) -> str:
+def _advise(receipt: ExportReceipt, code: str) -> str:
     if code.startswith(LIMIT):
         return "Raise the limit in the config's [limits], or make the memory smaller. Nothing was kept; the sandbox has it."
     advice = []

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from sidecar.engine.limiting import Bounds
 from sidecar.errors import SidecarError, UsageError
 from sidecar.service.operations import TooBusy
-from sidecar.spool import Spool, Spooled
+from sidecar.spool import Spool, SpooledFile
 
 MEDIA_TYPES = (
     "application/octet-stream",
@@ -54,16 +54,16 @@ class Uploads:
         self._most = most
         self._open = 0
 
-    async def take(self, request: Request, scratch: Spool, within: Bounds, seconds: float) -> Spooled:
+    async def take(self, request: Request, scratch: Spool, within: Bounds, seconds: float) -> SpooledFile:
         """Write a request's body to a file.
 
         Raise ``TooBusy``, ``LimitExceeded`` before more than the limit is on the disk, ``UploadTimeout`` or ``UploadCut``.
         """
         _check_length(request.headers, within)
-        with self._counted():
+        with self._count_upload():
             try:
                 async with asyncio.timeout(seconds):
-                    taken = await scratch.take(_chunks(request, within))
+                    taken = await scratch.take(_read_chunks(request, within))
             except TimeoutError:
                 raise UploadTimeout(f"The tarball did not arrive within {seconds:g} seconds.") from None
             except ClientDisconnect:
@@ -71,7 +71,7 @@ class Uploads:
         return taken
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_upload(self) -> Iterator[None]:
         if self._open >= self._most:
             raise TooBusy(f"{self._open} tarballs are on their way in already.")
         self._open += 1
@@ -95,7 +95,7 @@ def _check_length(headers: Mapping[str, str], within: Bounds) -> None:
         within.check("packed_bytes", int(length), f"The tarball has {int(length):,} bytes")
 
 
-async def _chunks(request: Request, within: Bounds) -> AsyncIterator[bytes]:
+async def _read_chunks(request: Request, within: Bounds) -> AsyncIterator[bytes]:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)

@@ -9,11 +9,11 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.service.attachments import Care
+from sidecar.service.attachments import CareOptions
 from sidecar.service.bodies import ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.operations import Operation
 from sidecar.service.paths import MemoryId
-from sidecar.service.problems import Problem, answer, documented, problem_of
+from sidecar.service.problems import Problem, build_answer, build_problem, document_problems
 from sidecar.service.sidecar import Sidecar
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
@@ -28,10 +28,10 @@ IdempotencyKey = Annotated[
 ]
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
 ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
-TROUBLE = documented(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 
 
-def sidecar_of(request: Request) -> Sidecar:
+def get_sidecar(request: Request) -> Sidecar:
     sidecar: Sidecar = request.app.state.sidecar
     return sidecar
 
@@ -50,8 +50,8 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await sidecar_of(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
-    return await operation.result() if wait else accepted(operation)
+    operation = await get_sidecar(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
+    return await operation.result() if wait else build_accepted_answer(operation)
 
 
 @router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
@@ -62,7 +62,7 @@ async def restore_memory(
 
     It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
     ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
-    care = Care(
+    care = CareOptions(
         layouts=body.layouts,
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
@@ -81,7 +81,7 @@ async def restore_memory(
         discard=body.discard,
         read_only=body.read_only,
     )
-    operation = await sidecar_of(request).restore(
+    operation = await get_sidecar(request).restore(
         wanted,
         body.sandbox,
         wake=body.wake,
@@ -90,31 +90,31 @@ async def restore_memory(
         conversation=body.conversation,
         care=care if body.attach else None,
     )
-    return await operation.result() if wait else accepted(operation)
+    return await operation.result() if wait else build_accepted_answer(operation)
 
 
-@router.get("/operations/{id}", responses=documented(404, 422))
+@router.get("/operations/{id}", responses=document_problems(404, 422))
 async def look_at_operation(request: Request, id: str) -> OperationAnswer:
     """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
-    operation = sidecar_of(request).operations.find(id)
+    operation = get_sidecar(request).operations.find(id)
     if operation is None:
         hint = "The last thousand are remembered, and none from before a restart."
         problem = Problem(
             status=404, title="Not found", detail="There is no such operation.", code="not-found", hint=hint
         )
-        return answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
-    return _standing(operation)
+        return build_answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
+    return _build_operation_answer(operation)
 
 
-def accepted(operation: Operation) -> Response:
+def build_accepted_answer(operation: Operation) -> Response:
     """The answer to a caller that does not wait."""
     from fastapi.encoders import jsonable_encoder
 
     where = f"/v1/operations/{operation.id}"
-    return JSONResponse(jsonable_encoder(_standing(operation)), 202, headers={"Location": where})
+    return JSONResponse(jsonable_encoder(_build_operation_answer(operation)), 202, headers={"Location": where})
 
 
-def _standing(operation: Operation) -> OperationAnswer:
+def _build_operation_answer(operation: Operation) -> OperationAnswer:
     return OperationAnswer(
         id=operation.id,
         kind=operation.kind,
@@ -127,5 +127,5 @@ def _standing(operation: Operation) -> OperationAnswer:
         created=operation.created,
         finished=operation.finished,
         receipt=operation.receipt,
-        problem=problem_of(operation.problem) if operation.problem else None,
+        problem=build_problem(operation.problem) if operation.problem else None,
     )

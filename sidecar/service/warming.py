@@ -13,17 +13,17 @@ from sidecar import program
 FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/memories/m/restores"))
 
 
-async def warm(app: ASGIApp) -> None:
+async def warm_up(app: ASGIApp) -> None:
     """Let the framework make its routes ready, by requests that change nothing: the last two lack a body."""
-    await asyncio.to_thread(program.prepare)
+    await asyncio.to_thread(program.pack_programs)
     for method, path in FIRST:
-        await app(_scope(method, path), _nothing, _ignored)
+        await app(_build_scope(method, path), _receive_nothing, _ignore)
     # What is there by now stays: to look through it for garbage again and again would hold everything up.
     gc.collect()
     gc.freeze()
 
 
-def _scope(method: str, path: str) -> dict[str, Any]:
+def _build_scope(method: str, path: str) -> dict[str, Any]:
     return {
         "type": "http",
         "http_version": "1.1",
@@ -39,9 +39,9 @@ def _scope(method: str, path: str) -> dict[str, Any]:
     }
 
 
-async def _nothing() -> Message:
+async def _receive_nothing() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _ignored(message: Message) -> None:
+async def _ignore(message: Message) -> None:
     return None

@@ -19,7 +19,7 @@ import httpx
 import structlog
 
 from sidecar.errors import SidecarError
-from sidecar.ids import outbox_prefix
+from sidecar.ids import build_outbox_prefix
 from sidecar.ports import Store
 from sidecar.service.events import Event
 from sidecar.service.settings import Webhook
@@ -29,7 +29,7 @@ LONGEST_SECONDS = 24 * 3600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
 
-def signature(secret: str, at: str, body: bytes) -> str:
+def sign(secret: str, at: str, body: bytes) -> str:
     """What a receiver compares: HMAC-SHA256 over the time and the body, so that neither can be changed or replayed late."""
     return hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
@@ -42,7 +42,7 @@ def headers_of(kind: str, body: bytes, at: str, secret: str) -> dict[str, str]:
     """What a call carries beside its body. ``at`` is in whole seconds since 1970; without a secret nothing is signed."""
     headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": kind, "Memory-Sidecar-Time": at}
     if secret:
-        headers["Memory-Sidecar-Signature"] = f"sha256={signature(secret, at, body)}"
+        headers["Memory-Sidecar-Signature"] = f"sha256={sign(secret, at, body)}"
     return headers
 
 
@@ -54,8 +54,8 @@ class Deliveries:
         self._secret = secret
         self._client = client
         self._store = store
-        self._folder = outbox_prefix(hook.url)
-        self._queue: asyncio.Queue[_Parcel] = asyncio.Queue(WAITING)
+        self._folder = build_outbox_prefix(hook.url)
+        self._queue: asyncio.Queue[_PendingEvent] = asyncio.Queue(WAITING)
         self._undelivered = 0
         self._log = structlog.get_logger("sidecar").bind(webhook=hook.url.partition("?")[0].rpartition("@")[2])
         self._task = asyncio.create_task(self._run())
@@ -63,9 +63,9 @@ class Deliveries:
     def take(self, event: Event) -> None:
         if any(fnmatch.fnmatchcase(event.type, pattern) for pattern in self._hook.events):
             name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
-            self._put(_Parcel(f"{self._folder}{name}", event.type, body_of(event)))
+            self._write_to_outbox(_PendingEvent(f"{self._folder}{name}", event.type, body_of(event)))
 
-    def _put(self, parcel: _Parcel) -> None:
+    def _write_to_outbox(self, parcel: _PendingEvent) -> None:
         try:
             self._queue.put_nowait(parcel)
             self._undelivered += 1
@@ -73,7 +73,7 @@ class Deliveries:
             self._log.error("too many undelivered events: one is dropped", type=parcel.type)
 
     async def _run(self) -> None:
-        await self._take_up()
+        await self._load_outbox()
         while True:
             parcel = await self._queue.get()
             try:
@@ -82,7 +82,7 @@ class Deliveries:
                 self._undelivered -= 1
                 self._queue.task_done()
 
-    async def _take_up(self) -> None:
+    async def _load_outbox(self) -> None:
         """What others left behind. An event that two services send is sent twice, which is more than once."""
         try:
             found = [info.key async for info in self._store.list(self._folder)]
@@ -94,11 +94,11 @@ class Deliveries:
                 stored = await self._store.get(key)
                 if stored is not None:
                     kind = json.loads(stored.data).get("type", "")
-                    self._put(_Parcel(key, str(kind), stored.data, stored=True))
+                    self._write_to_outbox(_PendingEvent(key, str(kind), stored.data, stored=True))
             except (SidecarError, ValueError) as problem:
                 self._log.error("a left-over event is not sent", object=key, why=str(problem))
 
-    async def _deliver(self, parcel: _Parcel) -> None:
+    async def _deliver(self, parcel: _PendingEvent) -> None:
         if not parcel.stored:
             with contextlib.suppress(SidecarError):  # without the store it is sent all the same
                 await self._store.put(parcel.key, parcel.body)
@@ -113,7 +113,7 @@ class Deliveries:
         with contextlib.suppress(SidecarError):
             await self._store.delete([parcel.key])
 
-    async def _send(self, parcel: _Parcel) -> str:
+    async def _send(self, parcel: _PendingEvent) -> str:
         """Why it was not taken; "" when it was."""
         headers = headers_of(parcel.type, parcel.body, str(int(time.time())), self._secret)
         try:
@@ -133,7 +133,7 @@ class Deliveries:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
+class _PendingEvent:
     key: str
     type: str
     body: bytes

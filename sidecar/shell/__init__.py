@@ -15,18 +15,18 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
-from sidecar.inside.roots import numbered
-from sidecar.inside.rules import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, alternatives
+from sidecar.inside.roots import split_number
+from sidecar.inside.rules import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
 from sidecar.inside.walk import SQLITE_TAILS
-from sidecar.layouts import Covered, Layout, Root
+from sidecar.layouts import CoveredRules, Layout, RootSpec
 
 MOST_KNOWN = 40
 """So many projects of the head are looked for: a command has only so much room."""
 
 
-def named_roots(
+def list_roots(
     layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[Mapping[str, str]] = ()
-) -> list[tuple[str, Layout, Root, str]]:
+) -> list[tuple[str, Layout, RootSpec, str]]:
     """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is.
 
     Projects are those named; else those of the head (``known``), the working folder and the home: a shell looks for no
@@ -37,10 +37,10 @@ def named_roots(
         for root in layout.roots:
             if not root.project:
                 if root.paths:
-                    named.append((root.name, layout, root, place_of(root, None, projects, exporting=True)))
+                    named.append((root.name, layout, root, build_place(root, None, projects, exporting=True)))
                 continue
-            places = _known_places(root, known) if projects is None else {}
-            for place in (_place_in(root, _project(project)) for project in _projects(projects)):
+            places = _find_known_places(root, known) if projects is None else {}
+            for place in (_build_project_place(root, _quote_project(project)) for project in _list_projects(projects)):
                 number = next(number for number in range(1, len(places) + 2) if number not in places)
                 places[number] = place
             for number, place in places.items():
@@ -48,39 +48,41 @@ def named_roots(
     return named
 
 
-def _projects(projects: list[str] | None) -> list[str | None]:
+def _list_projects(projects: list[str] | None) -> list[str | None]:
     return [None, "~"] if projects is None else [*projects]
 
 
-def _known_places(root: Root, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
+def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
     """Where the roots of the head are that are of this kind, by their number; one that was outside of the home and is not
     there any more is in the working folder."""
     places: dict[int, str] = {}
     for row in known[:MOST_KNOWN]:
-        base, number = numbered(row["name"])
+        base, number = split_number(row["name"])
         if row["name"] == root.name or (number and base == root.name):
             project = row["hint"].removesuffix(f"/{root.below}") if root.below else row["hint"]
-            word = _project(project)
+            word = _quote_project(project)
             if not project.startswith("~"):
                 word = f'"$(if [ -d {word} ]; then printf %s {word}; else printf %s "$PWD"; fi)"'
-            places[number or 1] = _place_in(root, word)
+            places[number or 1] = _build_project_place(root, word)
     return places
 
 
-def export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
+def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
     """The shell half of an export request."""
-    roots = named_roots(layouts, request["projects"], request.get("roots", []))
-    lines = [*_common(request)]
+    roots = list_roots(layouts, request["projects"], request.get("roots", []))
+    lines = [*_build_common_lines(request)]
     firsts: dict[str, int] = {}
     for number, (name, layout, root, place) in enumerate(roots, 1):
         first = firsts.setdefault(root.name, number)
         lines += [f"name_{number}={shlex.quote(name)}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
-        if databases := _databases(layout):
+        if databases := _list_databases(layout):
             lines.append(f"databases_{number}={shlex.quote(' '.join(databases))}")
         # The words of another root of the same kind: a command has only so much room.
-        lines.append(_select(number, layout, root, exporting=True) if first == number else f"as_{number}={first}")
+        lines.append(
+            _build_selection(number, layout, root, exporting=True) if first == number else f"as_{number}={first}"
+        )
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([tidy_script(request["snapshot"], ()), *lines, _script("export.sh")])
+    return "\n".join([build_tidy_script(request["snapshot"], ()), *lines, _load_script("export.sh")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +93,10 @@ class Target:
     place: str
     """A shell word for where it goes."""
     layout: Layout
-    root: Root
+    root: RootSpec
     needed: Sequence[str]
     """The files in it that its layout cannot do without."""
-    covered: Covered | None
+    covered: CoveredRules | None
     """What the rules of the snapshot were."""
     waits_for: str = ""
     """A shell word for the folder without which it is withheld."""
@@ -103,11 +105,11 @@ class Target:
     """Of a project: the one that is named for this number comes before all that."""
 
 
-def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
+def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
     """The shell half of a restore into these places."""
     notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
     lines = [
-        *_common(request),
+        *_build_common_lines(request),
         f"notes={shlex.quote(notes)}",
         f"bundle={shlex.quote(bundle)}",
         f"bytes={size}",
@@ -124,7 +126,7 @@ def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, si
         ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{request['snapshot']}"),
     ):
         lines.append(f"{name}={shlex.quote(value)}")
-    lines += _assign(request["projects"] or [], roots)
+    lines += _build_assignments(request["projects"] or [], roots)
     for number, target in enumerate(roots, 1):
         lines += [f"name_{number}={shlex.quote(target.name)}", f"folder_{number}={target.place}"]
         lines.append(f"needed_{number}={shlex.quote(chr(10).join(target.needed))}")
@@ -132,37 +134,37 @@ def restore_script(request: dict[str, Any], roots: list[Target], bundle: str, si
             told = json.dumps({"name": target.name, "hint": target.hint})
             lines += [f"waits_{number}={target.waits_for}", f"waiting_{number}={shlex.quote(told)}"]
         if target.number:
-            place = _place_in(replace(target.root, marked=False), f'"$project_{target.number}"')
+            place = _build_project_place(replace(target.root, marked=False), f'"$project_{target.number}"')
             lines.append(f'[ -z "$project_{target.number}" ] || {{ folder_{number}={place}; waits_{number}=""; }}')
         yields = [f"./{name}" for name in target.layout.yields]
         lines.append(f"yields_{number}={shlex.quote(' '.join(yields))}")
-        lines.append(_select(number, target.layout, target.root, target.covered, exporting=False))
+        lines.append(_build_selection(number, target.layout, target.root, target.covered, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([*lines, _script("restore.sh")])
+    return "\n".join([*lines, _load_script("restore.sh")])
 
 
-def _assign(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
+def _build_assignments(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
     """Lines that put the folder named for the n-th project into ``project_n``, if there is one."""
     numbers = sorted({target.number for target in roots if target.number})
     lines = [f'project_{number}=""' for number in numbers]
     if not given or not numbers:
         return lines
-    lines += [ASSIGN, *(f"give {_project(path)}" for path in given)]
+    lines += [ASSIGN, *(f"give {_quote_project(path)}" for path in given)]
     for number in numbers:
         hints = {
-            _without(target.hint, target.root.below): None
+            _strip_below(target.hint, target.root.below): None
             for target in roots
             if target.number == number and target.hint.startswith(("~", "/"))
         }
-        lines += [f"same {number} {_project(hint)}" for hint in hints]
+        lines += [f"same {number} {_quote_project(hint)}" for hint in hints]
     return [*lines, *(f"next_one {number}" for number in numbers)]
 
 
-def _without(hint: str, below: str) -> str:
+def _strip_below(hint: str, below: str) -> str:
     return hint.removesuffix(f"/{below}") if below else hint
 
 
-def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+def build_tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
     """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
     the ``notes`` of the memory with this ``key``, if there are any."""
     lines = [
@@ -176,11 +178,13 @@ def tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str
     return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
 
 
-def place_of(root: Root, project: str | None, projects: Sequence[str] | None = None, *, exporting: bool = False) -> str:
+def build_place(
+    root: RootSpec, project: str | None, projects: Sequence[str] | None = None, *, exporting: bool = False
+) -> str:
     """A shell word for where a root is: by its variable or in a usual place, or below a project (``None``: the working
     folder)."""
     if root.project:
-        return _place_in(root, _project(project))
+        return _build_project_place(root, _quote_project(project))
     words = []
     for entry in () if root.file else root.env:
         name, _, below = entry.partition("/")
@@ -190,21 +194,21 @@ def place_of(root: Root, project: str | None, projects: Sequence[str] | None = N
     for path in root.paths:
         if path.startswith("./"):
             words += [
-                f"{_project(base)}/{shlex.quote(path[2:])}" for base in ([None] if projects is None else projects)
+                f"{_quote_project(base)}/{shlex.quote(path[2:])}" for base in ([None] if projects is None else projects)
             ]
         else:
-            words.append(_project(path))
+            words.append(_quote_project(path))
     return f'"$(first {shlex.quote(root.holds)} {shlex.quote(root.below)} {" ".join(words)})"'
 
 
-def _place_in(root: Root, project: str) -> str:
+def _build_project_place(root: RootSpec, project: str) -> str:
     if root.marked:
         marks = " ".join(shlex.quote(marker) for marker in root.markers)
         return f'"$(marked {project} {marks})"'
     return f"{project}/{shlex.quote(root.below)}" if root.below else project
 
 
-def _project(path: str | None) -> str:
+def _quote_project(path: str | None) -> str:
     if path is None:
         return '"$PWD"'
     if path.startswith("/"):
@@ -212,7 +216,7 @@ def _project(path: str | None) -> str:
     return '"$HOME"' + shlex.quote(path[1:] if path.startswith("~") else f"/{path}")
 
 
-def _word(text: str) -> str:
+def _escape_word(text: str) -> str:
     """A text as one word that means itself, without quotes: these would have to be quoted in a variable, and once more on the
     way."""
     return "".join(c if c.isalnum() or c in "._-/%+:@" else f"\\{c}" for c in text)
@@ -221,8 +225,11 @@ def _word(text: str) -> str:
 NOTHING = '-name ""'
 KNOWN_SECRET = " -o ".join(
     [
-        *(f"-iname {_word(name)}" for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))),
-        *(f"-ipath {_word(f'*{path}')}" for path in SECRET_PATHS),
+        *(
+            f"-iname {_escape_word(name)}"
+            for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
+        ),
+        *(f"-ipath {_escape_word(f'*{path}')}" for path in SECRET_PATHS),
     ]
 )
 """What no layout brings out (``is_secret``); copies of it are taken out on arrival, for a command has only so much room."""
@@ -315,7 +322,7 @@ eval "project_$1=\\$other given_$number=''"
 (``same``), else the n-th, else the next that is left (``next_one``)."""
 
 
-def _common(request: dict[str, Any]) -> list[str]:
+def _build_common_lines(request: dict[str, Any]) -> list[str]:
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
     wait = math.ceil(request.get("turn_wait", 0))
@@ -330,17 +337,19 @@ def _common(request: dict[str, Any]) -> list[str]:
     ]
 
 
-def _databases(layout: Layout) -> list[str]:
+def _list_databases(layout: Layout) -> list[str]:
     """A layout's databases as shell patterns; one with a blank or an any-depth pattern is taken as a file."""
-    names = [full for name in layout.databases for full in alternatives(name)]
+    names = [full for name in layout.databases for full in expand_braces(name)]
     return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
 
 
-def _select(number: int, layout: Layout, root: Root, covered: Covered | None = None, *, exporting: bool) -> str:
+def _build_selection(
+    number: int, layout: Layout, root: RootSpec, covered: CoveredRules | None = None, *, exporting: bool
+) -> str:
     """The words by which ``look`` finds what of a root is memory, and what of it does not leave."""
-    apart = _databases(layout) if exporting else []
+    apart = _list_databases(layout) if exporting else []
     patterns = covered.keep if covered is not None else layout.covered(root).keep
-    wanted = [pattern for name in patterns for pattern in alternatives(name) if pattern not in apart]
+    wanted = [pattern for name in patterns for pattern in expand_braces(name) if pattern not in apart]
     unsent = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
     if exporting:  # rows that must not leave are in the logs, too
         unsent += [f"/{name}{tail}" for name in layout.emptied for tail in SQLITE_TAILS]
@@ -348,80 +357,84 @@ def _select(number: int, layout: Layout, root: Root, covered: Covered | None = N
         unsent += [f"/{name}" for name in apart]
     if not exporting:
         unsent += [*(f"/{name}" for name in layout.yields), *(covered.left if covered is not None else ())]
-    starts = dict.fromkeys(f"./{_glob(pattern.split('/')[0])}" for pattern in wanted)
+    starts = dict.fromkeys(f"./{_quote_glob(pattern.split('/')[0])}" for pattern in wanted)
     if EVERYTHING in wanted:
         wanted, starts = [EVERYTHING], {".": None}
     words = {
         "starts": " ".join(starts),
-        "keep": " -o ".join(f"-path {way}" for pattern in wanted for way in _ways(pattern)),
-        "hold": _folders_kept(wanted),
-        "lead": _any(dict.fromkeys(f"/{folder}" for pattern in wanted for folder in _above(pattern))),
-        "never": _any(layout.never),
-        "secret": _any(layout.secrets),
-        "unsent": _any(unsent),
+        "keep": " -o ".join(f"-path {way}" for pattern in wanted for way in _list_path_patterns(pattern)),
+        "hold": _build_folder_test(wanted),
+        "lead": _build_any_test(dict.fromkeys(f"/{folder}" for pattern in wanted for folder in _list_parents(pattern))),
+        "never": _build_any_test(layout.never),
+        "secret": _build_any_test(layout.secrets),
+        "unsent": _build_any_test(unsent),
     }
     return "\n".join(f"{name}_{number}={shlex.quote(value)}" for name, value in words.items())
 
 
-def _folders_kept(wanted: Sequence[str]) -> str:
+def _build_folder_test(wanted: Sequence[str]) -> str:
     """A test for folders that are memory, also when they are empty: those of which everything in them is."""
     tops = [pattern for pattern in wanted if pattern.endswith("**")]
-    within = [f"-path {way}" for pattern in tops for way in _ways(pattern)]
-    return " -o ".join([*within, *(_left_out(f"/{pattern[:-3]}") for pattern in tops if pattern[:-3])]) or NOTHING
+    within = [f"-path {way}" for pattern in tops for way in _list_path_patterns(pattern)]
+    return (
+        " -o ".join([*within, *(_build_left_out_test(f"/{pattern[:-3]}") for pattern in tops if pattern[:-3])])
+        or NOTHING
+    )
 
 
-def _above(pattern: str) -> list[str]:
+def _list_parents(pattern: str) -> list[str]:
     """The folders that what a pattern names is in, as patterns."""
     parts = pattern.split("/")
     return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
-def _any(patterns: Iterable[str]) -> str:
+def _build_any_test(patterns: Iterable[str]) -> str:
     """A test for whatever any of the patterns leaves out: those of the root, by how deep they are, then the others."""
-    left = [pattern for name in patterns for pattern in alternatives(name)]
+    left = [pattern for name in patterns for pattern in expand_braces(name)]
     rooted: dict[int, list[str]] = {}
     others = []
     for pattern in left:
         parts = pattern.strip("/").split("/")
         if "**" in parts or (len(parts) == 1 and not pattern.startswith("/")):
-            others.append(_left_out(pattern))
+            others.append(_build_left_out_test(pattern))
         else:  # a ``*`` of ``-path`` spans folders too, and never means more than that
-            rooted.setdefault(len(parts), []).append(f"-path {_ways(pattern)[0]}")
+            rooted.setdefault(len(parts), []).append(f"-path {_list_path_patterns(pattern)[0]}")
     groups = [
-        f"\\( {' -o '.join(tests)} \\) ! -path {_word('./' + '*/' * depth + '*')}" for depth, tests in rooted.items()
+        f"\\( {' -o '.join(tests)} \\) ! -path {_escape_word('./' + '*/' * depth + '*')}"
+        for depth, tests in rooted.items()
     ]
     return " -o ".join([*groups, *others]) or NOTHING
 
 
-def _glob(part: str) -> str:
+def _quote_glob(part: str) -> str:
     """A part of a pattern as a shell word that still expands."""
     return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
 
 
-def _ways(pattern: str) -> list[str]:
+def _list_path_patterns(pattern: str) -> list[str]:
     """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
     plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
     ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
-    return [_word(way.replace("**", "*")) for way in dict.fromkeys(ways)]
+    return [_escape_word(way.replace("**", "*")) for way in dict.fromkeys(ways)]
 
 
-def _left_out(pattern: str) -> str:
+def _build_left_out_test(pattern: str) -> str:
     """A test for what a pattern of any depth leaves out, a file or a folder with all it holds; never for more than that."""
     last = pattern.strip("/").rpartition("/")[2]
-    name = f"-name {_word(last)}"
+    name = f"-name {_escape_word(last)}"
     if "/" not in pattern.rstrip("/"):
         return name
-    return " -o ".join(f"-path {way}" + (f" {name}" if last != "**" else "") for way in _ways(pattern))
+    return " -o ".join(f"-path {way}" + (f" {name}" if last != "**" else "") for way in _list_path_patterns(pattern))
 
 
-def _script(name: str) -> str:
+def _load_script(name: str) -> str:
     """A script with what both have in common put in where it says so, and without its comments."""
-    text = _text(name).replace("# <turn>\n", _text("turn.sh"))
+    text = _read_text(name).replace("# <turn>\n", _read_text("turn.sh"))
     return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text("utf-8")
 
 
-__all__ = ["Target", "export_script", "named_roots", "place_of", "restore_script"]
+__all__ = ["Target", "build_export_script", "build_place", "build_restore_script", "list_roots"]

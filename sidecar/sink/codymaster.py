@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.sink.claude_mem import paragraphs
-from sidecar.sink.records import Record, moment, record, unused
-from sidecar.sink.tables import Tables, Unreadable
+from sidecar.sink.claude_mem import join_paragraphs
+from sidecar.sink.records import Record, build_record, make_unique, parse_time
+from sidecar.sink.tables import TableReader, Unreadable
 
 NAME = "context.db"
 TABLES = ("learnings", "decisions")
@@ -32,24 +32,24 @@ FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def read_table(tables: Tables, table: str, path: str, project: str) -> Iterator[Record]:
+def read_table(tables: TableReader, table: str, path: str, project: str) -> Iterator[Record]:
     """The records of one of ``TABLES``. Raise ``Unreadable``, also after some."""
     for row in tables.rows(table, FIELDS[table]):
-        yield _record(table, row, path, _folder(path), project)
+        yield _build_record(table, row, path, _find_folder(path), project)
 
 
 def read_file(place: str, path: str, project: str) -> Iterator[Record]:
     """The records of ``learnings.json`` or ``decisions.json``. Raise ``Unreadable``."""
     folder, _, name = path.rpartition("/")
     used: Counter[str] = Counter()
-    for number, item in enumerate(_items(place)):
+    for number, item in enumerate(_read_items(place)):
         fields = FIELDS[FILES[name]]
-        row = {field: _first(item, keys) for field, keys in fields.items()}
-        row["id"] = unused(row["id"] or f"#{number}", used)
-        yield _record(FILES[name], row, path, _folder(folder), project)
+        row = {field: _pick_first(item, keys) for field, keys in fields.items()}
+        row["id"] = make_unique(row["id"] or f"#{number}", used)
+        yield _build_record(FILES[name], row, path, _find_folder(folder), project)
 
 
-def _items(place: str) -> list[Any]:
+def _read_items(place: str) -> list[Any]:
     file = Path(place)
     if file.stat().st_size > LARGEST_FILE:
         raise Unreadable(f"it is larger than {LARGEST_FILE >> 20} MB")
@@ -62,24 +62,24 @@ def _items(place: str) -> list[Any]:
     return found
 
 
-def _first(item: Any, keys: tuple[str, ...]) -> str:
+def _pick_first(item: Any, keys: tuple[str, ...]) -> str:
     if not isinstance(item, dict):
         return str(item) if "decision" in keys or "whatFailed" in keys else ""
     return next((str(item[key]) for key in keys if item.get(key) not in (None, "")), "")
 
 
-def _record(table: str, row: Mapping[str, str], path: str, folder: str, project: str) -> Record:
+def _build_record(table: str, row: Mapping[str, str], path: str, folder: str, project: str) -> Record:
     """The key is the same for a row and for its twin in a JSON file, so that they are one."""
-    return record(
+    return build_record(
         table.removesuffix("s"),
         f"{folder}/{row['id']}",
         title=row["title"],
-        text=paragraphs(row["title"], row["why"], row.get("how", ""), row.get("module", "")),
+        text=join_paragraphs(row["title"], row["why"], row.get("how", ""), row.get("module", "")),
         project=project,
-        at=moment(row["at"]),
+        at=parse_time(row["at"]),
         path=path,
     )
 
 
-def _folder(path: str) -> str:
+def _find_folder(path: str) -> str:
     return path.rpartition("/")[0]

@@ -12,24 +12,24 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import (
+    SearchDenied,
+    SearchUnfit,
+    SearchUnreachable,
     SidecarError,
-    SinkDenied,
-    SinkUnfit,
-    SinkUnreachable,
     SnapshotDamaged,
     SnapshotError,
 )
 from sidecar.repository import PARALLEL_READS, HeadState, Repository
-from sidecar.sink.sink import Found, Place, Query, Sink, Written
-from sidecar.sink.snapshot import snapshot_records
+from sidecar.sink.sink import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
+from sidecar.sink.snapshot import fetch_records
 from sidecar.snapshots.store_id import ensure_store_id, read_store_id
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 
 ATTEMPTS = 5
 """A head may move while its snapshot is read; then it is read again, so often."""
 
 
-class HeadRestless(SnapshotError):
+class HeadKeepsMoving(SnapshotError):
     """The head moved each time its snapshot had been read. The next try finds it."""
 
     code = "head-restless"
@@ -38,7 +38,7 @@ class HeadRestless(SnapshotError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Indexed:
+class IndexResult:
     """What came of bringing the rows of one memory up to date."""
 
     memory: str
@@ -57,10 +57,10 @@ class Indexed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SearchResult:
     """What was found, and in which of its memories the rows are not those of the head."""
 
-    found: Found
+    found: SearchHits
     behind: list[str]
     unindexed: list[str] = field(default_factory=list)
     """Where nothing was found: those of the memories asked for (or of all) that were never indexed, so not looked at."""
@@ -69,31 +69,31 @@ class Answer:
 class MemoryIndex:
     """The rows of one store in a sink."""
 
-    def __init__(self, repository: Repository, sink: Sink) -> None:
+    def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
         self._repository = repository
         self._sink = sink
         self._id = ""
 
-    async def bring_up(self, memory: str) -> Indexed:
+    async def update_memory(self, memory: str) -> IndexResult:
         """Make the rows of a memory equal to its head, or remove them when it has none.
 
         Raise a ``SinkError``, a ``StoreError``, or a ``SnapshotError`` when the head's snapshot cannot be read.
         """
         self._id = self._id or await ensure_store_id(self._repository.store)
-        place = Place(self._id, memory)
+        place = MemoryRef(self._id, memory)
         for _ in range(ATTEMPTS):
-            state = await self._head(memory)
+            state = await self._read_head(memory)
             if state.head is None:
-                done = await self._removed(place)
+                done = await self._remove_rows(place)
             elif (await self._sink.standing(place.store, memory)).get(memory) == state.snapshot:
-                return Indexed(memory=memory, state="current", snapshot=state.snapshot)
+                return IndexResult(memory=memory, state="current", snapshot=state.snapshot)
             else:
-                done = await self._written(place, state.snapshot)
+                done = await self._write_rows(place, state.snapshot)
             if done is not None:
                 return done
-        raise HeadRestless(f"The head of {memory} moves faster than it can be read.")
+        raise HeadKeepsMoving(f"The head of {memory} moves faster than it can be read.")
 
-    async def catch_up(self, memories: Sequence[str] | None = None) -> AsyncIterator[Indexed]:
+    async def catch_up(self, memories: Sequence[str] | None = None) -> AsyncIterator[IndexResult]:
         """Bring everything up to date: all memories, or those named, and whatever has rows but is not in the store.
 
         One that cannot be read or written does not keep the others from it. Raise a ``SinkError`` when the sink can do
@@ -101,31 +101,33 @@ class MemoryIndex:
         """
         for memory in await self.behind() if memories is None else memories:
             try:
-                yield await self.bring_up(memory)
-            except (SinkUnreachable, SinkDenied, SinkUnfit):
+                yield await self.update_memory(memory)
+            except (SearchUnreachable, SearchDenied, SearchUnfit):
                 raise
             except SidecarError as problem:
-                yield Indexed(memory=memory, state="failed", problem=problem.message, retryable=problem.retryable)
+                yield IndexResult(memory=memory, state="failed", problem=problem.message, retryable=problem.retryable)
 
     async def behind(self) -> list[str]:
         """The memories whose rows are not what the store holds. One whose head cannot be read is among them."""
-        held = await self._sink.standing(await self._known_id())
+        held = await self._sink.standing(await self._read_store_id())
         there = await self._repository.memories()
-        wrong = await self._differing({memory: held.get(memory) for memory in there})
+        wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
-    async def search(self, query: Query) -> Answer:
+    async def search(self, query: Query) -> SearchResult:
         """Raise a ``SinkError`` or a ``StoreError``."""
-        found = await self._sink.search(replace(query, store=await self._known_id()))
-        behind = await self._differing({hit.memory: hit.snapshot for hit in found.hits})
-        return Answer(found=found, behind=behind, unindexed=[] if found.hits else await self._unindexed(query.memories))
+        found = await self._sink.search(replace(query, store=await self._read_store_id()))
+        behind = await self._list_differing({hit.memory: hit.snapshot for hit in found.hits})
+        return SearchResult(
+            found=found, behind=behind, unindexed=[] if found.hits else await self._list_unindexed(query.memories)
+        )
 
-    async def _unindexed(self, wanted: Sequence[str]) -> list[str]:
-        held = await self._sink.standing(await self._known_id())
+    async def _list_unindexed(self, wanted: Sequence[str]) -> list[str]:
+        held = await self._sink.standing(await self._read_store_id())
         there = await self._repository.memories()
         return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
-    async def _differing(self, held: Mapping[str, str | None]) -> list[str]:
+    async def _list_differing(self, held: Mapping[str, str | None]) -> list[str]:
         """Of memories and the snapshots their rows are of, those whose head is another one or cannot be read."""
         turns = asyncio.Semaphore(PARALLEL_READS)
 
@@ -139,13 +141,13 @@ class MemoryIndex:
         answers = await asyncio.gather(*(differs(memory, snapshot) for memory, snapshot in held.items()))
         return sorted(memory for memory, wrong in zip(held, answers, strict=True) if wrong)
 
-    async def _head(self, memory: str) -> HeadState:
+    async def _read_head(self, memory: str) -> HeadState:
         state = await self._repository.head(memory)
         if state.problem:
             raise SnapshotDamaged(f"The head of {memory} cannot be read: {state.problem}")
         return state
 
-    async def _written(self, place: Place, snapshot: str) -> Indexed | None:
+    async def _write_rows(self, place: MemoryRef, snapshot: str) -> IndexResult | None:
         """``None``: the head is another one by now."""
 
         async def still() -> bool:
@@ -153,16 +155,16 @@ class MemoryIndex:
 
         try:
             manifest = await self._repository.manifest(place.memory, snapshot)
-            async with spool() as scratch:
-                records = await snapshot_records(self._repository.store, manifest, scratch)
+            async with open_spool() as scratch:
+                records = await fetch_records(self._repository.store, manifest, scratch)
                 written = await self._sink.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():
                 raise
             return None  # it went because another took its place
-        return None if written is None else _indexed(place, snapshot, written, records.problems)
+        return None if written is None else _build_result(place, snapshot, written, records.problems)
 
-    async def _removed(self, place: Place) -> Indexed | None:
+    async def _remove_rows(self, place: MemoryRef) -> IndexResult | None:
         async def still() -> bool:
             state = await self._repository.head(place.memory)
             return state.head is None and not state.problem
@@ -170,16 +172,16 @@ class MemoryIndex:
         removed = await self._sink.remove(place, still)
         if removed is None:
             return None
-        return Indexed(memory=place.memory, state="removed" if removed else "current", removed=removed)
+        return IndexResult(memory=place.memory, state="removed" if removed else "current", removed=removed)
 
-    async def _known_id(self) -> str:
+    async def _read_store_id(self) -> str:
         """The store's own name, or ``""``: who only looks gives it none."""
         self._id = self._id or await read_store_id(self._repository.store)
         return self._id
 
 
-def _indexed(place: Place, snapshot: str, written: Written, problems: list[str]) -> Indexed:
-    return Indexed(
+def _build_result(place: MemoryRef, snapshot: str, written: WriteCounts, problems: list[str]) -> IndexResult:
+    return IndexResult(
         memory=place.memory,
         state="written",
         snapshot=snapshot,

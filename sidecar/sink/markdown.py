@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sidecar.sink.records import Record, record, shown_path, unused
+from sidecar.sink.records import Record, build_record, escape_path, make_unique
 
 LARGEST_FILE = 8 << 20
 """The rest of a larger one is not read."""
@@ -20,21 +20,21 @@ _SETTING = re.compile(r"[^\s#:][^:]*:(\s|\Z)")
 _LINE_END = re.compile("\r\n|\n|\r")
 
 
-def read(place: str, path: str, project: str, mtime: int) -> Iterator[Record]:
+def read_sections(place: str, path: str, project: str, mtime: int) -> Iterator[Record]:
     """The sections of a file; ``mtime`` in nanoseconds is when they were written."""
     with Path(place).open("rb") as file:
         text = file.read(LARGEST_FILE).decode("utf-8-sig", "replace")
-    name, at = path.rpartition("/")[2], _moment(mtime)
+    name, at = path.rpartition("/")[2], _parse_mtime(mtime)
     used: Counter[str] = Counter()
-    for headings, body in sections(text):
+    for headings, body in split_sections(text):
         title = BETWEEN.join(filter(None, headings)) or name
         if not body.strip() and not any(headings):
             continue
-        key = unused(f"{shown_path(path)}#{BETWEEN.join(headings)}", used)
-        yield record("section", key, title=title, text=body, project=project, at=at, path=path)
+        key = make_unique(f"{escape_path(path)}#{BETWEEN.join(headings)}", used)
+        yield build_record("section", key, title=title, text=body, project=project, at=at, path=path)
 
 
-def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
+def split_sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Each heading with those it stands under, outermost first, and the text up to the next one.
 
     What comes before the first has no heading. Front matter is left out; in fenced code nothing is a heading.
@@ -42,8 +42,8 @@ def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
     path: list[tuple[int, str]] = []
     body: list[str] = []
     fence = ""
-    for line in _without_front_matter(_LINE_END.split(text)):
-        mark = _fence(line)
+    for line in _strip_front_matter(_LINE_END.split(text)):
+        mark = _match_fence(line)
         if fence:
             closes = mark and mark[1].startswith(fence) and not line.strip(" `~\t")
             fence = "" if closes else fence
@@ -52,25 +52,25 @@ def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
         elif heading := _HEADING.match(line):
             yield tuple(title for _, title in path), "\n".join(body)
             level, body = len(heading[1]), []
-            path = [*(above for above in path if above[0] < level), (level, _title(line[heading.end() :]))]
+            path = [*(above for above in path if above[0] < level), (level, _clean_title(line[heading.end() :]))]
             continue
         body.append(line)
     yield tuple(title for _, title in path), "\n".join(body)
 
 
-def _fence(line: str) -> re.Match[str] | None:
+def _match_fence(line: str) -> re.Match[str] | None:
     mark = _FENCE.match(line)
     return None if mark is None or (mark[1][0] == "`" and "`" in line[mark.end() :]) else mark
 
 
-def _title(rest: str) -> str:
+def _clean_title(rest: str) -> str:
     """A heading's words, without the marks that may close it."""
     words = rest.strip(" \t")
     bare = words.rstrip("#")
     return bare.rstrip(" \t") if not bare or bare[-1] in " \t" else words
 
 
-def _without_front_matter(lines: list[str]) -> list[str]:
+def _strip_front_matter(lines: list[str]) -> list[str]:
     """Front matter begins with a setting; between two rules there may be anything, and it is not left out."""
     if lines[0].rstrip() != "---" or not _SETTING.match("".join(lines[1:2])):
         return lines
@@ -79,7 +79,7 @@ def _without_front_matter(lines: list[str]) -> list[str]:
     return lines if end is None else lines[end + 1 :]
 
 
-def _moment(mtime: int) -> datetime | None:
+def _parse_mtime(mtime: int) -> datetime | None:
     try:
         return datetime.fromtimestamp(mtime // 1_000_000_000, UTC)
     except (ValueError, OverflowError, OSError):

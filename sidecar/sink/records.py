@@ -46,7 +46,7 @@ class Record:
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
 
-def record(
+def build_record(
     kind: str,
     key: str,
     *,
@@ -58,27 +58,27 @@ def record(
     at: datetime | None = None,
 ) -> Record:
     """A record of whatever a sandbox wrote: every part fit for a database, and none longer than is sensible."""
-    text = clean(text).strip()
+    text = clean_text(text).strip()
     return Record(
         kind=kind,
-        key=bounded_key(clean(key)),
-        title=one_line(clean(title) or text[:TITLE_LENGTH], TITLE_LENGTH),
-        text=cut(text, TEXT_BYTES),
-        project=clean(project)[:NAME_LENGTH],
-        session=clean(session)[:NAME_LENGTH],
+        key=bound_key(clean_text(key)),
+        title=join_lines(clean_text(title) or text[:TITLE_LENGTH], TITLE_LENGTH),
+        text=cut_text(text, TEXT_BYTES),
+        project=clean_text(project)[:NAME_LENGTH],
+        session=clean_text(session)[:NAME_LENGTH],
         at=at,
-        path=clean(shown_path(path))[:PATH_LENGTH],
+        path=clean_text(escape_path(path))[:PATH_LENGTH],
     )
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """A text without NULs and halves of characters, which no database takes."""
     if text.isascii() and "\0" not in text:
         return text
     return _UNFIT.sub("\ufffd", text)
 
 
-def cut(text: str, most: int) -> str:
+def cut_text(text: str, most: int) -> str:
     """The beginning of a text that has at most so many bytes, whole characters only."""
     if len(text) * 4 <= most:
         return text
@@ -86,19 +86,19 @@ def cut(text: str, most: int) -> str:
     return text if len(data) <= most else data[:most].decode("utf-8", "ignore")
 
 
-def one_line(text: str, most: int) -> str:
+def join_lines(text: str, most: int) -> str:
     line = " ".join(text[: most * 4].split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def bounded_key(key: str) -> str:
+def bound_key(key: str) -> str:
     """A key as it is, or, when it is long, its beginning and a hash of the whole."""
     if len(key) <= KEY_LENGTH:
         return key
     return f"{key[: KEY_LENGTH - 33]}~{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def unused(key: str, used: Counter[str]) -> str:
+def make_unique(key: str, used: Counter[str]) -> str:
     """The key, with a number when an earlier one of its file has it."""
     used[key] += 1
     found = key
@@ -108,7 +108,7 @@ def unused(key: str, used: Counter[str]) -> str:
     return found
 
 
-def shown_path(path: str) -> str:
+def escape_path(path: str) -> str:
     """A path as text; bytes that are none are escaped, so that two paths stay two."""
     try:
         data = path.encode("utf-8", "surrogateescape")
@@ -117,7 +117,7 @@ def shown_path(path: str) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def moment(value: str) -> datetime | None:
+def parse_time(value: str) -> datetime | None:
     """A time as programs write it: seconds or milliseconds since the epoch, or ISO. Anything else is no time."""
     try:
         try:

@@ -46,7 +46,7 @@ def check_postgres(settings: Postgres) -> Postgres:
     for name in ("timeout", "every"):
         if getattr(settings, name) < 1:
             raise BadConfig(f"[postgres] {name} must be at least a second.", at=("postgres", name))
-    url = postgres_url(settings)
+    url = read_postgres_url(settings)
     if not url and settings.url_env != URL_VARIABLE:
         raise BadConfig(
             f"{settings.url_env}, which is to hold the URL of Postgres, is not set.", at=("postgres", "url_env")
@@ -57,7 +57,7 @@ def check_postgres(settings: Postgres) -> Postgres:
     return settings
 
 
-def postgres_url(settings: Postgres) -> str:
+def read_postgres_url(settings: Postgres) -> str:
     """Where the database is; ``""`` when there is none."""
     return os.environ.get(settings.url_env, "").strip()
 

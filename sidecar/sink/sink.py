@@ -13,14 +13,14 @@ Still = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryRef:
     """Whose records: a store, by the identity it carries in itself, and a memory of it."""
 
     store: str
     memory: str
 
 
-class Records(Protocol):
+class RecordSource(Protocol):
     """The records of one snapshot.
 
     No two have the same kind and key; where they do all the same, one of them counts.
@@ -35,7 +35,7 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WriteCounts:
     """What it took to make the rows of a memory equal to a snapshot."""
 
     records: int = 0
@@ -82,7 +82,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchHits:
     """The best hits first."""
 
     hits: list[Hit] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Found:
     """There are more than were asked for."""
 
 
-class Sink(Protocol):
+class SearchDatabase(Protocol):
     """Rows of many stores' memories. Every method raises a ``SinkError`` and nothing of a vendor's.
 
     Each call stands for itself: it connects, and leaves nothing behind when it is cut short.
@@ -101,7 +101,7 @@ class Sink(Protocol):
         when they have to be written anew."""
         ...
 
-    async def replace(self, place: Place, snapshot: str, records: Records, still: Still) -> Written | None:
+    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
         """Make the rows of a memory equal to a snapshot's records, all of them or none.
 
         Rows that are equal already are left alone. Only one caller at a time does this for a memory; ``still`` is asked
@@ -109,8 +109,8 @@ class Sink(Protocol):
         """
         ...
 
-    async def remove(self, place: Place, still: Still) -> int | None:
+    async def remove(self, place: MemoryRef, still: Still) -> int | None:
         """Remove the rows of a memory; return how many there were. ``None``: ``still`` said no."""
         ...
 
-    async def search(self, query: Query) -> Found: ...
+    async def search(self, query: Query) -> SearchHits: ...

@@ -12,13 +12,13 @@ from sidecar.errors import SnapshotDamaged
 from sidecar.inside.index import FILE, Entry
 from sidecar.ports import Store
 from sidecar.sink import claude_mem, codymaster, markdown
-from sidecar.sink.records import Record, clean, shown_path
-from sidecar.sink.tables import Unreadable, tables
+from sidecar.sink.records import Record, clean_text, escape_path
+from sidecar.sink.tables import Unreadable, open_tables
 from sidecar.snapshots.fetch import fetch
-from sidecar.snapshots.fold import materialise
+from sidecar.snapshots.fold import unpack_files
 from sidecar.snapshots.manifest import Manifest
 from sidecar.spool import Spool, SpoolFull
-from sidecar.threads import run_long
+from sidecar.threads import run_in_thread
 
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 << 20
@@ -30,12 +30,12 @@ MOST_PROBLEMS = 20
 Source = Callable[[], Iterator[Record]]
 
 
-async def snapshot_records(store: Store, manifest: Manifest, scratch: Spool) -> SnapshotRecords:
+async def fetch_records(store: Store, manifest: Manifest, scratch: Spool) -> SnapshotRecords:
     """The records of a snapshot, for as long as ``scratch`` lives. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
     fetched = await fetch(store, manifest, scratch)
     wanted = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE and _holds_records(path)}
     try:
-        staged = await run_long(materialise, fetched.pack_files(), wanted, scratch.new())
+        staged = await run_in_thread(unpack_files, fetched.list_pack_files(), wanted, scratch.new())
     except SnapshotDamaged as damage:
         raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be read: {damage.message}") from None
     except OSError as problem:
@@ -45,7 +45,7 @@ async def snapshot_records(store: Store, manifest: Manifest, scratch: Spool) -> 
     # Databases first: where a JSON file says the same as a row, the row counts.
     for path in sorted(wanted, key=lambda path: (not path.endswith(".db"), path)):
         project = hints.get(path.split("/")[0], "").removesuffix("/.cm")
-        sources += [(path, source) for source in _sources(staged[path].place, path, project, wanted[path])]
+        sources += [(path, source) for source in _list_sources(staged[path].place, path, project, wanted[path])]
     return SnapshotRecords(sources)
 
 
@@ -59,25 +59,25 @@ def _holds_records(path: str) -> bool:
     )
 
 
-def _sources(place: str, path: str, project: str, entry: Entry) -> list[Source]:
+def _list_sources(place: str, path: str, project: str, entry: Entry) -> list[Source]:
     """How to read a file: each table apart, so that one that cannot be read does not hide the others."""
     name = path.rpartition("/")[2]
     if name == claude_mem.NAME:
-        return [partial(_claude_mem, place, path, table) for table in claude_mem.TABLES]
+        return [partial(_read_claude_mem, place, path, table) for table in claude_mem.TABLES]
     if name == codymaster.NAME:
-        return [partial(_codymaster, place, path, project, table) for table in codymaster.TABLES]
+        return [partial(_read_codymaster, place, path, project, table) for table in codymaster.TABLES]
     if name in codymaster.FILES:
         return [partial(codymaster.read_file, place, path, project)]
-    return [partial(markdown.read, place, path, project, entry.mtime)]
+    return [partial(markdown.read_sections, place, path, project, entry.mtime)]
 
 
-def _claude_mem(place: str, path: str, table: str) -> Iterator[Record]:
-    with tables(place) as found:
-        yield from claude_mem.read(found, table, path)
+def _read_claude_mem(place: str, path: str, table: str) -> Iterator[Record]:
+    with open_tables(place) as found:
+        yield from claude_mem.read_table(found, table, path)
 
 
-def _codymaster(place: str, path: str, project: str, table: str) -> Iterator[Record]:
-    with tables(place) as found:
+def _read_codymaster(place: str, path: str, project: str, table: str) -> Iterator[Record]:
+    with open_tables(place) as found:
         yield from codymaster.read_table(found, table, path, project)
 
 
@@ -91,15 +91,15 @@ class SnapshotRecords:
     async def batches(self) -> AsyncGenerator[Sequence[Record]]:
         """A bounded number of records at a time, read in a thread."""
         self.problems = []
-        records = self._all()
+        records = self._read_all()
         try:
-            while batch := await asyncio.to_thread(_batch, records):
+            while batch := await asyncio.to_thread(_take_batch, records):
                 yield batch
         finally:
             with contextlib.suppress(ValueError):  # cut short while a thread still reads: that closes it
                 records.close()
 
-    def _all(self) -> Generator[Record]:
+    def _read_all(self) -> Generator[Record]:
         left = MOST_RECORDS
         twins: set[tuple[str, str]] = set()
         for path, source in self.sources:
@@ -116,10 +116,10 @@ class SnapshotRecords:
                     yield record
             except (Unreadable, OSError) as problem:
                 if len(self.problems) < MOST_PROBLEMS:
-                    self.problems.append(clean(f"{shown_path(path)} cannot be read: {problem}."))
+                    self.problems.append(clean_text(f"{escape_path(path)} cannot be read: {problem}."))
 
 
-def _batch(records: Iterator[Record]) -> list[Record]:
+def _take_batch(records: Iterator[Record]) -> list[Record]:
     batch: list[Record] = []
     size = 0
     for record in records:

@@ -21,7 +21,7 @@ class Unreadable(Exception):
 
 
 @contextlib.contextmanager
-def tables(place: str) -> Iterator[Tables]:
+def open_tables(place: str) -> Iterator[TableReader]:
     """A database's tables. Raise ``Unreadable``."""
     try:
         # Immutable: a copy in a folder of ours, without a log beside it, whatever its header says.
@@ -29,19 +29,19 @@ def tables(place: str) -> Iterator[Tables]:
     except sqlite3.Error as problem:
         raise Unreadable(str(problem)) from None
     try:
-        with told():
+        with translate_sqlite_errors():
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_ROW)
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             deadline = time.monotonic() + READ_SECONDS
             connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-        yield Tables(connection)
+        yield TableReader(connection)
     finally:
         connection.close()
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def translate_sqlite_errors() -> Iterator[None]:
     """SQLite's errors as ours; those that it cannot even put into words, too."""
     try:
         yield
@@ -49,7 +49,7 @@ def told() -> Iterator[None]:
         raise Unreadable(str(problem)) from None
 
 
-class Tables:
+class TableReader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
@@ -58,28 +58,30 @@ class Tables:
 
         No rows when there is no such table. Raise ``Unreadable``, also after some rows.
         """
-        with told():
-            columns = self._columns(table)
+        with translate_sqlite_errors():
+            columns = self._list_columns(table)
             chosen = {name: next((one for one in names if one in columns), "") for name, names in wanted.items()}
             found = {name: column for name, column in chosen.items() if column}
             if not found:
                 return
             # As bytes: text in a database may be no text, hold NULs, or be longer than anybody reads.
-            values = ", ".join(f"substr(CAST({_quoted(column)} AS BLOB), 1, {TEXT_BYTES})" for column in found.values())
+            values = ", ".join(
+                f"substr(CAST({_quote_name(column)} AS BLOB), 1, {TEXT_BYTES})" for column in found.values()
+            )
             missing = dict.fromkeys(wanted.keys() - found.keys(), "")
-            for row in self._connection.execute(f"SELECT {values} FROM {_quoted(table)}"):
+            for row in self._connection.execute(f"SELECT {values} FROM {_quote_name(table)}"):
                 texts = [value.decode("utf-8", "replace") if value else "" for value in row]
                 yield {**missing, **dict(zip(found, texts, strict=True))}
 
-    def _columns(self, table: str) -> set[str]:
+    def _list_columns(self, table: str) -> set[str]:
         """A plain table's columns. A view, or a table that a program makes up, could be anything."""
         kind = self._connection.execute(
             "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
         ).fetchone()
         if kind is None or "VIRTUAL" in str(kind[0]).upper().partition("(")[0]:
             return set()
-        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})")}
+        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quote_name(table)})")}
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -27,12 +27,12 @@ from sidecar.errors import (
     UnsafeMember,
 )
 from sidecar.inside import digests
-from sidecar.inside.compression import opened
+from sidecar.inside.compression import decompress
 from sidecar.inside.index import DIR, FILE, LINK, Change, Index, load
-from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK, member_of
-from sidecar.inside.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, Contents, SparseMember, Tarball, TooLarge
+from sidecar.inside.packing import BLOCKS_PREFIX, CHUNK, describe_member
+from sidecar.inside.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, MemberContents, SparseMember, Tarball, TooLarge
 from sidecar.limits import Limits
-from sidecar.progress import Progress, Unwatched
+from sidecar.progress import NoProgress, Progress
 from sidecar.snapshots.claims import check_path
 from sidecar.threads import Deadline
 
@@ -62,20 +62,20 @@ class _Watched(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def unpacked(
+def decompress_file(
     pack: Path, codec: str, most: int, progress: Progress | None = None, deadline: Deadline | None = None
 ) -> Iterator[BinaryIO]:
     """The plain bytes of a file, which must end after ``most``. Raise ``PackBomb`` or ``UnpackTimeout`` from its reads."""
     with pack.open("rb", buffering=0) as file, contextlib.ExitStack() as stack:
         # Also where it is compressed: what comes out of it may be nothing for a long time.
-        packed = io.BufferedReader(_Watched(file, None, Unwatched(), deadline), CHUNK)
-        plain = stack.enter_context(opened(packed, codec)) if codec else packed
-        yield io.BufferedReader(_Watched(plain, most, progress or Unwatched(), deadline), CHUNK)
+        packed = io.BufferedReader(_Watched(file, None, NoProgress(), deadline), CHUNK)
+        plain = stack.enter_context(decompress(packed, codec)) if codec else packed
+        yield io.BufferedReader(_Watched(plain, most, progress or NoProgress(), deadline), CHUNK)
 
 
-def tar_members(
+def iterate_tar_members(
     plain: BinaryIO, most: int, longest_header: int = LONGEST_HEADER
-) -> Iterator[tuple[tarfile.TarInfo, Contents]]:
+) -> Iterator[tuple[tarfile.TarInfo, MemberContents]]:
     """The members of a tarball of at most so many bytes, each with its contents.
 
     Raise ``PackBomb`` when it says that it holds more, ``UnsafeMember`` for sparse members.
@@ -98,12 +98,12 @@ def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
         with file.open("rb") as stream:
             stream.seek(start)
             with gzip.GzipFile(fileobj=stream, mode="rb") as text:
-                return load(_rows(text, most_rows, most_bytes))
+                return load(_iterate_rows(text, most_rows, most_bytes))
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as problem:
         raise BadAnswer(f"The sandbox's index cannot be read: {problem}.") from None
 
 
-def _rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[bytes]:
+def _iterate_rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[bytes]:
     left = most_bytes
     for number in itertools.count(1):
         row = text.readline(LONGEST_ROW)
@@ -125,12 +125,12 @@ def check_pack(
     pack: Path, codec: str, index: Index, progress: Progress | None = None, deadline: Deadline | None = None
 ) -> None:
     """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
-    expected = _expected(index)
+    expected = _list_expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
-        with unpacked(pack, codec, allowance, progress, deadline) as plain:
-            for member, contents in tar_members(plain, allowance):
-                change, length = _claimed(member, expected)
+        with decompress_file(pack, codec, allowance, progress, deadline) as plain:
+            for member, contents in iterate_tar_members(plain, allowance):
+                change, length = _find_claimed(member, expected)
                 if member.size != length:
                     raise SizeMismatch(f"{member.name!r} has {member.size} bytes in the pack, {length} in its index.")
                 if change.entry.type == FILE:
@@ -143,7 +143,7 @@ def check_pack(
         raise BadAnswer(f"The pack lacks {len(expected)} of its members, {next(iter(expected))!r} among them.")
 
 
-def _expected(index: Index) -> dict[str, tuple[Change, int]]:
+def _list_expected(index: Index) -> dict[str, tuple[Change, int]]:
     """The members a pack must have, by name, with their lengths."""
     members: dict[str, tuple[Change, int]] = {}
     for change in index.changes:
@@ -152,12 +152,12 @@ def _expected(index: Index) -> dict[str, tuple[Change, int]]:
             if index.kind == "full":
                 members[entry.path] = (change, 0)
         elif blocks is None or blocks:
-            name, length = member_of(change)
+            name, length = describe_member(change)
             members[name] = (change, length)
     return members
 
 
-def _claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int]]) -> tuple[Change, int]:
+def _find_claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int]]) -> tuple[Change, int]:
     check_member(member)
     try:
         change, length = expected.pop(member.name)
@@ -176,14 +176,14 @@ def check_member(member: tarfile.TarInfo) -> None:
         raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
 
 
-def _check_contents(change: Change, contents: Contents) -> None:
+def _check_contents(change: Change, contents: MemberContents) -> None:
     entry, blocks = change
     if blocks is None:
-        digest, sums, _ = digests.digest_of_stream(contents, entry.size, entry.block)
+        digest, sums, _ = digests.digest_stream(contents, entry.size, entry.block)
         if (digest, sums) != (entry.digest, entry.sums):
             raise DigestMismatch(f"The contents of {entry.path!r} are not what its digest says.")
         return
     for number, block in enumerate(blocks):
         data = contents.read(min(entry.block, entry.size - block * entry.block))
-        if digests.block_sum(data) != entry.sums[number * digests.SUM_BYTES : (number + 1) * digests.SUM_BYTES]:
+        if digests.hash_block(data) != entry.sums[number * digests.SUM_BYTES : (number + 1) * digests.SUM_BYTES]:
             raise DigestMismatch(f"Block {block} of {entry.path!r} is not what its sum says.")

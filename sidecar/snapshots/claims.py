@@ -77,7 +77,7 @@ def check_entries(
         if base.get(path) is not entry or entry.size > limits.file_bytes or path.count("/") > limits.depth:
             _check_entry(entry, roots, limits)
         if entry.type == LINK:
-            _check_way(path, entry.target, entries)
+            _check_link_path(path, entry.target, entries)
     _check_folders(entries)
     if total > limits.bytes:
         raise LimitExceeded(
@@ -108,7 +108,7 @@ def _check_folders(entries: dict[str, Entry]) -> None:
         folders = {folder.rpartition("/")[0] for folder in folders} - {""}
 
 
-def _check_way(path: str, target: str, entries: dict[str, Entry]) -> None:
+def _check_link_path(path: str, target: str, entries: dict[str, Entry]) -> None:
     """Raise ``UnsafeLink`` when a link goes up again after it went through another: its text then says nothing."""
     here, through = posixpath.dirname(path), False
     for part in target.split("/"):
@@ -126,8 +126,8 @@ def _check_file(entry: Entry, limits: Limits) -> None:
         )
     if not _DIGEST.match(entry.digest) or not 512 <= entry.block <= LARGEST_BLOCK:
         raise BadAnswer(f"{entry.path!r} has no proper digest or block size.")
-    count = digests.block_count(entry.size, entry.block)
+    count = digests.count_blocks(entry.size, entry.block)
     if count > digests.MOST_BLOCKS or len(entry.sums) != (count * digests.SUM_BYTES if count > 1 else 0):
         raise BadAnswer(f"{entry.path!r} has {len(entry.sums)} bytes of block sums for {count} blocks.")
-    if entry.sums and digests.digest_of_sums(entry.sums) != entry.digest:
+    if entry.sums and digests.digest_sums(entry.sums) != entry.digest:
         raise DigestMismatch(f"The digest of {entry.path!r} is not that of its blocks.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sidecar.errors import SnapshotDamaged
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.ports import ObjectInfo
 from sidecar.repository import PARALLEL_READS, Repository
 from sidecar.snapshots.marks import Mark, Marks, State
@@ -43,7 +43,7 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stock:
+class _Inventory:
     """Everything of a memory, from one listing, and the store's time then."""
 
     now: float
@@ -68,12 +68,12 @@ async def collect(
 
     While a manifest cannot be read, or that of the head is gone, no pack is collected: it may refer to any.
     """
-    keys = Keys.of(memory)
+    keys = MemoryKeys.of(memory)
     if not dry_run:
         await repository.store.prepare()
-    stock = await _stock(repository, keys, dry_run)
-    notes = await _old_notes(repository, memory, stock, grace, calls)
-    needed = await _needed(repository, memory)
+    stock = await _take_inventory(repository, keys, dry_run)
+    notes = await _list_old_notes(repository, memory, stock, grace, calls)
+    needed = await _list_needed(repository, memory)
     unneeded = [
         pack
         for pack, objects in stock.packs.items()
@@ -82,7 +82,7 @@ async def collect(
     if dry_run:
         gone = [pack for pack in unneeded if grace <= 0 or stock.now - stock.marks.get(pack, stock.now) >= grace]
     else:
-        gone = await _packs(repository, memory, stock, needed or set(), unneeded, grace)
+        gone = await _collect_packs(repository, memory, stock, needed or set(), unneeded, grace)
         await repository.store.delete([*notes, keys.clock])
     unfinished = 0 if dry_run else await repository.store.sweep(keys.prefix, older_than=stock.now - grace)
     waiting = [pack for pack in unneeded if pack not in gone]
@@ -97,14 +97,18 @@ async def collect(
     )
 
 
-async def _packs(
-    repository: Repository, memory: str, stock: _Stock, needed: set[str], unneeded: list[str], grace: float
+async def _collect_packs(
+    repository: Repository, memory: str, stock: _Inventory, needed: set[str], unneeded: list[str], grace: float
 ) -> list[str]:
     """Mark what is not needed, unmark what is, and delete what has waited long enough; return which packs are gone."""
-    marks, began = Marks(repository.store, Keys.of(memory)), time.monotonic()
-    await _each([pack for pack in stock.marks if pack in needed], lambda pack: _spare(marks, pack, stock))
-    claimed = [claim for claim in await _each(unneeded, lambda pack: _claim(marks, pack, stock, grace)) if claim]
-    gone = await _deleted(repository, memory, marks, stock, claimed, began) if claimed else []
+    marks, began = Marks(repository.store, MemoryKeys.of(memory)), time.monotonic()
+    await _gather_bounded(
+        [pack for pack in stock.marks if pack in needed], lambda pack: _keep_marked(marks, pack, stock)
+    )
+    claimed = [
+        claim for claim in await _gather_bounded(unneeded, lambda pack: _claim(marks, pack, stock, grace)) if claim
+    ]
+    gone = await _delete_claimed(repository, memory, marks, stock, claimed, began) if claimed else []
     # A mark without a pack is left of a collector that died, or was made by one that was late.
     await marks.remove(
         pack for pack, since in stock.marks.items() if pack not in stock.packs and stock.now - since >= CLAIM_SECONDS
@@ -112,16 +116,16 @@ async def _packs(
     return gone
 
 
-async def _stock(repository: Repository, keys: Keys, dry_run: bool) -> _Stock:
+async def _take_inventory(repository: Repository, keys: MemoryKeys, dry_run: bool) -> _Inventory:
     if not dry_run:
         await repository.store.put(keys.clock, b"")
     found = [info async for info in repository.store.list(keys.prefix)]
     # Somebody else may have removed it already: then the newest of all is no later than now.
     times = [info.modified for info in found if info.key == keys.clock] or [info.modified for info in found]
-    stock = _Stock(time.time() if dry_run else max(times, default=0.0))
+    stock = _Inventory(time.time() if dry_run else max(times, default=0.0))
     for info in found:
         if info.key.startswith(keys.packs):
-            stock.packs.setdefault(keys.pack_of(info.key), []).append(info)
+            stock.packs.setdefault(keys.parse_pack_id(info.key), []).append(info)
         elif info.key.startswith(keys.marks):
             stock.marks[info.key[len(keys.marks) :]] = info.modified
         elif info.key.startswith((keys.damaged, keys.pins)):
@@ -133,7 +137,9 @@ async def _stock(repository: Repository, keys: Keys, dry_run: bool) -> _Stock:
     return stock
 
 
-async def _old_notes(repository: Repository, memory: str, stock: _Stock, grace: float, calls: float) -> list[str]:
+async def _list_old_notes(
+    repository: Repository, memory: str, stock: _Inventory, grace: float, calls: float
+) -> list[str]:
     """Notes about snapshots that are gone; of the head there may be one that says so. And answers to old calls."""
     about = [(info, info.key.rpartition("/")[2]) for info in stock.notes]
     gone = [(info, name) for info, name in about if name not in stock.snapshots and stock.now - info.modified >= grace]
@@ -142,10 +148,10 @@ async def _old_notes(repository: Repository, memory: str, stock: _Stock, grace: 
     return [info.key for info, name in gone if name != head] + old
 
 
-async def _needed(repository: Repository, memory: str) -> set[str] | None:
+async def _list_needed(repository: Repository, memory: str) -> set[str] | None:
     """The packs that any snapshot refers to; ``None`` when that cannot be known."""
     head = (await repository.head(memory)).snapshot
-    manifests = await repository.manifests(memory, await repository.snapshot_ids(memory))
+    manifests = await repository.manifests(memory, await repository.list_snapshot_ids(memory))
     if any(isinstance(manifest, SnapshotDamaged) for manifest in manifests.values()) or (
         head and head not in manifests
     ):
@@ -158,36 +164,36 @@ async def _needed(repository: Repository, memory: str) -> set[str] | None:
     }
 
 
-async def _spare(marks: Marks, pack: str, stock: _Stock) -> None:
+async def _keep_marked(marks: Marks, pack: str, stock: _Inventory) -> None:
     """Something refers to a marked pack."""
     mark = await marks.find(pack)
-    if mark is not None and mark.state is not State.KEPT and not _claimed_lately(mark, pack, stock):
+    if mark is not None and mark.state is not State.KEPT and not _was_claimed_lately(mark, pack, stock):
         await marks.change(pack, mark, State.KEPT)
 
 
-async def _claim(marks: Marks, pack: str, stock: _Stock, grace: float) -> tuple[str, Mark] | None:
+async def _claim(marks: Marks, pack: str, stock: _Inventory, grace: float) -> tuple[str, Mark] | None:
     """See that it has a mark; once that is old enough, claim the pack."""
     mark = await marks.find(pack)
     if mark is None or mark.state is State.KEPT:
         mark = await marks.change(pack, mark, State.WAITING)
         if mark is None or grace > 0:
             return None
-    elif _claimed_lately(mark, pack, stock) or stock.now - stock.marks.get(pack, stock.now) < grace:
+    elif _was_claimed_lately(mark, pack, stock) or stock.now - stock.marks.get(pack, stock.now) < grace:
         return None
     claim = await marks.change(pack, mark, State.GOING)
     return (pack, claim) if claim else None
 
 
-def _claimed_lately(mark: Mark, pack: str, stock: _Stock) -> bool:
+def _was_claimed_lately(mark: Mark, pack: str, stock: _Inventory) -> bool:
     """Another collector may still be about to delete it, and nobody can vouch for what that one has seen."""
     return mark.state is State.GOING and stock.now - stock.marks.get(pack, stock.now) < CLAIM_SECONDS
 
 
-async def _deleted(
-    repository: Repository, memory: str, marks: Marks, stock: _Stock, claimed: list[tuple[str, Mark]], began: float
+async def _delete_claimed(
+    repository: Repository, memory: str, marks: Marks, stock: _Inventory, claimed: list[tuple[str, Mark]], began: float
 ) -> list[str]:
     """Delete the claimed packs that still nothing refers to; return which."""
-    needed = await _needed(repository, memory)
+    needed = await _list_needed(repository, memory)
     if needed is None or time.monotonic() - began > CLAIM_SECONDS / 2:
         return []
     for pack, claim in claimed:
@@ -199,7 +205,7 @@ async def _deleted(
     return going
 
 
-async def _each(things: Iterable[A], work: Callable[[A], Awaitable[B]]) -> list[B]:
+async def _gather_bounded(things: Iterable[A], work: Callable[[A], Awaitable[B]]) -> list[B]:
     """Do the same with many things, some at once."""
     turns = asyncio.Semaphore(PARALLEL_READS)
 

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, SnapshotDamaged
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.inside import index
-from sidecar.inside.layers import layered
+from sidecar.inside.layers import merge_indexes
 from sidecar.ports import Store
 from sidecar.snapshots.fold import PackFile
 from sidecar.snapshots.manifest import Manifest, Pack
-from sidecar.spool import Spool, Spooled
+from sidecar.spool import Spool, SpooledFile
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedSnapshot:
     """A snapshot on the sidecar's disk: its entries, and each pack with its index, in order."""
 
     manifest: Manifest
     entries: dict[str, index.Entry]
     indexes: list[index.Index]
-    packs: list[Spooled]
-    index_files: list[Spooled]
+    packs: list[SpooledFile]
+    index_files: list[SpooledFile]
 
-    def pack_files(self) -> list[PackFile]:
+    def list_pack_files(self) -> list[PackFile]:
         """The packs with their indexes, to unpack or fold."""
         packs = zip(self.packs, self.manifest.packs, self.indexes, strict=True)
         return [PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in packs]
@@ -35,48 +35,48 @@ class Fetched:
 
 async def fetch_entries(
     store: Store, manifest: Manifest, spool: Spool
-) -> tuple[dict[str, index.Entry], list[index.Index], list[Spooled]]:
+) -> tuple[dict[str, index.Entry], list[index.Index], list[SpooledFile]]:
     """A snapshot's entries, from the indexes of its packs. Raise ``SnapshotDamaged``."""
-    keys = Keys.of(manifest.memory)
+    keys = MemoryKeys.of(manifest.memory)
     files = await asyncio.gather(
         *(_fetch(store, keys.index(pack.id), pack.index_bytes, pack.index_sha256, spool) for pack in manifest.packs)
     )
     try:
         indexes = [await asyncio.to_thread(_read_index, file) for file in files]
-        return layered(indexes), indexes, list(files)
+        return merge_indexes(indexes), indexes, list(files)
     except ValueError as problem:
         raise SnapshotDamaged(f"An index of snapshot {manifest.snapshot} is damaged: {problem}.") from None
 
 
-async def fetch(store: Store, manifest: Manifest, spool: Spool) -> Fetched:
+async def fetch(store: Store, manifest: Manifest, spool: Spool) -> FetchedSnapshot:
     """A whole snapshot. Raise ``SnapshotDamaged`` naming the object that is missing or different."""
     entries, indexes, index_files = await fetch_entries(store, manifest, spool)
     packs = await fetch_packs(store, manifest.memory, manifest.packs, spool)
-    return Fetched(manifest, entries, indexes, packs, index_files)
+    return FetchedSnapshot(manifest, entries, indexes, packs, index_files)
 
 
-async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[Spooled]:
-    keys = Keys.of(memory)
+async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[SpooledFile]:
+    keys = MemoryKeys.of(memory)
     return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
 
 
-async def fetch_pack(store: Store, memory: str, pack: Pack, spool: Spool) -> tuple[Spooled, Spooled]:
+async def fetch_pack(store: Store, memory: str, pack: Pack, spool: Spool) -> tuple[SpooledFile, SpooledFile]:
     """A pack and its index as they were made. Raise ``SnapshotDamaged``."""
-    index_key = Keys.of(memory).index(pack.id)
+    index_key = MemoryKeys.of(memory).index(pack.id)
     packs = await fetch_packs(store, memory, [pack], spool)
     return packs[0], await _fetch(store, index_key, pack.index_bytes, pack.index_sha256, spool)
 
 
 def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
     """Raise ``SnapshotDamaged`` unless every object of a snapshot is listed with its size."""
-    keys = Keys.of(manifest.memory)
+    keys = MemoryKeys.of(manifest.memory)
     for pack in manifest.packs:
         for key, size in zip((keys.pack(pack.id, pack.codec), keys.index(pack.id)), pack.in_store, strict=True):
             if sizes.get(key) != size:
                 raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")
 
 
-async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> Spooled:
+async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> SpooledFile:
     try:
         got = await spool.take(store.stream(key), most=size)
     except ObjectMissing:
@@ -86,5 +86,5 @@ async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -
     return got
 
 
-def _read_index(file: Spooled) -> index.Index:
+def _read_index(file: SpooledFile) -> index.Index:
     return index.read(BytesIO(file.path.read_bytes()))

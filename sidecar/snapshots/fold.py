@@ -15,9 +15,9 @@ from pathlib import Path
 import zstandard
 
 from sidecar.errors import SnapshotDamaged
-from sidecar.inside.digests import SUM_BYTES, block_count
+from sidecar.inside.digests import SUM_BYTES, count_blocks
 from sidecar.inside.index import DIR, FILE, LINK, Change, Entry, Index
-from sidecar.inside.layers import apply_index, layered
+from sidecar.inside.layers import apply_index, merge_indexes
 from sidecar.inside.packing import Packer
 from sidecar.inside.refusal import Refusal
 from sidecar.inside.unpacking import Staged, Unpacker
@@ -36,12 +36,12 @@ class PackFile:
     """Its id, when the store has it already."""
 
 
-def outweigh(full_bytes: int, delta_bytes: int) -> bool:
+def do_deltas_outweigh(full_bytes: int, delta_bytes: int) -> bool:
     """Whether deltas have grown so large that a new full pack is the better fold."""
     return delta_bytes * 2 > full_bytes
 
 
-def first_to_fold(sizes: list[int]) -> int:
+def find_first_to_fold(sizes: list[int]) -> int:
     """From which delta on to fold, given the sizes of all, oldest first: at least the last two."""
     first = len(sizes) - 2
     total = sum(sizes[first:])
@@ -51,10 +51,10 @@ def first_to_fold(sizes: list[int]) -> int:
     return first
 
 
-def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
+def unpack_files(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
     """Unpack a snapshot's files into a folder and check them all. Raise ``SnapshotDamaged``."""
-    unpacker = _unpacker(entries, entries, folder)
-    with _damage_told():
+    unpacker = _make_unpacker(entries, entries, folder)
+    with _translate_refusals():
         for pack in packs:
             with pack.path.open("rb") as stream:
                 unpacker.apply(stream, pack.codec, pack.index)
@@ -62,7 +62,7 @@ def materialise(packs: list[PackFile], entries: dict[str, Entry], folder: Path) 
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _translate_refusals() -> Iterator[None]:
     """The reader is that of the in-sandbox program: what it refuses is here a snapshot that is not whole."""
     try:
         yield
@@ -72,7 +72,9 @@ def _damage_told() -> Iterator[None]:
         raise SnapshotDamaged(f"A pack could not be unpacked: {problem}.") from None
 
 
-def _unpacker(wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False) -> Unpacker:
+def _make_unpacker(
+    wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False
+) -> Unpacker:
     """One that stages all roots in the same folder of ours."""
     stages = dict.fromkeys({path.split("/")[0] for path in entries}, os.path.realpath(folder))
     return Unpacker(wanted, stages, partial=partial)
@@ -80,8 +82,8 @@ def _unpacker(wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *,
 
 def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
     """One full pack that holds what these packs, from the full one on, add up to."""
-    entries = layered(pack.index for pack in packs)
-    staged = materialise(packs, entries, folder)
+    entries = merge_indexes(pack.index for pack in packs)
+    staged = unpack_files(packs, entries, folder)
     with target.open("wb", buffering=0) as file:
         packer = Packer(file, allow_zstd=any(pack.codec == "zst" for pack in packs))
         for path in sorted(entries):
@@ -96,14 +98,14 @@ def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
 
 def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
     """One delta over the packs ``below`` that does what these deltas do one after the other. Those below are not read."""
-    before = layered(below)
+    before = merge_indexes(below)
     entries = dict(before)
     for delta in deltas:
         apply_index(entries, delta.index)
-    touched = _touched(deltas)
+    touched = _list_touched(deltas)
     touched_entries = {path: entries[path] for path in touched if path in entries}
-    unpacker = _unpacker(touched_entries, entries, folder, partial=True)
-    with _damage_told():
+    unpacker = _make_unpacker(touched_entries, entries, folder, partial=True)
+    with _translate_refusals():
         for delta in deltas:
             with delta.path.open("rb") as stream:
                 unpacker.apply(stream, delta.codec, delta.index)
@@ -118,7 +120,7 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
                     with open(unpacker.place(path), "rb") as contents:
                         packer.add(entry, contents, entry.size)
                 continue
-            numbers = sorted(number for number in blocks if number < block_count(entry.size, entry.block))
+            numbers = sorted(number for number in blocks if number < count_blocks(entry.size, entry.block))
             sums = b"".join(entry.sums[number * SUM_BYTES : (number + 1) * SUM_BYTES] for number in numbers)
             changes.append(Change(entry._replace(sums=sums), numbers))
             if numbers:
@@ -127,7 +129,7 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
     return PackFile(target, codec, Index("delta", changes, sorted(set(before) - set(entries))))
 
 
-def _touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
+def _list_touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
     """Which paths the deltas touch: the blocks of each, or ``None`` for the whole of it."""
     touched: dict[str, set[int] | None] = {}
     for delta in deltas:

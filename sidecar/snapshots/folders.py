@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sidecar.errors import ObjectRefused
-from sidecar.ids import ROOT, Keys, is_plain_id
+from sidecar.ids import ROOT, MemoryKeys, is_plain_id
 from sidecar.ports import Store
-from sidecar.snapshots.sealed import unseal
+from sidecar.snapshots.sealed import decode_checksummed
 
 
-async def memories_in(store: Store) -> tuple[list[str], list[str]]:
+async def list_memories(store: Store) -> tuple[list[str], list[str]]:
     """The id of every memory, from its head or else from any of its manifests; and what is said of folders in which
     nothing is believed."""
     folders: dict[str, list[str]] = {}
@@ -16,30 +16,30 @@ async def memories_in(store: Store) -> tuple[list[str], list[str]]:
         folder, _, rest = info.key[len(ROOT) :].partition("/")
         if rest == "head.json" or rest.startswith("snapshots/"):
             folders.setdefault(folder, []).append(info.key)
-    found = [await id_from(store, folder, keys) for folder, keys in folders.items()]
+    found = [await read_id(store, folder, keys) for folder, keys in folders.items()]
     return sorted(filter(None, (memory for memory, _ in found))), [problem for _, problem in found if problem]
 
 
-async def memory_in(store: Store, folder: str) -> str:
+async def find_memory(store: Store, folder: str) -> str:
     """The id of the memory in one folder; "" when there is none that can be believed."""
     keys = [info.key async for info in store.list(f"{ROOT}{folder}/")]
     told = [key for key in keys if key.endswith("/head.json") or "/snapshots/" in key]
-    return (await id_from(store, folder, told))[0]
+    return (await read_id(store, folder, told))[0]
 
 
-async def id_from(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
+async def read_id(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
     refused = why = ""
     for key in sorted(keys):  # head.json sorts before snapshots/
         try:
             stored = await store.get(key)
-            memory = unseal(stored.data).get("memory") if stored else None
+            memory = decode_checksummed(stored.data).get("memory") if stored else None
         except ObjectRefused as problem:
             refused = problem.message
             continue
         except ValueError as problem:
             why = f"{key} is damaged: {problem}."
             continue
-        if isinstance(memory, str) and key.startswith(Keys.of(memory).prefix):
+        if isinstance(memory, str) and key.startswith(MemoryKeys.of(memory).prefix):
             return memory, ""
         why = f"{key} belongs elsewhere." if stored else why
     if not refused and not why:

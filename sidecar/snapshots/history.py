@@ -13,12 +13,12 @@ from dataclasses import replace
 from sidecar.snapshots.manifest import Head, Manifest
 
 
-def rebuilt_head(manifests: Iterable[Manifest]) -> Head | None:
+def rebuild_head(manifests: Iterable[Manifest]) -> Head | None:
     """A head that remembers what was head, as far as manifests tell; ``None`` when none of them was made to be.
 
     Its own snapshot is the latest of those. Nothing says that it still was the head in the end: someone may have gone back.
     """
-    line = _line([manifest for manifest in manifests if not manifest.rejected])
+    line = _list_heads([manifest for manifest in manifests if not manifest.rejected])
     head: Head | None = None
     for manifest in line:
         generation = manifest.generation or (head.generation if head else 0)
@@ -26,7 +26,7 @@ def rebuilt_head(manifests: Iterable[Manifest]) -> Head | None:
     return head
 
 
-def _line(good: Collection[Manifest]) -> list[Manifest]:
+def _list_heads(good: Collection[Manifest]) -> list[Manifest]:
     """Those that were the head, the first one first."""
     made = sorted((one for one in good if one.generation), key=lambda one: (one.generation, one.snapshot))
     parents = {one.parent for one in made}
@@ -35,10 +35,10 @@ def _line(good: Collection[Manifest]) -> list[Manifest]:
     for one in made:
         by_place.setdefault(one.generation, []).append(one)
     made = [next((one for one in rivals if one.snapshot in parents), rivals[0]) for rivals in by_place.values()]
-    return [*_firsts(good, parents), *made]
+    return [*_list_first_heads(good, parents), *made]
 
 
-def _firsts(good: Collection[Manifest], parents: Collection[str]) -> list[Manifest]:
+def _list_first_heads(good: Collection[Manifest], parents: Collection[str]) -> list[Manifest]:
     """Those that became the head where there was none: others grew out of them; or else the oldest without a parent."""
     without = sorted((one for one in good if not one.generation), key=lambda one: one.snapshot)
     grown = [one for one in without if one.snapshot in parents]

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sidecar.errors import SnapshotDamaged, UnknownFormat
-from sidecar.ids import snapshot_time
+from sidecar.ids import parse_snapshot_time
 from sidecar.inside.index import Entry
-from sidecar.layouts import Covered
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.layouts import CoveredRules
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 FORMAT = 1
 RAISED = 3
@@ -60,7 +60,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class SnapshotRoot:
     """A named root: whose layout it is, and where it was."""
 
     name: str
@@ -83,7 +83,7 @@ class Manifest:
     snapshot: str
     created: str
     packs: list[Pack]
-    roots: list[Root]
+    roots: list[SnapshotRoot]
     files: int
     bytes: int
     tree: str
@@ -109,7 +109,7 @@ class Manifest:
     """How many private passages and credentials were taken out of a file before it left; under "": of others."""
     privacy: str = ""
     """By which policy all of it was looked at; "" when not all was, or nobody knows."""
-    covered: dict[str, Covered] = field(default_factory=dict)
+    covered: dict[str, CoveredRules] = field(default_factory=dict)
     """The rules by which it was made, by root; empty in snapshots of versions that kept none."""
     generation: int = 0
     """Of the head that it was made to become; 0 when it was not to, or there was none before."""
@@ -125,12 +125,12 @@ class Manifest:
             for name, rules in self.covered.items()
         }
         packs = [pack.as_dict() for pack in self.packs]
-        return seal({**asdict(self), "packs": packs, "covered": covered})
+        return encode_checksummed({**asdict(self), "packs": packs, "covered": covered})
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
         """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
-        manifest = _decoded(data, cls, f"The manifest of snapshot {snapshot}")
+        manifest = _decode(data, cls, f"The manifest of snapshot {snapshot}")
         if (manifest.memory, manifest.snapshot) != (memory, snapshot):
             raise SnapshotDamaged(f"The manifest of snapshot {snapshot} says it belongs to another memory or snapshot.")
         return manifest
@@ -138,7 +138,7 @@ class Manifest:
     @property
     def time(self) -> datetime:
         """When it was made. Ids go on from where a clock that was ahead has left them; ``created`` does not."""
-        by_id = snapshot_time(self.snapshot)
+        by_id = parse_snapshot_time(self.snapshot)
         try:
             created = datetime.fromisoformat(self.created)
         except ValueError:
@@ -175,12 +175,12 @@ class Head:
     """The same as that of its snapshot."""
 
     def encode(self) -> Encoded:
-        return seal(asdict(self))
+        return encode_checksummed(asdict(self))
 
     @classmethod
     def decode(cls, data: Encoded, memory: str) -> Self:
         """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
-        head = _decoded(data, cls, f"The head of {memory}")
+        head = _decode(data, cls, f"The head of {memory}")
         if head.memory != memory:
             raise SnapshotDamaged(f"The head of {memory} says it belongs to {head.memory!r}.")
         return head
@@ -208,18 +208,18 @@ class Head:
         """The latest of the ids it remembers."""
         return max([self.snapshot, *(snapshot for snapshot, _ in self.history)])
 
-    def was(self, snapshot: str) -> bool:
+    def was_head(self, snapshot: str) -> bool:
         return any(snapshot == past for past, _ in self.history)
 
     def ahead(self, snapshot: str) -> bool:
         """Whether it was the head before the time in its id: then a clock was wrong, and its manifest knows better."""
         since = next((since for past, since in reversed(self.history) if past == snapshot), "")
-        return since != "" and snapshot_time(snapshot).isoformat(timespec="seconds") > since
+        return since != "" and parse_snapshot_time(snapshot).isoformat(timespec="seconds") > since
 
 
-def _decoded(data: bytes, kind: type[T], what: str) -> T:
+def _decode(data: bytes, kind: type[T], what: str) -> T:
     try:
-        value = unseal(data)
+        value = decode_checksummed(data)
     except ValueError as problem:
         raise SnapshotDamaged(f"{what} is damaged: {problem}.") from None
     form = value.get("format")
@@ -231,7 +231,7 @@ def _decoded(data: bytes, kind: type[T], what: str) -> T:
         raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
 
 
-def tree_digest(entries: dict[str, Entry]) -> str:
+def digest_tree(entries: dict[str, Entry]) -> str:
     """One name for the contents of a snapshot: paths, types, modes and contents, not times."""
     digest, text, paths = hashlib.sha256(), encode_basestring_ascii, sorted(entries)
     # Put together by hand, many at a time: memories have thousands of files, and each export names them all.

@@ -9,7 +9,7 @@ that is only ever changed by compare-and-swap:
                 └──┴──► kept: something refers to the pack after all
 
 A collector makes the mark ``going``, *then* reads every manifest, and deletes the pack only if none of them names it. An
-export writes its manifest, *then* looks at the marks of its packs (``hold``): where it finds ``waiting`` it makes it
+export writes its manifest, *then* looks at the marks of its packs (``hold_packs``): where it finds ``waiting`` it makes it
 ``kept``, and where it finds ``going``, or cannot swap, or a pack is not there, it takes its manifest back and fails.
 
 Why no pack that a snapshot needs is deleted: say a collector deletes one that a new manifest names. It did not see that
@@ -31,8 +31,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sidecar.errors import BaseCollected, HeadMoved, ObjectRefused
-from sidecar.ids import Keys
+from sidecar.errors import BaseCollected, ObjectRefused, SwapLost
+from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Manifest
 
@@ -58,7 +58,7 @@ class Marks:
     """The marks of one memory's packs."""
 
     store: Store
-    keys: Keys
+    keys: MemoryKeys
 
     async def find(self, pack: str) -> Mark | None:
         try:
@@ -81,7 +81,7 @@ class Marks:
             version = await self.store.swap(
                 self.keys.mark(pack), data, expected=before.version if before is not None else None
             )
-        except HeadMoved:
+        except SwapLost:
             return None
         return Mark(state, version)
 
@@ -90,24 +90,24 @@ class Marks:
         await self.store.delete([self.keys.mark(pack) for pack in packs])
 
 
-async def hold(store: Store, manifest: Manifest) -> None:
+async def hold_packs(store: Store, manifest: Manifest) -> None:
     """Make sure that every pack of a manifest which is in the store already stays.
 
     Raise ``BaseCollected`` when one is gone or about to go: then the manifest must not stay either.
     """
-    keys = Keys.of(manifest.memory)
+    keys = MemoryKeys.of(manifest.memory)
     marks = Marks(store, keys)
     named = {pack.id: pack for pack in manifest.packs}
     # In this order: a pack is deleted before its mark.
     marked = [info.key[len(keys.marks) :] async for info in store.list(keys.marks)]
-    await asyncio.gather(*(_keep(marks, pack) for pack in marked if pack in named))
+    await asyncio.gather(*(_keep_pack(marks, pack) for pack in marked if pack in named))
     there = {info.key: info.size async for info in store.list(keys.packs)}
     for pack in named.values():
         if (there.get(keys.pack(pack.id, pack.codec)), there.get(keys.index(pack.id))) != pack.in_store:
             raise BaseCollected(f"Pack {pack.id}, which this snapshot needs, was collected while it was made.")
 
 
-async def _keep(marks: Marks, pack: str) -> None:
+async def _keep_pack(marks: Marks, pack: str) -> None:
     while (mark := await marks.find(pack)) is not None and mark.state is not State.KEPT:
         if mark.state is State.GOING:
             raise BaseCollected(f"Pack {pack}, which this snapshot needs, is being collected.")

@@ -22,14 +22,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from sidecar.errors import HeadMoved, KeyRefused, ObjectMissing
-from sidecar.ids import ROOT, folder_from_portable, portable_folder
-from sidecar.ports import Link, ObjectInfo, Store, Stored
-from sidecar.snapshots.sealed import seal
+from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
+from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.snapshots.sealed import encode_checksummed
 
 LOG = logging.getLogger("sidecar")
 HEAD = "head.json"
-SIGNPOST = seal({"format": 2, "folder": "this memory is in the folder with the portable form of this name"})
+SIGNPOST = encode_checksummed(
+    {"format": 2, "folder": "this memory is in the folder with the portable form of this name"}
+)
 """The same bytes everywhere, and fewer than any head has: a listing tells it by its size."""
 TWO_HEADS = (
     "An earlier version of the sidecar had made a head of its own in %s%s/, though this memory is in %s%s/. Its snapshots"
@@ -40,40 +42,40 @@ Infos = list[ObjectInfo]
 Places = list[str]  # a method below hides the type's own name
 
 
-class Home(Enum):
+class FolderForm(Enum):
     """Which of its two possible folders a memory is in."""
 
     OLD = "old"
     NEW = "new"
 
     @property
-    def other(self) -> Home:
-        return Home.NEW if self is Home.OLD else Home.OLD
+    def other(self) -> FolderForm:
+        return FolderForm.NEW if self is FolderForm.OLD else FolderForm.OLD
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _MemoryKey:
     """A key below a memory that has two possible folders."""
 
     folder: str
     rest: str
 
-    def at(self, home: Home) -> str:
-        return f"{ROOT}{self.folder if home is Home.OLD else portable_folder(self.folder)}/{self.rest}"
+    def at(self, home: FolderForm) -> str:
+        return f"{ROOT}{self.folder if home is FolderForm.OLD else build_portable_folder(self.folder)}/{self.rest}"
 
     @property
     def is_head(self) -> bool:
         return self.rest == HEAD
 
     @property
-    def head(self) -> _Key:
-        return _Key(self.folder, HEAD)
+    def head(self) -> _MemoryKey:
+        return _MemoryKey(self.folder, HEAD)
 
 
-def _double(key: str) -> _Key | None:
+def _parse_key(key: str) -> _MemoryKey | None:
     """The same as a key that has two possible places; ``None`` for one that has a single one."""
     folder, slash, rest = key.removeprefix(ROOT).partition("/")
-    return _Key(folder, rest) if slash and key.startswith(ROOT) and portable_folder(folder) else None
+    return _MemoryKey(folder, rest) if slash and key.startswith(ROOT) and build_portable_folder(folder) else None
 
 
 class PortableStore:
@@ -82,7 +84,7 @@ class PortableStore:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.url = inner.url
-        self._homes: dict[str, Home] = {}
+        self._homes: dict[str, FolderForm] = {}
         """Where memories were found. Others may delete one and begin it anew: who reads or swaps its head learns of it."""
         self._mixed: set[str] = set()
         """Folders of which something was seen in both places."""
@@ -99,44 +101,44 @@ class PortableStore:
     async def prepare(self) -> None:
         await self._inner.prepare()
 
-    async def get(self, key: str) -> Stored | None:
-        double = _double(key)
+    async def get(self, key: str) -> StoredObject | None:
+        double = _parse_key(key)
         if double is None:
-            return await (self._old(lambda: self._inner.get(key), None) if "~" in key else self._inner.get(key))
+            return await (self._try_old(lambda: self._inner.get(key), None) if "~" in key else self._inner.get(key))
         home = self._homes.get(double.folder)
         if home is not None and (found := await self._get(double, home)) is not None:
             return found
         if home is not None and not double.is_head:
             return await self._get(double, home.other)
-        new, old = await asyncio.gather(self._get(double, Home.NEW), self._get(double, Home.OLD))
+        new, old = await asyncio.gather(self._get(double, FolderForm.NEW), self._get(double, FolderForm.OLD))
         if double.is_head:
-            self._learn(double.folder, new is not None, old is not None)
+            self._remember_form(double.folder, new is not None, old is not None)
         return new if new is not None else old
 
     async def put(self, key: str, source: bytes | Path) -> int:
-        return await self._inner.put(await self._to_write(key), source)
+        return await self._inner.put(await self._locate_to_write(key), source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
-        double = _double(key)
+        double = _parse_key(key)
         if double is None:
             return await self._inner.swap(key, data, expected=expected)
         if not double.is_head:
-            place = await self._to_write(key)
+            place = await self._locate_to_write(key)
             if expected is not None and double.folder in self._mixed:
-                place = await self._to_read(key)  # it is swapped where it is
+                place = await self._locate_to_read(key)  # it is swapped where it is
             return await self._inner.swap(place, data, expected=expected)
         # Not by heart, unless it is in the old folder, where the swap itself says whether it still is.
-        if self._homes.get(double.folder) is not Home.OLD:
-            self._homes[double.folder] = await self._claim(double)
+        if self._homes.get(double.folder) is not FolderForm.OLD:
+            self._homes[double.folder] = await self._claim_folder(double)
         try:
             return await self._inner.swap(double.at(self._homes[double.folder]), data, expected=expected)
-        except HeadMoved:
+        except SwapLost:
             self._homes.pop(double.folder, None)
             raise
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         begun = False
-        for place in await self._places(key):
+        for place in await self._list_places(key):
             try:
                 async for chunk in self._inner.stream(place):
                     begun = True
@@ -148,35 +150,37 @@ class PortableStore:
         raise ObjectMissing(f"{self.url} holds no {key}.")
 
     async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
-        return await self._inner.link_to_get(await self._to_read(key), seconds=seconds)
+        return await self._inner.link_to_get(await self._locate_to_read(key), seconds=seconds)
 
     async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
-        return await self._inner.link_to_put(await self._to_write(key), size=size, sha256=sha256, seconds=seconds)
+        return await self._inner.link_to_put(
+            await self._locate_to_write(key), size=size, sha256=sha256, seconds=seconds
+        )
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        double = _double(prefix)
+        double = _parse_key(prefix)
         if double is None and prefix != ROOT:
             async for info in self._inner.list(prefix):
                 yield info
             return
-        for info in await self._listed(double):
+        for info in await self._list_both(double):
             yield info
 
-    async def _listed(self, below: _Key | None) -> Infos:
+    async def _list_both(self, below: _MemoryKey | None) -> Infos:
         """What is in both folders as if it were in one, in the order of what we call it; ``None``: of all memories."""
         if below is None:
-            there = await _collect(self._inner.list(ROOT))
+            there = await _gather_infos(self._inner.list(ROOT))
         else:
             old, new = await asyncio.gather(
-                self._old(lambda: _collect(self._inner.list(below.at(Home.OLD))), Infos()),
-                _collect(self._inner.list(below.at(Home.NEW))),
+                self._try_old(lambda: _gather_infos(self._inner.list(below.at(FolderForm.OLD))), Infos()),
+                _gather_infos(self._inner.list(below.at(FolderForm.NEW))),
             )
             there = [*old, *new]
         in_old: dict[str, ObjectInfo] = {}
         in_new: dict[str, ObjectInfo] = {}
         for info in there:
             name = info.key[len(ROOT) :].partition("/")[0]
-            folder = folder_from_portable(name)
+            folder = parse_portable_folder(name)
             if folder != name:
                 key = f"{ROOT}{folder}{info.key[len(ROOT) + len(name) :]}"
                 in_new[key] = replace(info, key=key)
@@ -184,25 +188,25 @@ class PortableStore:
                 in_old[info.key] = info
         if below is not None and in_old and in_new:
             self._mixed.add(below.folder)
-        in_old_home = below is not None and self._homes.get(below.folder) is Home.OLD
+        in_old_home = below is not None and self._homes.get(below.folder) is FolderForm.OLD
         both = in_new | in_old if in_old_home else in_old | in_new
         return sorted(both.values(), key=lambda info: info.key)
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
-        double = _double(prefix)
+        double = _parse_key(prefix)
         if double is None:
             found = await self._inner.folders(prefix, most=most)
-            return sorted({folder_from_portable(name) for name in found}) if prefix == ROOT else found
+            return sorted({parse_portable_folder(name) for name in found}) if prefix == ROOT else found
         none: Sequence[str] = ()
         new, old = await asyncio.gather(
-            self._inner.folders(double.at(Home.NEW), most=most),
-            self._old(lambda: self._inner.folders(double.at(Home.OLD), most=most), none),
+            self._inner.folders(double.at(FolderForm.NEW), most=most),
+            self._try_old(lambda: self._inner.folders(double.at(FolderForm.OLD), most=most), none),
         )
         return sorted({*new, *old})[:most]
 
     async def copy(self, source: str, target: str) -> None:
-        written = await self._to_write(target)
-        for place in await self._places(source):
+        written = await self._locate_to_write(target)
+        for place in await self._list_places(source):
             with contextlib.suppress(ObjectMissing):
                 return await self._inner.copy(place, written)
         raise ObjectMissing(f"{self.url} holds no {source}.")
@@ -210,37 +214,39 @@ class PortableStore:
     async def delete(self, keys: Iterable[str]) -> None:
         places, old = Places(), Places()
         for key in keys:
-            double = _double(key)
+            double = _parse_key(key)
             if double is None:
                 (old if "~" in key else places).append(key)
             elif double.is_head:
                 await self.get(key)  # to know where it is: the signpost stays until all of the memory is gone
-                places.append(double.at(self._homes.pop(double.folder, Home.NEW)))
+                places.append(double.at(self._homes.pop(double.folder, FolderForm.NEW)))
             else:
-                places.append(double.at(Home.NEW))
-                old.append(double.at(Home.OLD))
+                places.append(double.at(FolderForm.NEW))
+                old.append(double.at(FolderForm.OLD))
         if places:
             await self._inner.delete(places)
         if old:
-            await self._old(lambda: self._inner.delete(old), None)
+            await self._try_old(lambda: self._inner.delete(old), None)
 
     async def sweep(self, prefix: str, *, older_than: float) -> int:
-        double = _double(prefix)
+        double = _parse_key(prefix)
         if double is None:
             return await self._inner.sweep(prefix, older_than=older_than)
-        swept = await self._inner.sweep(double.at(Home.NEW), older_than=older_than)
-        return swept + await self._old(lambda: self._inner.sweep(double.at(Home.OLD), older_than=older_than), 0)
+        swept = await self._inner.sweep(double.at(FolderForm.NEW), older_than=older_than)
+        return swept + await self._try_old(
+            lambda: self._inner.sweep(double.at(FolderForm.OLD), older_than=older_than), 0
+        )
 
     async def purge(self, prefix: str) -> int:
-        double = _double(prefix)
+        double = _parse_key(prefix)
         if double is None:
             return await self._inner.purge(prefix)
         signposts = 0
         if not double.rest:
-            head = await self._old(lambda: self._inner.get(double.head.at(Home.OLD)), None)
+            head = await self._try_old(lambda: self._inner.get(double.head.at(FolderForm.OLD)), None)
             signposts = int(head is not None and head.data == SIGNPOST)
-        purged = await self._inner.purge(double.at(Home.NEW))
-        purged += await self._old(lambda: self._inner.purge(double.at(Home.OLD)), 0)
+        purged = await self._inner.purge(double.at(FolderForm.NEW))
+        purged += await self._try_old(lambda: self._inner.purge(double.at(FolderForm.OLD)), 0)
         self._homes.pop(double.folder, None)
         return purged - signposts
 
@@ -253,69 +259,69 @@ class PortableStore:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _get(self, key: _Key, home: Home) -> Stored | None:
+    async def _get(self, key: _MemoryKey, home: FolderForm) -> StoredObject | None:
         """What is in one of the two places; a signpost is nothing."""
-        if home is Home.NEW:
+        if home is FolderForm.NEW:
             return await self._inner.get(key.at(home))
-        found = await self._old(lambda: self._inner.get(key.at(home)), None)
+        found = await self._try_old(lambda: self._inner.get(key.at(home)), None)
         return None if found is not None and key.is_head and found.data == SIGNPOST else found
 
-    async def _to_write(self, key: str) -> str:
+    async def _locate_to_write(self, key: str) -> str:
         """Where a key is written: in the folder that the memory has, or that it is now given."""
-        double = _double(key)
+        double = _parse_key(key)
         if double is None:
             return key
         if double.folder not in self._homes:
-            self._homes[double.folder] = await self._claim(double)
+            self._homes[double.folder] = await self._claim_folder(double)
         return double.at(self._homes[double.folder])
 
-    async def _to_read(self, key: str) -> str:
+    async def _locate_to_read(self, key: str) -> str:
         """Where an object is that somebody else will read, or swap."""
-        place, *others = await self._places(key)
-        double = _double(key)
+        place, *others = await self._list_places(key)
+        double = _parse_key(key)
         if double is None or double.folder not in self._mixed or not others:
             return place
-        return place if await _collect(self._inner.list(place)) else others[0]
+        return place if await _gather_infos(self._inner.list(place)) else others[0]
 
-    async def _places(self, key: str) -> Places:
+    async def _list_places(self, key: str) -> Places:
         """Where an object may be, the likelier place first."""
-        double = _double(key)
+        double = _parse_key(key)
         if double is None:
             return [key]
         if double.folder not in self._homes:
-            await self.get(double.head.at(Home.OLD))
-        home = self._homes.get(double.folder, Home.NEW)
-        return [double.at(one) for one in (home, home.other) if one is Home.NEW or self._takes_old]
+            await self.get(double.head.at(FolderForm.OLD))
+        home = self._homes.get(double.folder, FolderForm.NEW)
+        return [double.at(one) for one in (home, home.other) if one is FolderForm.NEW or self._takes_old]
 
-    async def _claim(self, key: _Key) -> Home:
+    async def _claim_folder(self, key: _MemoryKey) -> FolderForm:
         """Where a memory is that is about to be written: where it was, else in the new folder, with a signpost in the old one.
 
         Raise what the store raises.
         """
         while True:
-            old = await self._old(lambda: self._inner.get(key.head.at(Home.OLD)), None)
+            old = await self._try_old(lambda: self._inner.get(key.head.at(FolderForm.OLD)), None)
             if not self._takes_old or (old is not None and old.data == SIGNPOST):
-                return Home.NEW
-            new = await self._inner.get(key.head.at(Home.NEW))
+                return FolderForm.NEW
+            new = await self._inner.get(key.head.at(FolderForm.NEW))
             if new is None and (old is not None or await self._is_in_old(key)):
-                return Home.OLD
+                return FolderForm.OLD
             try:
-                await self._inner.swap(key.head.at(Home.OLD), SIGNPOST, expected=old.version if old else None)
-            except HeadMoved:
+                await self._inner.swap(key.head.at(FolderForm.OLD), SIGNPOST, expected=old.version if old else None)
+            except SwapLost:
                 continue  # somebody was faster: see who
             except KeyRefused:
                 self._takes_old = False
             if old is not None:
                 self._mixed.add(key.folder)
-                LOG.warning(TWO_HEADS, ROOT, key.folder, ROOT, portable_folder(key.folder))
-            return Home.NEW
+                LOG.warning(TWO_HEADS, ROOT, key.folder, ROOT, build_portable_folder(key.folder))
+            return FolderForm.NEW
 
-    async def _is_in_old(self, key: _Key) -> bool:
+    async def _is_in_old(self, key: _MemoryKey) -> bool:
         """Whether the old folder has anything of a memory, though no head. A signpost, just set, is nothing."""
-        there = await _collect(self._inner.list(_Key(key.folder, "").at(Home.OLD)))
+        there = await _gather_infos(self._inner.list(_MemoryKey(key.folder, "").at(FolderForm.OLD)))
         return any(not _is_signpost(info) for info in there)
 
-    async def _old(self, asked: Callable[[], Awaitable[T]], nothing: T) -> T:
+    async def _try_old(self, asked: Callable[[], Awaitable[T]], nothing: T) -> T:
         """What is found under a name that the server may not take: under such a one there is nothing."""
         if not self._takes_old:
             return nothing
@@ -325,19 +331,19 @@ class PortableStore:
             self._takes_old = False
             return nothing
 
-    def _learn(self, folder: str, new: bool, old: bool) -> None:
+    def _remember_form(self, folder: str, new: bool, old: bool) -> None:
         if new and old:
             self._mixed.add(folder)
         if new or old:
-            self._homes[folder] = Home.NEW if new else Home.OLD
+            self._homes[folder] = FolderForm.NEW if new else FolderForm.OLD
         else:
             self._homes.pop(folder, None)
 
 
 def _is_signpost(info: ObjectInfo) -> bool:
-    double = _double(info.key)
+    double = _parse_key(info.key)
     return double is not None and double.is_head and info.size == len(SIGNPOST)
 
 
-async def _collect(infos: AsyncIterator[ObjectInfo]) -> Infos:
+async def _gather_infos(infos: AsyncIterator[ObjectInfo]) -> Infos:
     return [info async for info in infos]

@@ -19,11 +19,11 @@ from typing import Any, Self
 
 import msgspec
 
-from sidecar.errors import HeadMoved, ObjectRefused
-from sidecar.ids import Keys
+from sidecar.errors import ObjectRefused, SwapLost
+from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 
 LOG = logging.getLogger("sidecar")
 FORMAT = 1
@@ -37,17 +37,17 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class RefusalCount:
     """How often a reason came, since when by the store's clock, and in which conversations (by digest)."""
 
     since: float
     times: int
     conversations: list[str] = field(default_factory=list)
 
-    def plus(self, other: Tally | None) -> Tally:
+    def with_added(self, other: RefusalCount | None) -> RefusalCount:
         if other is None:
             return self
-        return Tally(
+        return RefusalCount(
             # A clock that was ahead for a while must not make anything wait for that time to come.
             since=min(self.since, other.since),
             times=self.times + other.times,
@@ -55,25 +55,25 @@ class Tally:
         )
 
 
-Tallies = Mapping[str, Tally]
+Tallies = Mapping[str, RefusalCount]
 """By reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class SandboxRefusals:
     """What was refused from one sandbox."""
 
     sandbox: str
     last: float
     snapshots: dict[str, list[str]]
     """What was refused, each with the reasons; the newest last."""
-    all: dict[str, Tally] = field(default_factory=dict)
-    straight: dict[str, Tally] = field(default_factory=dict)
+    all: dict[str, RefusalCount] = field(default_factory=dict)
+    straight: dict[str, RefusalCount] = field(default_factory=dict)
     """Of those that came straight from the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ExportOrigin:
     """Where an export comes from."""
 
     sandbox: str
@@ -90,9 +90,9 @@ class Refusals:
     memory: str
     head: str
     head_since: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[SandboxRefusals] = field(default_factory=list)
     """That of the latest refusal last."""
-    others: dict[str, Tally] = field(default_factory=dict)
+    others: dict[str, RefusalCount] = field(default_factory=dict)
     """What came straight from the head out of sandboxes that are not told apart any more."""
 
     @classmethod
@@ -101,12 +101,12 @@ class Refusals:
         return cls(memory=head.memory, head=head.snapshot, head_since=head.history[0][1] if head.history else "")
 
     def encode(self) -> bytes:
-        return seal({"format": FORMAT, **asdict(self)})
+        return encode_checksummed({"format": FORMAT, **asdict(self)})
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Raise ``ValueError`` unless it is whole, and of a format that is known."""
-        value: dict[str, Any] = unseal(data)
+        value: dict[str, Any] = decode_checksummed(data)
         if value.pop("format", None) != FORMAT:
             raise ValueError("it is in a format this version does not know")
         try:
@@ -119,32 +119,32 @@ class Refusals:
         fresh = Refusals.over(head)
         return (self.memory, self.head, self.head_since) == (fresh.memory, fresh.head, fresh.head_since)
 
-    def before(self, origin: Origin, reason: str) -> Tally | None:
+    def before(self, origin: ExportOrigin, reason: str) -> RefusalCount | None:
         """What an export from there for that reason would repeat; ``None``: nothing."""
-        found: Tally | None = None
+        found: RefusalCount | None = None
         for line in self.lines:
-            own = _is_of(line, origin)
+            own = _is_from(line, origin)
             tally = (line.all if own else line.straight if origin.straight else {}).get(reason)
-            found = tally.plus(found) if tally is not None else found
+            found = tally.with_added(found) if tally is not None else found
         others = self.others.get(reason) if origin.straight else None
-        return others.plus(found) if others is not None else found
+        return others.with_added(found) if others is not None else found
 
     def reasons(self, snapshot: str) -> list[str]:
         """Why a snapshot was refused, as far as that is remembered."""
         return next((line.snapshots[snapshot] for line in self.lines if snapshot in line.snapshots), [])
 
-    def unknown(self, origin: Origin) -> list[str]:
+    def list_uncounted(self, origin: ExportOrigin) -> list[str]:
         """The snapshots of a sandbox since the head that may have been refused without being counted, oldest first."""
-        since = max((name for line in self.lines if _is_of(line, origin) for name in line.snapshots), default="")
+        since = max((name for line in self.lines if _is_from(line, origin) for name in line.snapshots), default="")
         after = itertools.takewhile(lambda name: name != self.head, origin.lineage)
         return sorted(name for name in after if name > since)[-MOST_SNAPSHOTS:]
 
-    def with_earlier(self, origin: Origin, earlier: Iterable[Manifest], at: float | None = None) -> Self:
+    def with_earlier(self, origin: ExportOrigin, earlier: Iterable[Manifest], at: float | None = None) -> Self:
         """With what was refused from there and not counted: as if it were at that time, or when its manifest says.
 
         That is the time by the clock of whoever made it, which may be any.
         """
-        found, unknown = self, self.unknown(origin)
+        found, unknown = self, self.list_uncounted(origin)
         for manifest in earlier:
             reason = manifest.rejected.partition(": ")[0]
             if reason and manifest.snapshot in unknown:
@@ -153,50 +153,54 @@ class Refusals:
                 found = found.with_one(straight, manifest.snapshot, [reason], manifest.conversation, made)
         return found
 
-    def with_one(self, origin: Origin, snapshot: str, reasons: Collection[str], conversation: str, at: float) -> Self:
+    def with_one(
+        self, origin: ExportOrigin, snapshot: str, reasons: Collection[str], conversation: str, at: float
+    ) -> Self:
         """With one refusal more; of a snapshot that was refused before, for the same reasons and perhaps others."""
         reasons = list(dict.fromkeys([*reasons, *self.reasons(snapshot)]))
-        one = Tally(since=at, times=1, conversations=[digest(conversation)] if conversation else [])
+        one = RefusalCount(since=at, times=1, conversations=[digest_conversation(conversation)] if conversation else [])
         ref = origin.sandbox[:LONGEST_REF]
-        own = next((line for line in self.lines if line.sandbox == ref), Line(sandbox=ref, last=at, snapshots={}))
+        own = next(
+            (line for line in self.lines if line.sandbox == ref), SandboxRefusals(sandbox=ref, last=at, snapshots={})
+        )
         snapshots = {**{name: why for name, why in own.snapshots.items() if name != snapshot}, snapshot: reasons}
-        line = Line(
+        line = SandboxRefusals(
             sandbox=ref,
             last=at,
             snapshots=dict(list(snapshots.items())[-MOST_SNAPSHOTS:]),
-            all=_added(own.all, reasons, one),
-            straight=_added(own.straight, reasons if origin.straight else (), one),
+            all=_add_tallies(own.all, reasons, one),
+            straight=_add_tallies(own.straight, reasons if origin.straight else (), one),
         )
         lines = [other for other in self.lines if other.sandbox != ref] + [line]
         others = self.others
         for old in lines[:-MOST_LINES]:
             for reason, tally in old.straight.items():
-                others = _added(others, (reason,), tally)
+                others = _add_tallies(others, (reason,), tally)
         return replace(self, lines=lines[-MOST_LINES:], others=others)
 
-    def without(self, origin: Origin) -> Self:
+    def without_origin(self, origin: ExportOrigin) -> Self:
         """Without the count of what was refused from there: it has recovered. What that was is still known."""
-        lines = [replace(line, all={}, straight={}) if _is_of(line, origin) else line for line in self.lines]
+        lines = [replace(line, all={}, straight={}) if _is_from(line, origin) else line for line in self.lines]
         return replace(self, lines=lines)
 
 
-def digest(conversation: str) -> str:
+def digest_conversation(conversation: str) -> str:
     """Conversations are told apart by this: their ids may be of any length."""
     return hashlib.sha256(conversation.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _is_of(line: Line, origin: Origin) -> bool:
+def _is_from(line: SandboxRefusals, origin: ExportOrigin) -> bool:
     return line.sandbox == origin.sandbox[:LONGEST_REF] or any(one in line.snapshots for one in origin.lineage)
 
 
-def _added(tallies: Tallies, reasons: Iterable[str], one: Tally) -> dict[str, Tally]:
-    return {**tallies, **{reason: one.plus(tallies.get(reason)) for reason in reasons}}
+def _add_tallies(tallies: Tallies, reasons: Iterable[str], one: RefusalCount) -> dict[str, RefusalCount]:
+    return {**tallies, **{reason: one.with_added(tallies.get(reason)) for reason in reasons}}
 
 
 async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]:
     """What was refused over this head, and the version to swap. What cannot be read counts for nothing."""
     try:
-        stored = await store.get(Keys.of(head.memory).refusals)
+        stored = await store.get(MemoryKeys.of(head.memory).refusals)
     except ObjectRefused as refused:
         LOG.warning("Ignored: %s", refused.message)
         return Refusals.over(head), refused.version
@@ -213,7 +217,7 @@ async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]
 async def count_refusal(
     store: Store,
     head: Head,
-    origin: Origin,
+    origin: ExportOrigin,
     snapshot: str,
     reasons: Collection[str],
     conversation: str,
@@ -224,7 +228,7 @@ async def count_refusal(
     Raise ``StoreError``.
     """
     await store.prepare()
-    at = await store_time(store, Keys.of(head.memory))
+    at = await read_store_time(store, MemoryKeys.of(head.memory))
     for left in reversed(range(ATTEMPTS)):
         found, version = await read_refusals(store, head)
         found = found.with_earlier(origin, earlier, at)
@@ -232,8 +236,8 @@ async def count_refusal(
             return found
         counted = found.with_one(origin, snapshot, reasons, conversation, at)
         try:
-            await store.swap(Keys.of(head.memory).refusals, counted.encode(), expected=version)
-        except HeadMoved:
+            await store.swap(MemoryKeys.of(head.memory).refusals, counted.encode(), expected=version)
+        except SwapLost:
             if not left:
                 raise
             continue
@@ -241,16 +245,16 @@ async def count_refusal(
     raise AssertionError("unreachable")
 
 
-async def forget_refusals(store: Store, head: Head, origin: Origin) -> None:
+async def forget_refusals(store: Store, head: Head, origin: ExportOrigin) -> None:
     """What comes from there is good again: what was refused before does not count any more. Raise ``StoreError``."""
     found, version = await read_refusals(store, head)
-    left = found.without(origin)
+    left = found.without_origin(origin)
     if version is not None and left != found:
         await store.prepare()
-        await store.swap(Keys.of(head.memory).refusals, left.encode(), expected=version)
+        await store.swap(MemoryKeys.of(head.memory).refusals, left.encode(), expected=version)
 
 
-async def store_time(store: Store, keys: Keys) -> float:
+async def read_store_time(store: Store, keys: MemoryKeys) -> float:
     """Now, by the store's own clock: services whose clocks differ, or jump, must not count differently."""
     await store.put(keys.clock, b"")
     times = [info.modified async for info in store.list(keys.clock)]

@@ -9,13 +9,13 @@ from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
 
 
-async def resolve(repository: Repository, memory: str, wanted: str) -> str:
+async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> str:
     """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
 
     Raise ``MemoryNotFound`` or ``SnapshotNotFound``, and ``BadReference`` for a time that is none.
     """
     moment = parse_time(wanted[1:]) if wanted.startswith("@") else None
-    ids = await repository.snapshot_ids(memory)
+    ids = await repository.list_snapshot_ids(memory)
     if not ids:
         raise MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
     if wanted in ids:
@@ -28,7 +28,7 @@ async def resolve(repository: Repository, memory: str, wanted: str) -> str:
             raise SnapshotNotFound(f"No snapshot of {memory} ever became its head.")
         return state.head.snapshot
     if moment is not None:
-        return await _at(repository, memory, moment, ids)
+        return await _resolve_time(repository, memory, moment, ids)
     found = [snapshot for snapshot in ids if snapshot.startswith(wanted) or snapshot.endswith(wanted)]
     if len(found) != 1 or len(wanted) < 4:
         many = (
@@ -40,7 +40,7 @@ async def resolve(repository: Repository, memory: str, wanted: str) -> str:
     return found[0]
 
 
-async def _at(repository: Repository, memory: str, moment: datetime, ids: list[str]) -> str:
+async def _resolve_time(repository: Repository, memory: str, moment: datetime, ids: list[str]) -> str:
     """What was the head at that time; without a readable head, the newest snapshot made by then."""
     head = (await repository.head(memory)).head
     past = [(datetime.fromisoformat(since), snapshot) for snapshot, since in head.history] if head else []

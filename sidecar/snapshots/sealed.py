@@ -10,17 +10,17 @@ import json
 from typing import Any
 
 
-def _text(value: dict[str, Any]) -> bytes:
+def _encode_canonical(value: dict[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def seal(value: dict[str, Any]) -> bytes:
+def encode_checksummed(value: dict[str, Any]) -> bytes:
     """Encode an object, adding its ``sha256``."""
-    return _text({**value, "sha256": hashlib.sha256(_text(value)).hexdigest()}) + b"\n"
+    return _encode_canonical({**value, "sha256": hashlib.sha256(_encode_canonical(value)).hexdigest()}) + b"\n"
 
 
-def unseal(data: bytes) -> dict[str, Any]:
-    """Decode what ``seal`` wrote. Raise ValueError when a single byte of it is different."""
+def decode_checksummed(data: bytes) -> dict[str, Any]:
+    """Decode what ``encode_checksummed`` wrote. Raise ValueError when a single byte of it is different."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -28,6 +28,6 @@ def unseal(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not an object")
     value.pop("sha256", None)
-    if seal(value) != data:
+    if encode_checksummed(value) != data:
         raise ValueError("its contents do not match its checksum")
     return value

@@ -10,7 +10,7 @@ import re
 import secrets
 from contextlib import suppress
 
-from sidecar.errors import HeadMoved, SnapshotDamaged, StoreError
+from sidecar.errors import SnapshotDamaged, StoreError, SwapLost
 from sidecar.ids import STORE_ID
 from sidecar.ports import Store
 
@@ -43,6 +43,6 @@ async def ensure_store_id(store: Store) -> str:
         if found := await read_store_id(store):
             return found
         await store.prepare()
-        with suppress(HeadMoved):
+        with suppress(SwapLost):
             await store.swap(STORE_ID, secrets.token_hex(16).encode(), expected=None)
     raise StoreError(f"{store.url} does not keep its id: what is written there does not stay.")

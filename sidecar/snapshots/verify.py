@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.inside import index
-from sidecar.inside.layers import count_files, layered
-from sidecar.progress import Progress, Unwatched
+from sidecar.inside.layers import count_files, merge_indexes
+from sidecar.progress import NoProgress, Progress
 from sidecar.repository import HeadState, Repository
-from sidecar.snapshots.history import rebuilt_head
-from sidecar.snapshots.manifest import Manifest, tree_digest
+from sidecar.snapshots.history import rebuild_head
+from sidecar.snapshots.manifest import Manifest, digest_tree
 
 NO_CURE = (
     "No snapshot is whole. Put the objects back that a copy of the store still has, or save what a sandbox still has with"
@@ -32,7 +32,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What ``verify`` found. ``ok`` means: the head and every snapshot are whole."""
+    """What ``verify_memory`` found. ``ok`` means: the head and every snapshot are whole."""
 
     memory: str
     ok: bool
@@ -87,14 +87,14 @@ class _Objects:
 
 async def check_snapshot(repository: Repository, manifest: Manifest) -> None:
     """Read every byte of one snapshot. Raise ``SnapshotDamaged``."""
-    await _check(manifest, _Objects(repository, Unwatched()))
+    await _check_objects(manifest, _Objects(repository, NoProgress()))
 
 
-async def verify(repository: Repository, memory: str, progress: Progress) -> MemoryReport:
+async def verify_memory(repository: Repository, memory: str, progress: Progress) -> MemoryReport:
     """Check every snapshot of a memory. Damage is reported, never raised."""
     state = await repository.head(memory)
     pinned = await repository.pinned(memory)
-    ids = await repository.snapshot_ids(memory)
+    ids = await repository.list_snapshot_ids(memory)
     manifests = await repository.manifests(memory, ids)
     objects = _Objects(repository, progress)
     packs = {pack.id: pack.bytes for m in manifests.values() if isinstance(m, Manifest) for pack in m.packs}
@@ -108,7 +108,7 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
         try:
             if isinstance(manifest, SnapshotDamaged):
                 raise manifest
-            await _check(manifest, objects)
+            await _check_objects(manifest, objects)
             reports.append(SnapshotReport(snapshot=snapshot, ok=True))
         except SnapshotDamaged as damage:
             reports.append(SnapshotReport(snapshot=snapshot, ok=False, problem=damage.message))
@@ -128,19 +128,19 @@ async def verify(repository: Repository, memory: str, progress: Progress) -> Mem
         head=state.snapshot,
         head_problem=head_problem,
         damaged=len(bad) + bool(trouble and state.snapshot not in bad),
-        cure=_cure(memory, state, manifests, whole) if trouble or state.snapshot in bad else "",
+        cure=_suggest_cure(memory, state, manifests, whole) if trouble or state.snapshot in bad else "",
         snapshots=reports,
         objects=objects.count + len(ids) + (1 if state.version else 0),
         bytes=objects.bytes,
     )
 
 
-def _cure(
+def _suggest_cure(
     memory: str, state: HeadState, manifests: Mapping[str, Manifest | SnapshotDamaged], whole: Sequence[str]
 ) -> str:
     """What to type when something is wrong with the head, given the snapshots that are whole, newest first."""
     readable = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-    head = state.head or rebuilt_head(readable)
+    head = state.head or rebuild_head(readable)
     refused = {manifest.snapshot for manifest in readable if manifest.rejected}
     # What was the head rather than what never was, and what was refused only when there is nothing else.
     past = [snapshot for snapshot, _ in head.history if snapshot in whole] if head else []
@@ -163,15 +163,15 @@ async def _remember(
     await repository.clear_damaged(memory, marked & {report.snapshot for report in reports if report.ok})
 
 
-async def _check(manifest: Manifest, objects: _Objects) -> None:
-    keys = Keys.of(manifest.memory)
+async def _check_objects(manifest: Manifest, objects: _Objects) -> None:
+    keys = MemoryKeys.of(manifest.memory)
     texts = []
     for pack in manifest.packs:
         texts.append(await objects.check(keys.index(pack.id), pack.index_bytes, pack.index_sha256, keep=True))
         await objects.check(keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256)
     try:
-        entries = layered(index.read(BytesIO(text)) for text in texts)
+        entries = merge_indexes(index.read(BytesIO(text)) for text in texts)
     except ValueError as problem:
         raise SnapshotDamaged(f"The indexes do not fit together: {problem}.") from None
-    if tree_digest(entries) != manifest.tree or count_files(entries) != (manifest.files, manifest.bytes):
+    if digest_tree(entries) != manifest.tree or count_files(entries) != (manifest.files, manifest.bytes):
         raise SnapshotDamaged("The indexes do not add up to what the manifest says.")

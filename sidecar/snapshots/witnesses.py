@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import ObjectRefused, SnapshotDamaged
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest
 
@@ -34,7 +34,7 @@ FOLLOWS = (
 
 
 @dataclass(slots=True)
-class Later:
+class LaterHead:
     """What is known beyond a head that was read."""
 
     head: Head | None = None
@@ -55,7 +55,7 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Witnesses:
+class HeadCopies:
     store: Store
     seen: dict[str, Head] = field(default_factory=dict)
     """By memory, the latest head this process knows of."""
@@ -73,7 +73,7 @@ class Witnesses:
 
     async def add(self, head: Head, before: Head | None) -> None:
         """Write down a head that was just written; and the one before, if whoever wrote that died before it could."""
-        keys, there = Keys.of(head.memory), await self.generations(head.memory)
+        keys, there = MemoryKeys.of(head.memory), await self.list_generations(head.memory)
         # Also what a writer left that was held up for long.
         old = [one for one in there if one <= head.generation - KEPT]
         missed = before is not None and before.generation not in there and before.format >= head.format
@@ -86,22 +86,22 @@ class Witnesses:
 
     async def clear(self, memory: str) -> None:
         """Before a head of a raised format is written: who does not know that would take an older copy for the head."""
-        await self.store.delete([Keys.of(memory).witness(one) for one in await self.generations(memory)])
+        await self.store.delete([MemoryKeys.of(memory).witness(one) for one in await self.list_generations(memory)])
 
-    async def generations(self, memory: str) -> list[int]:
+    async def list_generations(self, memory: str) -> list[int]:
         """Of the copies there are, latest first; none of them is looked at."""
-        prefix = Keys.of(memory).heads
+        prefix = MemoryKeys.of(memory).heads
         names = [info.key[len(prefix) :] async for info in self.store.list(prefix)]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
-    async def made_after(self, memory: str, head: Head | None, ids: Iterable[str]) -> list[Manifest]:
+    async def list_made_after(self, memory: str, head: Head | None, ids: Iterable[str]) -> list[Manifest]:
         """The snapshots listed after a head that were made to become a later one, the latest first."""
         if head is None:
             return []
         turns = asyncio.Semaphore(PARALLEL_READS)
 
         async def read(snapshot: str) -> Manifest | None:
-            key = Keys.of(memory).snapshot(snapshot)
+            key = MemoryKeys.of(memory).snapshot(snapshot)
             if key not in self.made:
                 async with turns:
                     try:
@@ -115,18 +115,20 @@ class Witnesses:
         found = await asyncio.gather(*(read(snapshot) for snapshot in ids if snapshot > head.newest))
         return sorted(filter(None, found), key=lambda made: (made.generation, made.snapshot), reverse=True)
 
-    async def later(self, memory: str, head: Head | None, generations: list[int], made: list[Manifest]) -> Later:
+    async def find_later(
+        self, memory: str, head: Head | None, generations: list[int], made: list[Manifest]
+    ) -> LaterHead:
         """What is later than this head: of the copies, of what was made after it, or of what this process has seen."""
-        later = await self._copied(memory, head, generations)
+        later = await self._find_later_copy(memory, head, generations)
         last = later.head or head
-        beyond = [one for one in made if last and one.generation > last.generation and not last.was(one.snapshot)]
+        beyond = [one for one in made if last and one.generation > last.generation and not last.was_head(one.snapshot)]
         if last is not None and beyond and beyond[0].generation > last.generation + 1:
             # It was made over a head that was later than this one.
-            later.head, later.by = _grown(last, beyond), BY_SNAPSHOTS
+            later.head, later.by = _extend_head(last, beyond), BY_SNAPSHOTS
         elif last is not None and beyond and (datetime.now(UTC) - beyond[0].time).total_seconds() > UNDER_WAY:
             later.said.append(FOLLOWS.format(snapshot=beyond[0].snapshot, head=last.snapshot))
         last, seen = later.head or head, self.seen.get(memory)
-        if head is not None and last and seen and seen.generation > last.generation and seen.was(head.snapshot):
+        if head is not None and last and seen and seen.generation > last.generation and seen.was_head(head.snapshot):
             later.head, later.by = seen, "as it was seen before"
         elif last is not None:
             self.seen[memory] = last
@@ -135,16 +137,16 @@ class Witnesses:
     async def forget(self, memory: str) -> None:
         """Before a memory is deleted: what is deleted on purpose is not missed."""
         self.seen.pop(memory, None)
-        keys = Keys.of(memory)
-        await self.store.delete([keys.witness(generation) for generation in await self.generations(memory)])
+        keys = MemoryKeys.of(memory)
+        await self.store.delete([keys.witness(generation) for generation in await self.list_generations(memory)])
 
-    async def _copied(self, memory: str, head: Head | None, generations: list[int]) -> Later:
-        later = Later()
+    async def _find_later_copy(self, memory: str, head: Head | None, generations: list[int]) -> LaterHead:
+        later = LaterHead()
         for generation in generations:
             if generation <= (head.generation if head else 0):
                 break
             try:
-                stored = await self.store.get(Keys.of(memory).witness(generation))
+                stored = await self.store.get(MemoryKeys.of(memory).witness(generation))
                 found = Head.decode(stored.data, memory) if stored else None
             except (ObjectRefused, SnapshotDamaged) as problem:
                 later.said.append(f"{problem.message} It is in the place of a copy of a later head.")
@@ -155,7 +157,7 @@ class Witnesses:
         return later
 
 
-def _grown(head: Head, made: list[Manifest]) -> Head:
+def _extend_head(head: Head, made: list[Manifest]) -> Head:
     """The head as the latest of some snapshots was to become it, with those in its history that it grew out of."""
     by_id = {one.snapshot: one for one in made}
     line: list[Manifest] = []

@@ -19,7 +19,7 @@ import pytest
 import adapters
 from adapters.stores import disk_folders
 from adapters.stores.disk import DiskStore
-from sidecar.errors import HeadMoved, ObjectMissing, StoreDenied, StoreFull, StoreMissing, StoreUnreachable, StoreUnsafe
+from sidecar.errors import ObjectMissing, StoreDenied, StoreFull, StoreMissing, StoreUnreachable, StoreUnsafe, SwapLost
 from sidecar.ports import Store
 from tests.parts.mounts import unmount
 
@@ -282,7 +282,7 @@ async def test_delete_and_purge_leave_no_folder_and_no_lock_behind(tmp_path: Pat
 
 
 async def test_a_swap_that_cannot_win_leaves_no_lock_behind(tmp_path: Path) -> None:
-    with pytest.raises(HeadMoved):
+    with pytest.raises(SwapLost):
         await _file_store(tmp_path).swap("memories/m/head", b"1", expected="0" * 64)
     assert _everything(tmp_path) == []
 
@@ -323,7 +323,7 @@ def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypa
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", deleting_flock)
-    with disk_folders.locked(lock, disk_folders.PRIVATE), lock.open("ab") as other, pytest.raises(BlockingIOError):
+    with disk_folders.hold_lock(lock, disk_folders.PRIVATE), lock.open("ab") as other, pytest.raises(BlockingIOError):
         flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -14,16 +14,16 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from adapters.sinks.postgres import PostgresSink, open_postgres
-from adapters.sinks.postgres_errors import Redacted
-from sidecar.errors import SinkBusy, SinkDenied, SinkError, SinkUnfit, SinkUnreachable
+from adapters.sinks.postgres import PostgresSearch, open_postgres
+from adapters.sinks.postgres_errors import Redactor
+from sidecar.errors import SearchBusy, SearchDenied, SearchError, SearchUnfit, SearchUnreachable
 from sidecar.sink.records import Record
 from sidecar.sink.settings import Postgres, check_postgres
-from sidecar.sink.sink import Place, Query, Written
+from sidecar.sink.sink import MemoryRef, Query, WriteCounts
 from tests.parts.leaks import DATABASE_PASSWORD
 from tests.parts.postgres import Database
 
-PLACE = Place("store", "conductor")
+PLACE = MemoryRef("store", "conductor")
 
 
 class Some:
@@ -48,7 +48,7 @@ async def no() -> bool:
     return False
 
 
-def sink_of(database: Database, url: str = "", **settings: str) -> PostgresSink:
+def sink_of(database: Database, url: str = "", **settings: str) -> PostgresSearch:
     return open_postgres(url or database.url, Postgres(**settings))  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ async def test_who_is_told_that_it_is_not_so_any_more_changes_nothing(database: 
 async def test_of_two_records_with_one_key_there_is_one_row(database: Database) -> None:
     sink = sink_of(database)
     twins = Some(*OTTER.records, Record(kind="section", key="a", title="Other"), problems=["half of it"])
-    assert await sink.replace(PLACE, "s1", twins, yes) == Written(records=1, written=1)
+    assert await sink.replace(PLACE, "s1", twins, yes) == WriteCounts(records=1, written=1)
     assert [row[3] for row in database.rows()] == ["Otters"]
     assert database.execute("SELECT problems, records FROM memory_sidecar.memories") == [(["half of it"], 1)]
 
@@ -109,17 +109,17 @@ async def test_a_role_without_rights_is_told_so_and_one_that_owns_the_schema_nee
     database: Database, role: str
 ) -> None:
     poor = sink_of(database, as_role(database, role))
-    with pytest.raises(SinkDenied) as refused:
+    with pytest.raises(SearchDenied) as refused:
         await poor.standing("store")
     assert "docs/search.md" in refused.value.hint
     database.execute(f"CREATE SCHEMA memory_sidecar AUTHORIZATION {role}")
-    assert await poor.replace(PLACE, "s1", OTTER, yes) == Written(records=1, written=1)
+    assert await poor.replace(PLACE, "s1", OTTER, yes) == WriteCounts(records=1, written=1)
 
 
 async def test_tables_that_a_newer_version_made_are_left_alone(database: Database) -> None:
     await sink_of(database).replace(PLACE, "s1", OTTER, yes)
     database.execute("UPDATE memory_sidecar.version SET number = 99")
-    with pytest.raises(SinkUnfit, match="newer version"):
+    with pytest.raises(SearchUnfit, match="newer version"):
         await sink_of(database).search(Query(words="otters", store="store"))
     assert database.execute("SELECT number FROM memory_sidecar.version") == [(99,)]
 
@@ -137,7 +137,7 @@ async def test_a_database_that_cannot_hold_every_character_is_refused(database: 
     name = f"{database.name}_latin"
     database.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
     latin = Database(database.server, name)
-    with pytest.raises(SinkUnfit, match="UTF-8"):
+    with pytest.raises(SearchUnfit, match="UTF-8"):
         await sink_of(latin).replace(PLACE, "s1", OTTER, yes)
     assert latin.heads() == {}
 
@@ -146,10 +146,10 @@ async def test_tables_that_somebody_dropped_are_made_again(database: Database) -
     sink = sink_of(database)
     await sink.replace(PLACE, "s1", OTTER, yes)
     database.execute("DROP SCHEMA memory_sidecar CASCADE")
-    with pytest.raises(SinkUnreachable):
+    with pytest.raises(SearchUnreachable):
         await sink.standing("store")
     assert await sink.standing("store") == {}
-    assert await sink.replace(PLACE, "s1", OTTER, yes) == Written(records=1, written=1)
+    assert await sink.replace(PLACE, "s1", OTTER, yes) == WriteCounts(records=1, written=1)
 
 
 async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
@@ -160,9 +160,9 @@ async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
     await first.standing("store")
 
     async def meanwhile() -> bool:
-        with pytest.raises(SinkBusy):
+        with pytest.raises(SearchBusy):
             await second.replace(PLACE, "s2", OTTER, yes)
-        assert await second.replace(Place("store", "other"), "s2", OTTER, yes)
+        assert await second.replace(MemoryRef("store", "other"), "s2", OTTER, yes)
         return True
 
     assert await first.replace(PLACE, "s1", OTTER, meanwhile)
@@ -197,9 +197,9 @@ async def test_one_that_stops_answering_is_not_waited_for_forever(
         freeze()
         return True
 
-    for write in (sink.replace(PLACE, "s1", OTTER, frozen), sink.remove(Place("store", "other"), frozen)):
+    for write in (sink.replace(PLACE, "s1", OTTER, frozen), sink.remove(MemoryRef("store", "other"), frozen)):
         async with asyncio.timeout(8):
-            with pytest.raises(SinkUnreachable, match="in time"):
+            with pytest.raises(SearchUnreachable, match="in time"):
                 await write
 
 
@@ -214,7 +214,7 @@ async def test_who_gives_up_on_one_that_stopped_answering_is_free_at_once(
         return True
 
     began = time.monotonic()
-    with pytest.raises((TimeoutError, SinkUnreachable)):
+    with pytest.raises((TimeoutError, SearchUnreachable)):
         async with asyncio.timeout(1):
             await sink.replace(PLACE, "s1", OTTER, frozen)
     assert time.monotonic() - began < 4
@@ -273,7 +273,7 @@ async def test_parts_of_paths_addresses_and_types_are_words(database: Database, 
 async def test_no_part_of_the_url_is_ever_said() -> None:
     url = f"postgresql://somebody:p%40ss{DATABASE_PASSWORD}@127.0.0.1:9/db"
     sink = open_postgres(url, Postgres())
-    with pytest.raises(SinkUnreachable) as refused:
+    with pytest.raises(SearchUnreachable) as refused:
         await sink.standing("store")
     problem: BaseException | None = refused.value
     said = [repr(sink), repr(vars(sink)["_redacted"])]
@@ -281,8 +281,8 @@ async def test_no_part_of_the_url_is_ever_said() -> None:
         said += [str(problem), repr(problem)]
         problem = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
     assert DATABASE_PASSWORD not in " ".join(said)
-    hidden = Redacted(url)(f"at {url}: p@ss{DATABASE_PASSWORD} or p%40ss{DATABASE_PASSWORD}")
+    hidden = Redactor(url)(f"at {url}: p@ss{DATABASE_PASSWORD} or p%40ss{DATABASE_PASSWORD}")
     assert hidden == "at …: … or …"
     in_query = f"postgresql://host/db?user=x&password={DATABASE_PASSWORD}"
-    assert Redacted(in_query)(f"said {DATABASE_PASSWORD}") == "said …"
-    assert issubclass(SinkUnreachable, SinkError)
+    assert Redactor(in_query)(f"said {DATABASE_PASSWORD}") == "said …"
+    assert issubclass(SearchUnreachable, SearchError)

@@ -22,7 +22,7 @@ import adapters
 from adapters.sandboxes import remote
 from adapters.sandboxes.daytona import Daytona
 from adapters.sandboxes.e2b import E2B
-from adapters.sandboxes.remote import Reached, RemoteSandbox, Vendor
+from adapters.sandboxes.remote import RemoteSandbox, SandboxConnection, Vendor
 from emulators import DaytonaSandbox, Fault
 from emulators.calls import Step
 from emulators.faults import Kind
@@ -382,7 +382,7 @@ class _Tattling:
         self._problem = problem
         self.meaning = vendor.meaning
 
-    def reach(self, name: str, *, wake: bool) -> Reached:
+    def reach(self, name: str, *, wake: bool) -> SandboxConnection:
         raise self._problem
 
 

@@ -369,13 +369,13 @@ async def test_clients_are_made_once(
     weed: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, options: str, clients: int
 ) -> None:
     made: list[object] = []
-    make = s3_client._client
+    make = s3_client._build_client
 
     def counted(*arguments: object) -> object:
         made.append(arguments)
         return make(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(s3_client, "_client", counted)
+    monkeypatch.setattr(s3_client, "_build_client", counted)
     store = open_store(f"s3://{bucket}/p?endpoint={weed.endpoint}{options}")
     for _ in range(3):
         await _to_put(store)

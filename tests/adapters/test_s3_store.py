@@ -22,11 +22,10 @@ import adapters
 from adapters.stores import s3_alone, s3_client
 from adapters.stores.s3 import S3Store
 from adapters.stores.s3_conditions import RACES, WRITERS
-from adapters.stores.s3_errors import Unsupported, WriteConflict, refusal
+from adapters.stores.s3_errors import Unsupported, WriteConflict, translate_code
 from adapters.stores.urls import open_store
 from sidecar.errors import (
     EncryptionRefused,
-    HeadMoved,
     KeyRefused,
     ObjectMissing,
     SecondWriter,
@@ -36,6 +35,7 @@ from sidecar.errors import (
     StoreMissing,
     StoreUnreachable,
     StoreUnsafe,
+    SwapLost,
 )
 from sidecar.ports import Store
 from sidecar.wiring import open_repository
@@ -118,13 +118,13 @@ async def test_a_single_writer_may_use_it(rclone_server: S3Server, on_rclone: st
     store = open_store(_url(rclone_server, on_rclone, single_writer="true"))
     await store.prepare()
     first = await store.swap("m/head", b"1", expected=None)
-    with pytest.raises(HeadMoved):
+    with pytest.raises(SwapLost):
         await store.swap("m/head", b"2", expected=None)
 
     async def race(who: int) -> bool:
         try:
             await store.swap("m/head", f"racer {who}".encode(), expected=first)
-        except HeadMoved:
+        except SwapLost:
             return False
         return True
 
@@ -402,14 +402,14 @@ async def test_an_address_that_is_none(
         ("InternalError", 500, StoreUnreachable),
         ("BadDigest", 400, StoreUnreachable),
         ("", 429, StoreUnreachable),
-        ("PreconditionFailed", 412, HeadMoved),
+        ("PreconditionFailed", 412, SwapLost),
         ("ConditionalRequestConflict", 409, WriteConflict),
         ("NotImplemented", 501, Unsupported),
         ("SomethingNew", 400, StoreError),
     ],
 )
 def test_what_servers_say_in_our_words(code: str, status: int, error: type[StoreError]) -> None:
-    assert type(refusal(code, status, "bucket", "http://server", "key", "words")) is error
+    assert type(translate_code(code, status, "bucket", "http://server", "key", "words")) is error
 
 
 # Servers that answer what a test tells them to
@@ -472,7 +472,7 @@ async def test_a_conflict_at_the_server_is_tried_again_within_bounds(
             assert await swap == '"0"'
             assert asked == ["PUT"] * 3
         else:
-            with pytest.raises(HeadMoved):
+            with pytest.raises(SwapLost):
                 await swap
             assert asked == ["PUT"] * 5 + ["GET"]
 
@@ -542,7 +542,7 @@ async def test_encryption_that_the_server_does_not_do_is_called_that(
 @contextmanager
 def _elsewhere() -> Iterator[None]:
     """Inside this block we are a writer on another machine."""
-    with mock.patch.object(s3_alone, "_ourselves", lambda: ("elsewhere", 7, "another")):
+    with mock.patch.object(s3_alone, "_identify_self", lambda: ("elsewhere", 7, "another")):
         yield
 
 

@@ -20,7 +20,7 @@ import pytest
 from sidecar.repository import Repository
 from sidecar.snapshots.fetch import fetch
 from sidecar.snapshots.manifest import Head
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 from sidecar.wiring import open_store
 from tests.parts.commands import done, ended, start
 from tests.parts.homes import PROJECT, Ran, claude_mem_home, observe, run_cli, titles, write
@@ -61,7 +61,7 @@ def whole_head(store: Path) -> Head | None:
         assert not state.problem
         if state.head is None:
             return None
-        async with spool() as scratch:
+        async with open_spool() as scratch:
             await fetch(repository.store, await repository.manifest(MEMORY, state.snapshot), scratch)
         return state.head
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adapters.stores.urls import open_store
-from sidecar.errors import EncryptionRefused, HeadMoved, StoreUnsafe
+from sidecar.errors import EncryptionRefused, StoreUnsafe, SwapLost
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe, run_cli
 from tests.parts.s3_servers import S3Server
 
@@ -52,7 +52,7 @@ async def _winners(url: str) -> list[int]:
             async def swapped(who: int, turn: int = turn, version: str | None = version) -> str | None:
                 try:
                     return await store.swap(key, f"{turn} {who}".encode(), expected=version)
-                except HeadMoved:
+                except SwapLost:
                     return None
 
             won = [one for one in await asyncio.gather(*map(swapped, range(WRITERS))) if one]

@@ -23,7 +23,7 @@ from sidecar.errors import (
     SnapshotDamaged,
     TransferFailed,
 )
-from sidecar.ports import Finished, Presence, Sandbox
+from sidecar.ports import CommandResult, Sandbox, SandboxStatus
 from tests.parts.providers import (
     Made,
     Provider,
@@ -57,7 +57,7 @@ class Place:
     made: Made
     sandbox: Sandbox
 
-    async def run(self, command: str, *, timeout: float = 20, output_limit: int = 4 * MIB) -> Finished:
+    async def run(self, command: str, *, timeout: float = 20, output_limit: int = 4 * MIB) -> CommandResult:
         return await self.sandbox.run(command, timeout=timeout, output_limit=output_limit)
 
     async def said(self, command: str) -> str:
@@ -428,7 +428,7 @@ async def test_a_sandbox_says_when_it_ends(place: Place) -> None:
     presence = await place.sandbox.connect()
     assert not presence.woken
     if not place.provider.remote:
-        assert presence == Presence()
+        assert presence == SandboxStatus()
         return
     assert presence.ends_at == pytest.approx(place.made.emulated.ends_at, abs=1.5)
 
@@ -437,7 +437,7 @@ async def test_prolonging_never_shortens(place: Place) -> None:
     before = place.made.handle.ends_at if place.made.handle is not None else None
     presence = await place.sandbox.prolong(30)
     if before is None:
-        assert presence == Presence()
+        assert presence == SandboxStatus()
         return
     after = place.made.emulated.ends_at
     assert after is not None

@@ -18,11 +18,11 @@ import pytest
 
 import adapters
 from adapters.stores.urls import open_store
-from sidecar.errors import HeadMoved, KeyRefused, ObjectMissing
+from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.ports import Link, Store
-from sidecar.sealing.given import Given
+from sidecar.sealing.given import GivenKeys
 from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import SealedStore
+from sidecar.sealing.store import EncryptedStore
 from sidecar.wiring import open_repository
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
 from tests.parts.keys import environment as environment_with
@@ -55,7 +55,7 @@ class Place:
     url: str
     store: Store
     leave_unfinished: Callable[[str], None]
-    given: Given
+    given: GivenKeys
     """The keys, of one that seals or signs."""
     refuses: Callable[[str], bool]
     """Whether the server takes no object of that name."""
@@ -70,7 +70,7 @@ class Place:
         return self.given.encrypts or self.given.signs
 
 
-def _opened(url: str, given: Given) -> Store:
+def _opened(url: str, given: GivenKeys) -> Store:
     return open_repository(url, given).store if given.encrypts or given.signs else open_store(url)
 
 
@@ -96,7 +96,7 @@ MORE += [pytest.param(name, marks=[pytest.mark.servers, pytest.mark.xdist_group(
 
 @pytest.fixture(params=["file", "seaweedfs", "supabase", "sealed and signed", *MORE])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    given = GIVEN.get(request.param, Given())
+    given = GIVEN.get(request.param, GivenKeys())
     if request.param in ("file", "volume", "sealed", "signed", "sealed and signed"):
         root = tmp_path / "disk"
         if request.param == "volume":
@@ -122,8 +122,8 @@ def _at_the_hidden_name(store: Store, leave: Callable[[str], None]) -> Callable[
 
     def leave_there(key: str) -> None:
         sealed = store.inner if isinstance(store, SignedStore) else None
-        state = sealed.opening.state if isinstance(sealed, SealedStore) else None
-        leave(state.names.hidden(key) if state else key)
+        state = sealed.opening.state if isinstance(sealed, EncryptedStore) else None
+        leave(state.names.hide(key) if state else key)
 
     return leave_there
 
@@ -260,7 +260,7 @@ async def test_swap_takes_the_version_that_get_gave(place: Place) -> None:
     second = await place.opened_again().swap(key, b"2", expected=read.version)
     assert second != first
     for stale in (None, first, "no-such-version"):
-        with pytest.raises(HeadMoved):
+        with pytest.raises(SwapLost):
             await store.swap(key, b"3", expected=stale)
     assert await _read(store, key) == b"2"
 
@@ -269,7 +269,7 @@ async def test_swap_of_what_was_deleted_is_refused(place: Place) -> None:
     key = "memories/m/head"
     version = await place.store.swap(key, b"1", expected=None)
     await place.store.delete([key])
-    with pytest.raises(HeadMoved):
+    with pytest.raises(SwapLost):
         await place.store.swap(key, b"2", expected=version)
     assert await place.store.get(key) is None
     assert await _keys(place.store, "memories/") == []
@@ -286,7 +286,7 @@ async def test_of_sixteen_racing_swaps_one_wins(place: Place, exists: bool) -> N
             data = f"racer {who}".encode()
             try:
                 await place.store.swap(key, data, expected=expected)
-            except HeadMoved:
+            except SwapLost:
                 return None
             return data
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sidecar import __version__
-from sidecar.cli.arguments import parser
+from sidecar.cli.arguments import build_parser
 from sidecar.service.app import OPEN_TO_ALL
 from sidecar.service.settings import Service
 from sidecar.wiring import open_store
@@ -88,7 +88,7 @@ def sidecars() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 def port_served(words: list[str]) -> int:
     """Where a command listens. Argparse ends the test when the product would not take it."""
-    args = parser().parse_args(words)
+    args = build_parser().parse_args(words)
     assert args.command == "serve"
     return int(args.bind.rpartition(":")[2])
 

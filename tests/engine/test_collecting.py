@@ -15,15 +15,15 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
 from sidecar.errors import BaseCollected, StoreUnreachable
-from sidecar.ids import Keys
-from sidecar.progress import Unwatched
+from sidecar.ids import MemoryKeys
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.retention.forgetting import forget
 from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
 from sidecar.snapshots.collect import collect
-from sidecar.snapshots.verify import verify
+from sidecar.snapshots.verify import verify_memory
 from sidecar.wiring import open_store
 from tests.parts.commands import ended, start
 from tests.parts.homes import empty_home, write
@@ -32,7 +32,7 @@ from tests.parts.s3_servers import S3Server
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "m"
-KEYS = Keys.of(MEMORY)
+KEYS = MemoryKeys.of(MEMORY)
 ALL = Retention()
 ONE = Retention(keep_last=1, grace="0s")
 Hook = Callable[[], Awaitable[Any]]
@@ -101,7 +101,7 @@ async def assert_restorable(engine: Engine, snapshot: str, text: str, place: Pat
 
 
 async def assert_all_whole(engine: Engine) -> None:
-    report = await verify(engine.repository, MEMORY, engine.progress)
+    report = await verify_memory(engine.repository, MEMORY, engine.progress)
     assert report.ok, report
 
 
@@ -203,7 +203,7 @@ async def test_an_export_that_took_longer_than_half_the_grace_period_does_not_co
             await exported(engine, home, "more")
         assert refused.value.retryable and "grace" in refused.value.hint
         assert (await engine.repository.head(MEMORY)).snapshot == first.snapshot
-        assert await engine.repository.snapshot_ids(MEMORY) == [first.snapshot]
+        assert await engine.repository.list_snapshot_ids(MEMORY) == [first.snapshot]
     else:
         receipt = await exported(engine, home, "more")
         assert receipt.outcome is ExportOutcome.COMMITTED and "begun anew" in receipt.warnings[0]
@@ -213,7 +213,7 @@ async def test_packs_wait_for_the_grace_period_and_one_needed_again_stays(url: s
     home = await overtaken(url, tmp_path)
     engine = engine_on(url)
     repository, store = engine.repository, engine.repository.store
-    old = (await repository.snapshot_ids(MEMORY))[-1]
+    old = (await repository.list_snapshot_ids(MEMORY))[-1]
     manifest = await repository.manifest(MEMORY, old)
     retention = replace(ONE, grace="1s")
     await asyncio.sleep(2.1)  # S3 tells times in whole seconds
@@ -248,7 +248,7 @@ async def test_what_becomes_head_or_is_pinned_while_it_is_forgotten_stays(
 ) -> None:
     await overtaken(url, tmp_path)
     engine = engine_on(url)
-    old = (await engine.repository.snapshot_ids(MEMORY))[-1]
+    old = (await engine.repository.list_snapshot_ids(MEMORY))[-1]
     forgetting: Any = Paused(open_store(url), "delete", KEYS.snapshots, lambda: take(engine.repository, what, old))
     # Who comes after the deletion has read the manifest before it.
     late: Any = Paused(
@@ -271,7 +271,7 @@ async def test_the_rules_are_applied_after_each_export_and_trouble_there_is_only
     engine = replace(engine_on(url, rules), forgot=lambda memory, count: told.append((memory, count)))
     made = [await exported(engine, home, f"day {day}", label="keep me" if day == 1 else "") for day in range(6)]
     assert {receipt.round_trips for receipt in made} == {1}
-    kept = await engine.repository.snapshot_ids(MEMORY)
+    kept = await engine.repository.list_snapshot_ids(MEMORY)
     assert kept == [made[5].snapshot, made[4].snapshot, made[1].snapshot]
     assert told == [(MEMORY, 1)] * 3
     await assert_all_whole(engine)
@@ -289,7 +289,7 @@ async def test_while_a_manifest_cannot_be_read_it_stays_and_no_pack_goes(tmp_pat
     url = f"file:{tmp_path}/store"
     await overtaken(url, tmp_path)
     engine = engine_on(url)
-    old = (await engine.repository.snapshot_ids(MEMORY))[-1]
+    old = (await engine.repository.list_snapshot_ids(MEMORY))[-1]
     good = await engine.repository.manifest(MEMORY, old)
     await engine.repository.store.put(KEYS.snapshot(old), b"{")
     packs = [info async for info in engine.repository.store.list(KEYS.packs)]
@@ -313,13 +313,13 @@ async def test_packs_stay_while_the_manifest_of_the_head_is_gone(url: str, tmp_p
     done = await collect(repository, MEMORY, grace=0)
     assert (done.objects, "that of the head is gone" in done.problem) == (0, True)
     await repository.store.put(KEYS.snapshot(head), manifest.encode())
-    assert (await verify(repository, MEMORY, Unwatched())).ok
+    assert (await verify_memory(repository, MEMORY, NoProgress())).ok
 
 
 async def test_old_calls_and_notes_about_what_is_gone_are_collected(url: str, tmp_path: Path) -> None:
     await overtaken(url, tmp_path)
     engine = engine_on(url)
-    store, ids = engine.repository.store, await engine.repository.snapshot_ids(MEMORY)
+    store, ids = engine.repository.store, await engine.repository.list_snapshot_ids(MEMORY)
     gone = "20200101T000000000Z-00000000"
     notes = [KEYS.damage(gone), KEYS.pin(gone), KEYS.damage(ids[1]), KEYS.call("a"), KEYS.mark("0" * 24)]
     for key in notes:

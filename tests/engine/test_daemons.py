@@ -447,8 +447,8 @@ async def test_nothing_goes_that_a_live_run_uses(engine: Engine, tmp_path: Path)
     fresh, held, spared, alive, done = (_left(name, 60) for name in ("bundle", "bundle", "bundle", "run", "run"))
     try:
         os.utime(fresh)
-        lock = leftovers.hold(str(held))
-        leftovers.spare([str(spared)])
+        lock = leftovers.lock_upload(str(held))
+        leftovers.keep_uploads([str(spared)])
         (alive / "pid").write_text(f"{running.pid}\n")
         (done / "done").touch()
         for path in (alive, done):

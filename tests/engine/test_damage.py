@@ -13,9 +13,9 @@ import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SnapshotDamaged
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.receipts import RestoreReceipt
-from sidecar.snapshots.verify import MemoryReport, verify
+from sidecar.snapshots.verify import MemoryReport, verify_memory
 from tests.parts.homes import (
     WatchedSandbox,
     claude_mem_home,
@@ -113,7 +113,7 @@ def _restored(case: Case, snapshot: str = "latest") -> RestoreReceipt:
 
 
 def _verified(case: Case) -> MemoryReport:
-    return asyncio.run(verify(engine_at(case.store).repository, MEMORY, Unwatched()))
+    return asyncio.run(verify_memory(engine_at(case.store).repository, MEMORY, NoProgress()))
 
 
 def _flip(share: float) -> Damage:

@@ -18,14 +18,14 @@ from emulators import Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.parts import Timing
 from sidecar.errors import SidecarError
-from sidecar.ids import Keys
-from sidecar.ports import Finished, Link, Store
-from sidecar.progress import Unwatched
+from sidecar.ids import MemoryKeys
+from sidecar.ports import CommandResult, Link, Store
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.repository import Repository
 from sidecar.snapshots.fold import MOST_PACKS
 from sidecar.snapshots.manifest import Pack
-from sidecar.snapshots.verify import verify
+from sidecar.snapshots.verify import verify_memory
 from sidecar.wiring import open_store
 from tests.parts.forgery import framed, request_in
 from tests.parts.homes import forget_caches, titles, told, tree, without_cache
@@ -146,7 +146,7 @@ async def test_a_large_pack_goes_to_the_bucket_and_back_without_the_sidecar_carr
     assert (receipt.kind, receipt.warnings) == ("full", [])
     assert receipt.transferred_bytes > receipt.packed_bytes > 2 << 20
     assert await strays(engine, MEMORY) == set(), "what was parked is gone, what the manifest names is there"
-    assert (await verify(engine.repository, MEMORY, Unwatched())).ok
+    assert (await verify_memory(engine.repository, MEMORY, NoProgress())).ok
     assert await box.is_clean(), box.left_behind()
 
     provider.clear()
@@ -203,7 +203,7 @@ async def test_the_export_that_folds_leaves_nothing_but_what_the_manifests_name(
     assert packs[:MOST_PACKS] == list(range(1, MOST_PACKS + 1)) and packs[-1] <= MOST_PACKS
     await _restore(engine, other.open())
     assert _holds(other) == _holds(box)
-    assert (await verify(engine.repository, MEMORY, Unwatched())).ok
+    assert (await verify_memory(engine.repository, MEMORY, NoProgress())).ok
 
 
 async def test_two_sandboxes_at_once_do_not_get_in_each_others_way(engine: Engine, local: Provider) -> None:
@@ -374,7 +374,7 @@ async def test_other_bytes_than_a_sandbox_said_are_refused_and_nothing_of_them_i
     problem = await _refusal(engine, box.open(before=_forging(at)))
     assert problem.code == "digest-mismatch"
     assert (await engine.repository.head(MEMORY)).snapshot == first.snapshot
-    assert len(await engine.repository.snapshot_ids(MEMORY)) == 1
+    assert len(await engine.repository.list_snapshot_ids(MEMORY)) == 1
     await _restore(engine, other.open())
     assert _holds(other) == held
     assert await box.is_clean(within=15), box.left_behind()
@@ -384,12 +384,12 @@ async def test_other_bytes_than_a_sandbox_said_are_refused_and_nothing_of_them_i
 class Boasting(Watched):
     """It says that it sent its pack to the bucket, and sent nothing."""
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         request = request_in(command)
         if request["do"] != "send":
             return await super().run(command, **how)
         said = {"status": "sent", "memory": request["memory"], "snapshot": request["snapshot"]}
-        return Finished(0, framed(request["nonce"], said))
+        return CommandResult(0, framed(request["nonce"], said))
 
 
 async def test_a_sandbox_that_only_says_it_has_sent_its_pack_is_not_believed(engine: Engine, local: Provider) -> None:
@@ -460,13 +460,13 @@ async def test_a_link_never_named_a_key_that_a_manifest_names(credulous: Store, 
     linked = set(spied.to_put)
     assert len(linked) == 2
     spied.overwrite()
-    keys = Keys.of(MEMORY)
+    keys = MemoryKeys.of(MEMORY)
     (manifest,) = await manifests_of(engine, MEMORY)
     named = {key for pack in manifest.packs for key in (keys.pack(pack.id, pack.codec), keys.index(pack.id))}
     assert not named & linked
     await _restore(engine, other.open())
     assert _holds(other) == _holds(box)
-    assert (await verify(engine.repository, MEMORY, Unwatched())).ok
+    assert (await verify_memory(engine.repository, MEMORY, NoProgress())).ok
 
 
 async def test_a_pack_put_after_the_copy_is_not_what_is_stored(credulous: Store, local: Provider) -> None:
@@ -499,7 +499,7 @@ async def test_a_pack_put_before_the_copy_is_refused_and_nothing_of_it_is_kept(
 
 
 async def _damage(engine: Engine, pack: Pack, how: str) -> None:
-    keys, store = Keys.of(MEMORY), engine.repository.store
+    keys, store = MemoryKeys.of(MEMORY), engine.repository.store
     key = keys.index(pack.id) if how == "index flipped" else keys.pack(pack.id, pack.codec)
     if how == "manifest flipped":
         key = keys.snapshot((await engine.repository.head(MEMORY)).snapshot)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.engine.drilling import choose_drills, drill
-from sidecar.ids import Keys
+from sidecar.engine.drilling import choose_drills, run_drill
+from sidecar.ids import MemoryKeys
 from tests.parts.commands import start
 from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, run_cli, write
 from tests.parts.samples import SAMPLES
@@ -41,7 +41,7 @@ async def test_each_snapshot_comes_back_with_every_file_and_database(tmp_path: P
     pairs = await choose_drills(engine, MEMORY, 5, random.Random(1))
     assert pairs[0] == (MEMORY, made[1]) and {snapshot for _, snapshot in pairs} == set(made), "the head comes first"
     for memory, snapshot in pairs:
-        done = await drill(engine, memory, snapshot)
+        done = await run_drill(engine, memory, snapshot)
         assert (done.ok, done.problem, done.databases) == (True, "", 1) and done.files > 5
     assert await choose_drills(engine, "", 5, random.Random(1), most_bytes=1) == []
 
@@ -53,7 +53,7 @@ async def test_memories_of_every_layout_and_several_projects_come_back(tmp_path:
     for name in ("one", "two"):
         write(home / name / "MEMORY.md", name.encode())
     snapshot = await _exported(engine, home, projects=("~", "~/one", "~/two", "~/app"))
-    done = await drill(engine, MEMORY, snapshot)
+    done = await run_drill(engine, MEMORY, snapshot)
     assert (done.ok, done.problem) == (True, "")
 
 
@@ -78,7 +78,7 @@ def test_a_snapshot_that_does_not_come_back_is_told(tmp_path: Path, home: Path) 
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    done = asyncio.run(drill(engine, MEMORY, snapshot))
+    done = asyncio.run(run_drill(engine, MEMORY, snapshot))
     assert not done.ok and done.problem
     ran = run_cli("verify", "--drill", store=tmp_path / "store")
     assert ran.code == 1 and not ran.document["ok"]
@@ -90,7 +90,7 @@ def test_a_head_whose_manifest_is_gone_does_not_come_back(tmp_path: Path, home: 
     asyncio.run(_exported(engine, home))
     observe(home, 5, "later")
     head = asyncio.run(_exported(engine, home))
-    (tmp_path / "store" / Keys.of(MEMORY).snapshot(head)).unlink()
+    (tmp_path / "store" / MemoryKeys.of(MEMORY).snapshot(head)).unlink()
     for words in (["--count", "9"], [MEMORY, "--count", "1"]):
         ran = run_cli("verify", "--drill", *words, store=tmp_path / "store")
         assert (ran.code, ran.document["ok"]) == (1, False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.ids import Keys, is_snapshot_id, snapshot_time
+from sidecar.ids import MemoryKeys, is_snapshot_id, parse_snapshot_time
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
@@ -90,10 +90,10 @@ async def test_no_name_in_a_listing_stops_exports_or_sets_their_time(
     engine: Engine, home: Path, tmp_path: Path, planted: str
 ) -> None:
     await exported(engine, home, "one\n")
-    (tmp_path / "store" / Keys.of("m").snapshot(planted)).write_text("junk")
+    (tmp_path / "store" / MemoryKeys.of("m").snapshot(planted)).write_text("junk")
     receipt = await exported(engine, home, "two\n")
     assert receipt.outcome is ExportOutcome.COMMITTED
-    assert snapshot_time(str(receipt.snapshot)) <= datetime.now(UTC)
+    assert parse_snapshot_time(str(receipt.snapshot)) <= datetime.now(UTC)
     assert any(planted in warning for warning in receipt.warnings) == is_snapshot_id(planted)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from sidecar import program
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, direct, export, restore
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from tests.parts.homes import told, tree, without_cache
 from tests.parts.memories import Box, Name, Provider, Watched, engine_on, grow_large, plain_home
 from tests.parts.s3_servers import S3Server
@@ -142,7 +142,7 @@ async def test_what_the_program_starts_has_no_links(slow: Engine, open_provider:
 class Deaf(Watched):
     """A sandbox whose provider does not pass variables on."""
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         how.pop("environment", None)
         return await super().run(command, **how)
 
@@ -177,4 +177,4 @@ def test_the_links_of_the_longest_chain_of_packs_fit_into_a_variable() -> None:
         {"bytes": 1, "link": {"url": f"https://bucket.s3.amazonaws.com/{n}?{noise.hex()}" + "x" * 900, "headers": {}}}
         for n in range(16)
     ]
-    assert len(program.concealed(parts)) < program.LONGEST_VARIABLE // 10
+    assert len(program.encode_links(parts)) < program.LONGEST_VARIABLE // 10

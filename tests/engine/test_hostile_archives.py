@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
-from sidecar.inside.roots import hint_for
+from sidecar.inside.roots import make_hint
 from tests.parts import forked_sidecar
 from tests.parts.homes import WatchedSandbox, empty_home, run_cli, tree
 from tests.parts.hostile_archives import (
@@ -181,7 +181,7 @@ def test_an_honest_answer_is_committed(said: dict[str, Any], deep: Path) -> None
     state = asyncio.run(engine.repository.head(MEMORY))
     manifest = asyncio.run(engine.repository.manifest(MEMORY, state.snapshot))
     hints = [root["hint"] for root in said.get("roots", [HONEST_ROOT])]
-    assert [root.hint for root in manifest.roots] == [hint_for(hint, said.get("home", "/home/user")) for hint in hints]
+    assert [root.hint for root in manifest.roots] == [make_hint(hint, said.get("home", "/home/user")) for hint in hints]
 
 
 def test_a_link_that_leads_out_is_listed_and_never_made(deep: Path) -> None:

@@ -14,13 +14,13 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
-from sidecar.ids import STORE_ID, Keys, memory_key
+from sidecar.ids import STORE_ID, MemoryKeys, build_memory_key
 from sidecar.inside.notes import LONGEST
-from sidecar.ports import Stored
+from sidecar.ports import StoredObject
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.repository import Repository
-from sidecar.sealing.given import Given
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.sealing.given import GivenKeys
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 from sidecar.wiring import open_repository, open_store
 from tests.parts.homes import memory_tree, write
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
@@ -86,7 +86,7 @@ async def _head(engine: Engine, memory: str = MEMORY) -> str:
 
 
 def _notes(box: Box, memory: str = MEMORY) -> Path:
-    return box.home / ".cache/memory-sidecar" / memory_key(memory) / "notes"
+    return box.home / ".cache/memory-sidecar" / build_memory_key(memory) / "notes"
 
 
 def _read_notes(box: Box, memory: str = MEMORY) -> dict[str, object]:
@@ -273,12 +273,12 @@ async def _without_ids(repository: Repository) -> None:
     store = repository.store
     await store.delete([STORE_ID])
     for memory in await repository.memories():
-        key = Keys.of(memory).head
+        key = MemoryKeys.of(memory).head
         stored = await store.get(key)
         assert stored is not None
-        head = unseal(stored.data)
+        head = decode_checksummed(stored.data)
         head.pop("store")
-        await store.swap(key, seal(head), expected=stored.version)
+        await store.swap(key, encode_checksummed(head), expected=stored.version)
 
 
 async def test_an_old_store_that_is_only_restored_from_gets_no_id(local: Provider, engine: Engine) -> None:
@@ -400,8 +400,8 @@ async def test_notes_in_a_sandbox_without_python_are_not_believed(
     assert _read_notes(box)["memory"] == MEMORY
 
 
-@pytest.mark.parametrize("given", [Given(), ENCRYPTED, SIGNED, BOTH], ids=["plain", "encrypted", "signed", "both"])
-async def test_every_store_has_an_id_from_its_first_write(local: Provider, store: Path, given: Given) -> None:
+@pytest.mark.parametrize("given", [GivenKeys(), ENCRYPTED, SIGNED, BOTH], ids=["plain", "encrypted", "signed", "both"])
+async def test_every_store_has_an_id_from_its_first_write(local: Provider, store: Path, given: GivenKeys) -> None:
     engine = Engine(repository=open_repository(f"file:{store}", given))
     box = _filled(local)
     await _committed(engine, box)
@@ -431,7 +431,7 @@ class _Asked:
         self.repository = repository
         self.keys: list[str] = []
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         self.keys.append(key)
         return await self.repository.store.get(key)
 
@@ -453,7 +453,7 @@ async def test_a_warm_export_and_a_restore_ask_no_more_of_the_store_for_it(local
     assert warm.trips == {"command": 1}
     restored = await _restored(watched, fresh)
     assert restored.trips == {"upload": 1, "command": 1}
-    assert Keys.of(MEMORY).head in asked.keys
+    assert MemoryKeys.of(MEMORY).head in asked.keys
     assert STORE_ID not in asked.keys and "memories/" not in asked.keys
 
 

@@ -245,7 +245,7 @@ async def test_what_got_worse_is_kept_but_does_not_become_the_head(engine: Engin
         receipt = await _export(engine, box)
         assert (receipt.outcome, receipt.reason and receipt.reason.code) == ("rejected", code)
         assert receipt.head == await _head(engine) == first.snapshot
-        assert receipt.snapshot in await engine.repository.snapshot_ids(MEMORY)
+        assert receipt.snapshot in await engine.repository.list_snapshot_ids(MEMORY)
     restored = await _complete(engine, other)
     assert restored.snapshot == first.snapshot
     assert without_cache(tree(other.home)) == good

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.snapshots.manifest import Manifest
 from tests.parts.forgery import request_in
@@ -464,14 +464,14 @@ class _KilledSandbox(WatchedSandbox):
         self.moment = moment
         self.killed = False
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         if request_in(command)["do"] == "tidy":
             return await super().run(command, **how)
         running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._kill, running)
         return await running
 
-    def _kill(self, running: asyncio.Task[Finished]) -> None:
+    def _kill(self, running: asyncio.Task[CommandResult]) -> None:
         time.sleep(self.moment(self.home))
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and not running.done():

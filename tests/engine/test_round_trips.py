@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore, storing
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
-from sidecar.snapshots.verify import verify
+from sidecar.snapshots.verify import verify_memory
 from sidecar.wiring import open_sandbox, open_store
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -156,7 +156,7 @@ async def test_every_snapshot_comes_back_as_it_was(tmp_path: Path, seed: int, mo
             assert restored.outcome is RestoreOutcome.COMPLETE
             assert state(life.home) == past[receipt.snapshot]
     assert ("full", "delta") in kinds
-    report = await verify(engine.repository, "m", Unwatched())
+    report = await verify_memory(engine.repository, "m", NoProgress())
     assert report.ok
     for number, (snapshot, before) in enumerate(past.items()):
         target = tmp_path / f"target-{number % 2}"  # every other restore lands on what the one before left

@@ -286,7 +286,7 @@ def test_what_lost_a_race_is_not_taken_for_a_head_that_was() -> None:
     """Two made for the same place: the one that others grew out of had it."""
     from datetime import UTC, datetime, timedelta
 
-    from sidecar.snapshots.history import rebuilt_head
+    from sidecar.snapshots.history import rebuild_head
     from tests.retention.stores import manifest_of
 
     start = datetime(2026, 1, 1, tzinfo=UTC)
@@ -302,7 +302,7 @@ def test_what_lost_a_race_is_not_taken_for_a_head_that_was() -> None:
     lost, won = one(2, first.snapshot, 5), one(3, first.snapshot, 5)
     refused = one(4, won.snapshot, 0, "shrunk: …")
     last = one(5, won.snapshot, 6)
-    head = rebuilt_head([last, refused, won, lost, first])
+    head = rebuild_head([last, refused, won, lost, first])
     assert head is not None
     assert [snapshot for snapshot, _ in head.history] == [last.snapshot, won.snapshot, first.snapshot]
-    assert rebuilt_head([]) is None and rebuilt_head([refused]) is None
+    assert rebuild_head([]) is None and rebuild_head([refused]) is None

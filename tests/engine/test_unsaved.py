@@ -16,7 +16,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import accept, rollback
 from sidecar.errors import StoreFull
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.limits import Limits
 from sidecar.privacy import Privacy
 from sidecar.receipts import ExportReceipt, RestoreReceipt
@@ -256,7 +256,9 @@ async def test_a_head_that_the_store_lost_is_kept_in_the_sandbox_that_has_it(
     _change(box.home)
     head = await _committed(engine, box)
     (manifest,) = [one for one in await manifests_of(engine, MEMORY) if one.snapshot == head]
-    await engine.repository.store.delete([Keys.of(MEMORY).pack(pack.id, pack.codec) for pack in manifest.packs[-1:]])
+    await engine.repository.store.delete(
+        [MemoryKeys.of(MEMORY).pack(pack.id, pack.codec) for pack in manifest.packs[-1:]]
+    )
     receipt = await _complete(engine, box)
     assert (receipt.kept, receipt.snapshot, receipt.wanted) == (True, head, "") and _has_changes(box.home)
     assert "still has it" in receipt.warnings[0]

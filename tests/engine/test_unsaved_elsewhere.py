@@ -17,7 +17,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import BadAnswer
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.forgery import framed, request_in
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, titles, tree, without_cache, write
@@ -199,12 +199,12 @@ class LyingSandbox(WatchedSandbox):
         super().__init__(home)
         self.answers, self.asked = list(answers), list[dict[str, Any]]()
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         request = request_in(command)
         self.asked.append(request)
         if request["do"] == "restore" and self.answers:
             about = {"memory": request["memory"], "snapshot": request["snapshot"]}
-            return Finished(0, framed(request["nonce"], {**self.answers.pop(0), **about}))
+            return CommandResult(0, framed(request["nonce"], {**self.answers.pop(0), **about}))
         return await super().run(command, **how)
 
 

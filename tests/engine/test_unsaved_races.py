@@ -20,9 +20,9 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.parts import Timing
 from sidecar.errors import ProgramFailed, SidecarError
 from sidecar.inside import places
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 from tests.parts.forgery import request_in
 from tests.parts.homes import (
     WatchedSandbox,
@@ -76,13 +76,13 @@ class KilledSandbox(WatchedSandbox):
         super().__init__(home)
         self.verb, self.moment, self.killed = verb, moment, 0
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         running = asyncio.create_task(super().run(command, **how))
         if request_in(command)["do"] == self.verb:
             await asyncio.to_thread(self._kill, running)
         return await running
 
-    def _kill(self, running: asyncio.Task[Finished]) -> None:
+    def _kill(self, running: asyncio.Task[CommandResult]) -> None:
         deadline, pid = time.monotonic() + 5, None
         while pid is None and not running.done() and time.monotonic() < deadline:
             pid = program_in(self.home)
@@ -108,7 +108,7 @@ def _once_swapping(home: Path, chance: random.Random, state: str) -> float:
 async def _saved_paths(engine: Engine, memory: str = MEMORY) -> set[str]:
     """The paths of all snapshots together."""
     found: set[str] = set()
-    async with spool() as scratch:
+    async with open_spool() as scratch:
         for manifest in await manifests_of(engine, memory):
             entries, _, _ = await fetch_entries(engine.repository.store, manifest, scratch)
             found |= set(entries)
@@ -275,7 +275,7 @@ class WatchedTidy(WatchedSandbox):
         super().__init__(sandbox.home)
         self._inner = sandbox
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         if request_in(command)["do"] == "tidy" or self._inner.killed:
             raise ProgramFailed("killed")
         return await self._inner.run(command, **how)
@@ -315,13 +315,13 @@ class PausedSandbox(WatchedSandbox):
         super().__init__(home)
         self.memory, self.paused, self.pid = memory, asyncio.Event(), 0
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._pause, running)
         self.paused.set()
         return await running
 
-    def _pause(self, running: asyncio.Task[Finished]) -> None:
+    def _pause(self, running: asyncio.Task[CommandResult]) -> None:
         journal, deadline = self.home / f".cache/memory-sidecar/{self.memory}/journal", time.monotonic() + 10
         while time.monotonic() < deadline and not running.done():
             try:
@@ -349,7 +349,7 @@ async def test_an_export_of_one_memory_waits_for_a_restore_of_another_in_the_sam
         ran = await asyncio.to_thread(_export_by_hand, tmp_path, home)
         assert (ran.code, ran.error) == (1, "sandbox-busy"), ran
         assert "A restore of one is running in this sandbox." in ran.document["error"]["message"]
-        assert await engine.repository.snapshot_ids("another") == []
+        assert await engine.repository.list_snapshot_ids("another") == []
     finally:
         os.kill(sandbox.pid, signal.SIGCONT)
     assert (await running).outcome == "complete"

@@ -22,7 +22,7 @@ from sidecar.limits import Guards
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 from tests.parts.bare import BUSYBOX, KINDS, NOBODY, Open, as_nobody, busybox_tools, opener
 from tests.parts.homes import OwnMachine, Tree, three_tier_home, tree, write
 from tests.parts.memories import BareSandbox, Name, Provider, shell_tools
@@ -286,7 +286,7 @@ async def test_the_same_is_exported_counted_and_listed_as_with_python(
     assert (there.files, there.bytes) == (here.files, here.bytes)
     entries = []
     for receipt in (here, there):
-        async with spool() as scratch:
+        async with open_spool() as scratch:
             manifest = await engine.repository.manifest(receipt.memory, receipt.snapshot or "")
             found, _, _ = await fetch_entries(engine.repository.store, manifest, scratch)
         entries.append({path: (entry.type, entry.mode, entry.target, entry.digest) for path, entry in found.items()})

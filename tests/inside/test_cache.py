@@ -17,7 +17,7 @@ from tests.parts.memories import engine_on
 
 def row(path: str, contents: str = "d") -> cache.Row:
     digest = hashlib.sha256(contents.encode()).hexdigest()
-    return cache.Known(index.Entry(path, index.FILE, 0o644, 1, 2, digest), [1, 2, 3, 4, 5])
+    return cache.KnownEntry(index.Entry(path, index.FILE, 0o644, 1, 2, digest), [1, 2, 3, 4, 5])
 
 
 def grown(before: cache.Base, snapshot: str, **changed: str | None) -> cache.Base:
@@ -30,7 +30,7 @@ def grown(before: cache.Base, snapshot: str, **changed: str | None) -> cache.Bas
 
 
 def loaded(folder: Path, snapshot: str) -> cache.Base:
-    base = cache.load(str(folder), [snapshot])
+    base = cache.load_base(str(folder), [snapshot])
     assert base is not None
     return base
 
@@ -38,7 +38,7 @@ def loaded(folder: Path, snapshot: str) -> cache.Base:
 @pytest.fixture
 def first(tmp_path: Path) -> cache.Base:
     base = cache.Base("s0", 7, {f"p{number}": row(f"p{number}") for number in range(100)}, "rules")
-    cache.go_on(str(tmp_path), base, None)
+    cache.write_exported(str(tmp_path), base, None)
     return loaded(tmp_path, "s0")
 
 
@@ -46,7 +46,7 @@ def test_an_export_writes_down_what_changed_and_finds_all_of_it_again(tmp_path: 
     whole, before = (tmp_path / "index-s0").stat().st_size, first
     for number in range(1, 9):
         base = grown(before, f"s{number}", **{f"p{number}": f"new{number}", f"p{number + 50}": None, f"q{number}": "q"})
-        cache.go_on(str(tmp_path), base, before)
+        cache.write_exported(str(tmp_path), base, before)
         before = loaded(tmp_path, f"s{number}")
         assert {path: tuple(known[0]) for path, known in before.entries.items()} == {
             path: tuple(known[0]) for path, known in base.entries.items()
@@ -58,10 +58,10 @@ def test_an_export_writes_down_what_changed_and_finds_all_of_it_again(tmp_path: 
 
 
 def test_so_many_changes_that_they_are_most_of_it_are_written_whole(tmp_path: Path, first: cache.Base) -> None:
-    cache.go_on(str(tmp_path), grown(first, "s1", **{f"p{number}": "new" for number in range(60)}), first)
+    cache.write_exported(str(tmp_path), grown(first, "s1", **{f"p{number}": "new" for number in range(60)}), first)
     assert loaded(tmp_path, "s1").full == ""
     second = loaded(tmp_path, "s1")
-    cache.go_on(str(tmp_path), grown(second, "s2", p1="x"), second)
+    cache.write_exported(str(tmp_path), grown(second, "s2", p1="x"), second)
     assert loaded(tmp_path, "s2").full == "s1"
     assert not (tmp_path / "index-s0").exists(), "nothing is built on it any more"
 
@@ -69,7 +69,7 @@ def test_so_many_changes_that_they_are_most_of_it_are_written_whole(tmp_path: Pa
 @pytest.mark.parametrize("harm", ["gone", "damaged", "changes"])
 def test_changes_without_what_they_changed_are_worth_nothing(tmp_path: Path, first: cache.Base, harm: str) -> None:
     second = grown(first, "s1", p1="x")
-    cache.go_on(str(tmp_path), second, first)
+    cache.write_exported(str(tmp_path), second, first)
     place = tmp_path / "index-s0"
     if harm == "gone":
         place.unlink()
@@ -77,7 +77,7 @@ def test_changes_without_what_they_changed_are_worth_nothing(tmp_path: Path, fir
         place.write_bytes(place.read_bytes()[:-1] + b"?")
     else:
         place.write_bytes((tmp_path / "index-s1").read_bytes().replace(b'"snapshot": "s1"', b'"snapshot": "s0"'))
-    assert cache.load(str(tmp_path), ["s1"]) is None
+    assert cache.load_base(str(tmp_path), ["s1"]) is None
 
 
 async def test_a_file_that_a_layout_calls_secret_by_now_is_not_taken_for_unchanged_and_back_when_it_does_not(

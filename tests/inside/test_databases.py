@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.databases import copy_database, measured, mostly_free, quick_check
+from sidecar.inside.databases import copy_database, describe_free_pages, measure, quick_check
 from sidecar.inside.refusal import Refusal
 
 
@@ -176,9 +176,9 @@ def test_free_pages_are_counted_with_what_is_in_the_log_and_nothing_changes(tmp_
     if checkpointed:
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = listing(tmp_path)
-    words = mostly_free("m/a.db", str(place))
+    words = describe_free_pages("m/a.db", str(place))
     assert words.startswith("m/a.db is mostly free pages: 4.1 of its 4.1 MB")
     assert listing(tmp_path) == before
     pages, free = (writer.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count"))
-    assert measured(str(place)) == (pages * 4096, free * 4096)
+    assert measure(str(place)) == (pages * 4096, free * 4096)
     writer.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.inside.filters import filtered, secrets
-from sidecar.layouts import built_in
+from sidecar.inside.filters import drop_keys, list_secret_keys
+from sidecar.layouts import load_built_in
 
-DROP = list(built_in()["claude-mem"].filters["settings.json"])
+DROP = list(load_built_in()["claude-mem"].filters["settings.json"])
 
 
 @pytest.mark.parametrize(
@@ -23,26 +23,26 @@ DROP = list(built_in()["claude-mem"].filters["settings.json"])
     ],
 )
 def test_secret_keys_stay_behind(text: str) -> None:
-    left = filtered(text.encode(), DROP)
+    left = drop_keys(text.encode(), DROP)
     assert left is not None and b"hunter2" not in left
-    assert filtered(left, DROP) == left
+    assert drop_keys(left, DROP) == left
 
 
 @pytest.mark.parametrize(
     "text", ['{"a":  1, "MAX_TOKENS": 5, "SHOW_READ_TOKENS": true, "hotkey": "x", "n": NaN}', "{}", '{"x": [1.0]}\r\n']
 )
 def test_settings_without_secrets_stay_as_they_are(text: str) -> None:
-    assert filtered(text.encode(), DROP) == text.encode()
+    assert drop_keys(text.encode(), DROP) == text.encode()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"X_KEY": "hunter2"} // mine', "{" * 100_000, '"hunter2"'])
 def test_what_is_no_object_cannot_be_cleared(text: str) -> None:
-    assert filtered(text.encode(), DROP) is None
+    assert drop_keys(text.encode(), DROP) is None
 
 
 def test_what_was_secret_is_told_by_its_keys() -> None:
     text = (
         b'{"A_KEY": "hunter2", "B_TOKEN": "", "CLAUDE_MEM_WORKER_PORT": "1", "MODE": "x", "env": {"apiKey": "hunter2"}}'
     )
-    assert secrets(text, DROP) == ["apiKey", "A_KEY"]
-    assert secrets(b"no JSON", DROP) == []
+    assert list_secret_keys(text, DROP) == ["apiKey", "A_KEY"]
+    assert list_secret_keys(b"no JSON", DROP) == []

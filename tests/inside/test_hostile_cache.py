@@ -141,7 +141,7 @@ def test_an_index_as_it_should_be_means_only_what_changed(scene: Scene, tmp_path
 
 
 def _known(path: str, kind: str = index.FILE, **more: Any) -> cache.Row:
-    return cache.Known(index.Entry(path, kind, 0o644, 5, 1, "ab" * 32, 65536)._replace(**more), [1, 2, 3, 4, 5])
+    return cache.KnownEntry(index.Entry(path, kind, 0o644, 5, 1, "ab" * 32, 65536)._replace(**more), [1, 2, 3, 4, 5])
 
 
 LIES: dict[str, Callable[[dict[str, cache.Row]], object]] = {
@@ -157,7 +157,7 @@ LIES: dict[str, Callable[[dict[str, cache.Row]], object]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_an_index_that_is_not_true_harms_no_export(scene: Scene, tmp_path: Path, lie: str) -> None:
-    base = cache.load(str(scene.notes), [scene.index.name.partition("-")[2]])
+    base = cache.load_base(str(scene.notes), [scene.index.name.partition("-")[2]])
     assert base is not None
     LIES[lie](base.entries)
     cache._write_index(str(scene.notes), base)
@@ -271,9 +271,9 @@ def _rows(draw: some.DrawFn) -> tuple[str, cache.Row]:
     path = draw(_names)
     kind = draw(some.sampled_from([index.FILE, index.FILE, index.DIR, index.LINK]))
     if kind == index.DIR:
-        return path, cache.Known(index.Entry(path, kind, draw(some.integers(0, 0o777))), [])
+        return path, cache.KnownEntry(index.Entry(path, kind, draw(some.integers(0, 0o777))), [])
     if kind == index.LINK:
-        return path, cache.Known(index.Entry(path, kind, target=draw(some.text(max_size=9))), [])
+        return path, cache.KnownEntry(index.Entry(path, kind, target=draw(some.text(max_size=9))), [])
     entry = index.Entry(
         path,
         kind,
@@ -285,7 +285,7 @@ def _rows(draw: some.DrawFn) -> tuple[str, cache.Row]:
         draw(some.sampled_from([b"", b"", b"s" * 32])),
         database=draw(some.booleans()),
     )
-    return path, cache.Known(entry, draw(_signatures), draw(some.sampled_from(["", "", "f" * 64])))
+    return path, cache.KnownEntry(entry, draw(_signatures), draw(some.sampled_from(["", "", "f" * 64])))
 
 
 def _is_sound(base: cache.Base) -> bool:
@@ -316,7 +316,7 @@ def test_rows_come_back_as_they_were(found: list[tuple[str, cache.Row]], gone: l
 def _loaded(data: bytes) -> cache.Base | None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "index-s").write_bytes(data)
-        return cache.load(folder, ["s"])
+        return cache.load_base(folder, ["s"])
 
 
 @settings(max_examples=500, deadline=None)

@@ -16,11 +16,11 @@ import pytest
 from adapters.sandboxes.remote import LONGEST_ARGUMENT
 from sidecar import inside
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.layouts import built_in
-from sidecar.ports import Finished, Ground
-from sidecar.program import bare, call, shell_call
+from sidecar.layouts import load_built_in
+from sidecar.ports import AllowedPaths, CommandResult
+from sidecar.program import build_command, build_shell_command, strip_comments
 from sidecar.receipts import RestoreReceipt
-from sidecar.shell import export_script
+from sidecar.shell import build_export_script
 from tests.parts.commands import python_38
 from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
 
@@ -39,14 +39,17 @@ def without_docstrings(text: str) -> str:
 @pytest.mark.parametrize("module", sorted(INSIDE.glob("*.py")), ids=lambda module: module.stem)
 def test_a_module_is_sent_without_what_only_its_readers_need(module: Path) -> None:
     text = module.read_text()
-    assert without_docstrings(bare(text)) == without_docstrings(text)
-    assert bare(text).count("\n") == text.count("\n")
+    assert without_docstrings(strip_comments(text)) == without_docstrings(text)
+    assert strip_comments(text).count("\n") == text.count("\n")
 
 
 def test_every_command_has_room_to_spare(tmp_path: Path) -> None:
     """With every layout, and with projects and layouts of one's own: a longer one takes another request."""
     projects = [f"~/work/project-{number}" for number in range(8)]
-    layouts = [*built_in().values(), *(replace(built_in()["pai"], name=f"own-{number}") for number in range(3))]
+    layouts = [
+        *load_built_in().values(),
+        *(replace(load_built_in()["pai"], name=f"own-{number}") for number in range(3)),
+    ]
     known = [f"20261116T142916734Z-{os.urandom(4).hex()}" for _ in range(100)]
     request = {
         "do": "export",
@@ -58,7 +61,7 @@ def test_every_command_has_room_to_spare(tmp_path: Path) -> None:
         "layouts": [layout.for_sandbox() for layout in layouts],
         "projects": projects,
     }
-    for command in (call(request).command, shell_call(export_script(request, layouts)).command):
+    for command in (build_command(request).command, build_shell_command(build_export_script(request, layouts)).command):
         assert len(command) < LONGEST_ARGUMENT - SPARE
 
 
@@ -69,10 +72,10 @@ class OldSandbox(WatchedSandbox):
         super().__init__(home)
         self._environment = {**self._environment, "PATH": str(programs)}
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return None  # so the program is sent to it, as to a provider's
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         finished = await super().run(command, **how)
         assert b'"python":"3.8"' in finished.output, finished
         return finished
@@ -156,7 +159,7 @@ async def test_on_this_machine_the_installed_program_runs(engine: Engine, tmp_pa
 
 def test_a_program_that_was_installed_since_this_process_began_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     request = {"do": "tidy", "memory": "m", "snapshot": "20261116T142916734Z-6122b165"}
-    ours = call(request, installed=True).command
+    ours = build_command(request, installed=True).command
     monkeypatch.setattr("sidecar.program._STAND", [("main.py", 1, 1)])
-    sent = call(request, installed=True).command
+    sent = build_command(request, installed=True).command
     assert len(ours) < len(sent) - 10_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.inside.rules import Rules, compiled
-from sidecar.layouts import built_in
+from sidecar.inside.rules import Rules, compile_patterns
+from sidecar.layouts import load_built_in
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from sidecar.layouts import built_in
     ],
 )
 def test_patterns(pattern: str, anywhere: bool, matches: list[str], others: list[str]) -> None:
-    expression = compiled([pattern], anywhere)
+    expression = compile_patterns([pattern], anywhere)
     assert [name for name in matches if not expression.match(name)] == []
     assert [name for name in others if expression.match(name)] == []
 
 
 def test_a_walk_enters_only_folders_that_can_hold_memory() -> None:
-    rules = Rules(built_in()["three-tier"].for_sandbox())
+    rules = Rules(load_built_in()["three-tier"].for_sandbox())
     assert rules.may_hold("memory")
     assert rules.may_hold("memory/deep/er")
     assert rules.may_hold("tasks")
@@ -39,7 +39,7 @@ def test_a_walk_enters_only_folders_that_can_hold_memory() -> None:
 
 
 def test_claude_mem_keeps_and_leaves_what_the_layout_says() -> None:
-    rules = Rules(built_in()["claude-mem"].for_sandbox())
+    rules = Rules(load_built_in()["claude-mem"].for_sandbox())
     assert all(rules.keep(name) for name in ("claude-mem.db", "corpora/x/y", "modes/a.json", ".cwd-remap-applied-v1"))
     assert rules.database("claude-mem.db")
     for name in (
@@ -82,6 +82,6 @@ def test_what_is_meant_for_the_root_leaves_memory_of_that_name_alone(
         "codex": "memories/",
         "codymaster": "memory/",
     }
-    rules = Rules(built_in()[layout].for_sandbox())
+    rules = Rules(load_built_in()[layout].for_sandbox())
     assert [name for name in kept if not rules.allows(below[layout] + name, False)] == []
     assert [name for name in left if rules.allows(below[layout] + name, False)] == []

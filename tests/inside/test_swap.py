@@ -11,7 +11,7 @@ import pytest
 from sidecar.inside import lineage
 from sidecar.inside.containment import Containment
 from sidecar.inside.refusal import Refusal
-from sidecar.inside.swap import Noted, Swap, undo
+from sidecar.inside.swap import PendingNotes, Swap, undo
 
 ANYWHERE = Containment(None, frozenset())
 SNAPSHOT = "20261116T142916734Z-6122b165"
@@ -39,7 +39,7 @@ class Plan:
     def set_aside(self) -> Path:
         folder = self.memory.parent / "set-aside/20261116T142916Z-x"
         folder.mkdir(parents=True)
-        self.swap.set_aside_in(str(folder))
+        self.swap.use_aside_folder(str(folder))
         return folder / "note.md"
 
 
@@ -118,7 +118,7 @@ def test_one_that_was_killed_when_all_was_in_place_is_noted(plan: Plan, reader: 
     lineage.write(str(other), ["s0"], False)
     lineage.write(str(plan.memory), ["s1", "s2"], False)
     plan.replace(aside := plan.set_aside())
-    plan.swap.noted = Noted(SNAPSHOT, reader, ("other",))
+    plan.swap.noted = PendingNotes(SNAPSHOT, reader, ("other",))
     plan.swap.commit()
     assert json.loads(plan.journal.read_text())["state"] == "done"
     assert undo(str(plan.journal), ANYWHERE) is False

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sidecar.inside.roots import MOST_PROJECTS, numbered
+from sidecar.inside.roots import MOST_PROJECTS, split_number
 from sidecar.inside.tarballs import BadTarball, Tarball
 from tests.parts.hostile_archives import Chance
 
@@ -128,12 +128,12 @@ def test_nothing_that_was_cut_short_is_taken_for_whole(rows: list[Row], data: so
     ],
 )
 def test_only_numbers_that_a_root_can_have_are_numbers(name: str, is_: tuple[str, int]) -> None:
-    assert numbered(name) == is_
+    assert split_number(name) == is_
 
 
 @given(some.text(max_size=30), some.text(max_size=30))
 def test_no_name_of_a_root_breaks_it(stem: str, end: str) -> None:
-    found, number = numbered(f"{stem}-{end}")
+    found, number = split_number(f"{stem}-{end}")
     assert (found, number) == (f"{stem}-{end}", 0) or (
         found == stem and 1 < number <= MOST_PROJECTS and str(number) == end
     )

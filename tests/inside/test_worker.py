@@ -186,7 +186,7 @@ def test_nobody_is_found_when_nobody_holds_the_file(room: Room, python: str) -> 
 
 def test_nobody_is_found_where_proc_is_missing_or_hidden(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.keeper()
-    monkeypatch.setattr(holding, "_entries", lambda folder: [])
+    monkeypatch.setattr(holding, "_list_folder", lambda folder: [])
     assert holding.find_holders([str(room.file)]) == []
 
 
@@ -291,21 +291,21 @@ def test_a_stranger_at_the_holders_port_is_not_asked(room: Room, python: str) ->
 def test_where_listeners_are_hidden_the_holders_port_is_asked_all_the_same(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "_listening", lambda holder: None)
+    monkeypatch.setattr(holding, "_list_listening_ports", lambda holder: None)
     port = free_port()
     pid = room.keeper("polite", port=port)
     holders = holding.find_holders([str(room.file)])
-    assert worker.stop(holders, shutdown={**ASK, "ports": [free_port(), port]}, timeout=10) == []
+    assert worker.stop_holders(holders, shutdown={**ASK, "ports": [free_port(), port]}, timeout=10) == []
     assert room.notes(pid)[1:] == ["asked /leave"]
 
 
 @pytest.mark.parametrize("port", ["70000", "-1", "", "one", "1", "9" * 5000], ids=lambda port: port[:6])
 def test_a_broken_settings_file_or_port_does_not_matter(room: Room, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
-    monkeypatch.setattr(holding, "_listening", lambda holder: None)
+    monkeypatch.setattr(holding, "_list_listening_ports", lambda holder: None)
     (room.folder / "settings.json").write_text('["PORT"')
     pid = room.keeper(KEEPER_PORT=port)
     holders = holding.find_holders([str(room.file)])
-    assert worker.stop(holders, shutdown={**ASK, "ports": [free_port()]}, timeout=10) == []
+    assert worker.stop_holders(holders, shutdown={**ASK, "ports": [free_port()]}, timeout=10) == []
     assert room.notes(pid)[1:] == ["terminated"]
 
 
@@ -313,7 +313,7 @@ def test_a_process_that_got_the_pid_of_a_holder_is_left_alone(room: Room) -> Non
     pid = room.keeper()
     (holder,) = holding.find_holders([str(room.file)])
     former = holder._replace(started=holder.started - 1, held=[])
-    assert worker.stop([former], shutdown=None, timeout=5) == []
+    assert worker.stop_holders([former], shutdown=None, timeout=5) == []
     assert room.runs(pid)
     assert room.notes(pid)[1:] == []
 
@@ -325,7 +325,7 @@ def test_process_1_is_reported_and_gets_no_signal(room: Room, monkeypatch: pytes
     first = holder._replace(pid=1, started=started, held=[])
     signals: list[object] = []
     monkeypatch.setattr(os, "kill", lambda *call: signals.append(call))
-    alive = worker.stop([first], shutdown=ASK, timeout=1)
+    alive = worker.stop_holders([first], shutdown=ASK, timeout=1)
     monkeypatch.undo()
     assert (alive, signals) == ([first], [])
 
@@ -334,7 +334,7 @@ def test_one_that_opened_the_file_meanwhile_is_reported_and_not_started_twice(ro
     room.keeper()
     holders = holding.find_holders([str(room.file)])
     newcomer = room.keeper()
-    assert [holder.pid for holder in worker.stop(holders, shutdown=None, timeout=5)] == [newcomer]
+    assert [holder.pid for holder in worker.stop_holders(holders, shutdown=None, timeout=5)] == [newcomer]
     assert worker.start_again(holders) == []
     assert len(room.pids()) == 2
 
@@ -354,7 +354,7 @@ def test_of_a_family_only_the_head_is_started_again(room: Room, python: str) -> 
 def test_one_that_cannot_be_started_again_is_a_problem_in_words(room: Room, broken: str) -> None:
     pid = room.keeper()
     (holder,) = holding.find_holders([str(room.file)])
-    assert worker.stop([holder], shutdown=None, timeout=10) == []
+    assert worker.stop_holders([holder], shutdown=None, timeout=10) == []
     changed = holder._replace(**({"argv": ["/no/such/program"]} if broken == "program" else {"cwd": "/no/such/folder"}))
     (problem,) = worker.start_again([changed])
     assert f"process {pid}" in problem
@@ -365,7 +365,7 @@ def test_one_that_cannot_be_started_again_is_a_problem_in_words(room: Room, brok
 def test_one_that_ends_at_once_is_a_problem_in_words(room: Room) -> None:
     room.keeper()
     (holder,) = holding.find_holders([str(room.file)])
-    assert worker.stop([holder], shutdown=None, timeout=10) == []
+    assert worker.stop_holders([holder], shutdown=None, timeout=10) == []
     (problem,) = worker.start_again([holder._replace(argv=[sys.executable, "-c", "raise SystemExit(3)"])])
     assert "ended at once with code 3" in problem
 
@@ -384,7 +384,7 @@ def test_root_starts_a_holder_again_as_the_user_it_was() -> None:
         try:
             Room.wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
             (holder,) = holding.find_holders([str(file)])
-            assert worker.stop([holder], shutdown=None, timeout=10) == []
+            assert worker.stop_holders([holder], shutdown=None, timeout=10) == []
             assert worker.start_again([holder._replace(argv=command)]) == []
             Room.wait_for(lambda: log.read_text().count("\n") == 2)
             first, second = (line.split() for line in log.read_text().splitlines())
@@ -413,7 +413,7 @@ def test_a_claude_mem_worker_leaves_politely_and_comes_back_with_its_rows(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", lambda *call: signals.append(call))
-            assert worker.stop(holders, shutdown=CLAUDE_MEM, timeout=20) == []
+            assert worker.stop_holders(holders, shutdown=CLAUDE_MEM, timeout=20) == []
         assert signals == []
         assert not any(path.exists() for path in beside)
 

@@ -12,7 +12,7 @@ from sidecar.config import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.asking import ExportAnswer
 from sidecar.errors import BadConfig, UnknownLayout
-from sidecar.layouts import Layout, built_in, choose
+from sidecar.layouts import Layout, choose_layouts, load_built_in
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import OwnMachine, empty_home, engine_at, run_cli, write
@@ -149,7 +149,9 @@ async def test_projects_keep_their_order_though_not_each_has_every_memory(engine
 
 
 def with_options(engine: Engine, **chosen: list[str]) -> Engine:
-    layouts = {name: layout.with_options(chosen.get(name.replace("-", "_"), [])) for name, layout in built_in().items()}
+    layouts = {
+        name: layout.with_options(chosen.get(name.replace("-", "_"), [])) for name, layout in load_built_in().items()
+    }
     return replace(engine, layouts=layouts)
 
 
@@ -191,9 +193,9 @@ def config(folder: Path, text: str) -> dict[str, Layout]:
 
 def test_an_option_is_switched_on_without_writing_the_layout_again(tmp_path: Path) -> None:
     layouts = config(tmp_path, '[layouts.pai]\noptions = ["raw"]')
-    assert (layouts["pai"].chosen, layouts["pai"].roots) == (("raw",), built_in()["pai"].roots)
+    assert (layouts["pai"].chosen, layouts["pai"].roots) == (("raw",), load_built_in()["pai"].roots)
     assert "RAW/**" in layouts["pai"].keep and "/RAW/" not in layouts["pai"].never
-    assert set(layouts) == set(built_in())
+    assert set(layouts) == set(load_built_in())
 
 
 MINE = "[layouts.mine]\nkeep = ['x']\n"
@@ -225,11 +227,16 @@ def test_a_wrong_layout_is_named(text: str, words: str, tmp_path: Path) -> None:
 
 
 def test_auto_means_all_of_them_also_beside_others() -> None:
-    known = built_in()
-    assert choose([], known) == choose(["auto"], known) == choose(["auto", "pai"], known) == [*known.values()]
-    assert choose(["pai", "codex", "pai"], known) == [known["pai"], known["codex"]]
+    known = load_built_in()
+    assert (
+        choose_layouts([], known)
+        == choose_layouts(["auto"], known)
+        == choose_layouts(["auto", "pai"], known)
+        == [*known.values()]
+    )
+    assert choose_layouts(["pai", "codex", "pai"], known) == [known["pai"], known["codex"]]
     with pytest.raises(UnknownLayout, match="There is no layout 'pay'"):
-        choose(["auto", "pay"], known)
+        choose_layouts(["auto", "pay"], known)
 
 
 NOTES = "[layouts.notes]\nkeep = ['n/**']\n[[layouts.notes.roots]]\nname = 'notes'\npaths = ['~/n']\n"
@@ -285,14 +292,14 @@ def test_a_layout_of_ones_own_is_found_exported_and_restored(tmp_path: Path) -> 
 
 def test_every_layout_is_sound() -> None:
     """What holds for a layout from a config holds for ours, and none lets a secret of another out."""
-    from sidecar.layouts.custom import _check_roots, _sound
+    from sidecar.layouts.custom import _check_layout, _check_roots
 
-    for layout in built_in().values():
-        assert _sound(layout) is layout
+    for layout in load_built_in().values():
+        assert _check_layout(layout) is layout
         for option in layout.options.values():
             assert not set(option.allow) & set(layout.secrets)
             assert set(option.allow) <= set(layout.never)
-    _check_roots(built_in())
+    _check_roots(load_built_in())
     assert ExportAnswer(status="unchanged", memory="m", snapshot="s").keyed == {}
 
 
@@ -305,7 +312,7 @@ def extended(tmp_path: Path, text: str) -> Layout:
 
 
 def test_a_table_without_roots_adds_to_the_layout(tmp_path: Path) -> None:
-    plain = built_in()["claude-mem"]
+    plain = load_built_in()["claude-mem"]
     more = extended(
         tmp_path,
         '[layouts.claude-mem]\ndatabases = ["memory.db"]\noptions = ["chroma"]\n'

@@ -20,7 +20,7 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.parts import Timing
 from sidecar.inside.holders import find_holders
-from sidecar.inside.versions import rank
+from sidecar.inside.versions import parse_version
 from tests.parts.claude_mem import Worker, free_port
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, titles, tree, write
 
@@ -123,9 +123,9 @@ async def test_a_restore_lets_the_worker_get_done_before_it_stops_it(
 
 def test_a_real_worker_says_how_much_it_has_to_do(tmp_path: Path) -> None:
     """The path and the key that the layout names are those of the real program."""
-    from sidecar.layouts import built_in
+    from sidecar.layouts import load_built_in
 
-    rule = built_in()["claude-mem"].worker
+    rule = load_built_in()["claude-mem"].worker
     assert rule is not None
     with Worker(tmp_path / "home") as worker:
         assert worker._call("GET", rule.busy_path)[rule.busy_key] == 0
@@ -183,4 +183,4 @@ async def test_where_versions_are_not_to_be_seen_an_older_schema_is_told(
 
 def test_versions_are_compared_as_numbers() -> None:
     versions = ["9.1.0", "10.0.0-beta.2", "10.0.0", "10.0.1", "13.4.0", "13.25.3"]
-    assert all(rank(older) < rank(newer) for older, newer in itertools.pairwise(versions))
+    assert all(parse_version(older) < parse_version(newer) for older, newer in itertools.pairwise(versions))

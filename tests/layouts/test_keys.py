@@ -15,10 +15,10 @@ from sidecar.engine.archives import adopt, download
 from sidecar.engine.asking import ExportAnswer, FoundRoot
 from sidecar.engine.receiving import _check_keyed
 from sidecar.errors import UntrustedSandbox
-from sidecar.inside.keys import slug
+from sidecar.inside.keys import make_slug
 from sidecar.receipts import ExportReceipt
 from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.resolving import resolve
+from sidecar.snapshots.resolving import resolve_snapshot
 from tests.parts.homes import empty_home, engine_at, forget_caches, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> Engine:
 def session(home: Path, project: Path, name: str = "s1", text: str = "said") -> Path:
     """A project with a transcript and a memory, as Claude Code keeps them. Return its folder."""
     project.mkdir(parents=True, exist_ok=True)
-    folder = home / ".claude/projects" / slug(str(project.resolve()), 200)
+    folder = home / ".claude/projects" / make_slug(str(project.resolve()), 200)
     write(folder / f"{name}.jsonl", (json.dumps({"cwd": str(project.resolve()), "text": text}) + "\n").encode())
     write(folder / "memory/MEMORY.md", text.encode())
     return folder
@@ -62,7 +62,7 @@ def folders(home: Path) -> set[str]:
 
 def said(home: Path, project: Path) -> str:
     """What Claude Code would find in a project."""
-    return (home / ".claude/projects" / slug(str(project.resolve()), 200) / "memory/MEMORY.md").read_text()
+    return (home / ".claude/projects" / make_slug(str(project.resolve()), 200) / "memory/MEMORY.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def said(home: Path, project: Path) -> str:
 )
 def test_names_are_those_the_program_gives(path: str, name: str) -> None:
     """The last was made by Claude Code 2.1.197 itself."""
-    assert slug(path, 200) == name
+    assert make_slug(path, 200) == name
 
 
 async def test_store_names_stay_when_the_home_changes_twice(engine: Engine, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_tarball_says_which_projects_the_folders_in_it_are_of(engine: En
     listed = subprocess.run(["tar", "-tf", archive], check=True, capture_output=True)
     assert listed.stderr == b""
     await adopt(engine, archive, ExportRequest(memory="twin"))
-    twin = await engine.repository.manifest("twin", await resolve(engine.repository, "twin", "latest"))
+    twin = await engine.repository.manifest("twin", await resolve_snapshot(engine.repository, "twin", "latest"))
     assert (twin.tree, twin.keyed, twin.projects) == (manifest.tree, manifest.keyed, manifest.projects)
 
     other = empty_home(tmp_path / "other")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine.inspecting import Amount, SeenDatabase, SeenRoot
-from sidecar.layouts import built_in
+from sidecar.layouts import load_built_in
 from tests.parts.homes import empty_home, run_cli, tree, write
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, memory
 
@@ -28,7 +28,7 @@ def test_layouts_are_listed_with_all_they_say(tmp_path: Path) -> None:
     config.write_text("[layouts.pai]\noptions = ['raw']")
     ran = run_cli("layouts", "--config", config, store=tmp_path / "store")
     listed = {layout["name"]: layout for layout in ran.document["layouts"]}
-    assert set(listed) == set(built_in())
+    assert set(listed) == set(load_built_in())
     assert listed["opencode"]["roots"][0]["env"] == ["XDG_DATA_HOME/opencode"]
     assert listed["pai"]["options"]["raw"]["on"] and not listed["pai"]["options"]["security"]["on"]
     for name in ("keep", "never", "secrets", "tiers", "databases", "coupled"):

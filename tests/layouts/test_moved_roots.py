@@ -10,7 +10,7 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.looking import show_snapshot
+from sidecar.engine.looking import read_contents
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import empty_home, engine_at, tree, write
 
@@ -41,7 +41,7 @@ async def back(engine: Engine, home: Path, **asked: object) -> RestoreReceipt:
 
 
 async def paths(engine: Engine, receipt: ExportReceipt) -> set[str]:
-    shown = await show_snapshot(engine.repository, "m", receipt.snapshot or "")
+    shown = await read_contents(engine.repository, "m", receipt.snapshot or "")
     return {row.path for row in shown.entries if row.type == "file"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import spool
+from sidecar.spool import open_spool
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -137,7 +137,7 @@ async def exported(engine: Engine, home: Path, memory: str) -> set[str]:
         return set()
     manifest = await engine.repository.manifest(memory, receipt.snapshot or "")
     places = {root.name: root.hint for root in manifest.roots}
-    async with spool() as scratch:
+    async with open_spool() as scratch:
         entries, _, _ = await fetch_entries(engine.repository.store, manifest, scratch)
     files = [path.partition("/") for path, entry in entries.items() if entry.type == "file"]
     paths = [os.path.normpath(f"{places[root]}/{name}".removeprefix("~/").removeprefix("~")) for root, _, name in files]

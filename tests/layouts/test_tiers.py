@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.tiers import Tiers
-from sidecar.layouts import built_in
+from sidecar.inside.tiers import TierRules
+from sidecar.layouts import load_built_in
 from tests.parts.homes import write
 from tests.parts.samples import OTHER_SESSION, SESSION
 
 
-def tiers(layout: str, folder: str = "") -> Tiers:
-    return Tiers(built_in()[layout].for_sandbox(), folder)
+def tiers(layout: str, folder: str = "") -> TierRules:
+    return TierRules(load_built_in()[layout].for_sandbox(), folder)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_opencode_session_stays_or_goes_with_its_messages_and_their_parts(tmp
 
 def test_active_sessions_and_pointers_are_found_by_the_patterns_of_a_layout(tmp_path: Path) -> None:
     layout = {
-        **built_in()["three-tier"].for_sandbox(),
+        **load_built_in()["three-tier"].for_sandbox(),
         "never": ["*.tmp.jsonl"],
         "tiers": {"cold": ["**"], "active": ["{a,.b}/*.jsonl"]},
         "pointers": [{"file": "{a,.b}/now.json", "keys": ["at"], "folder": "work/{}"}],
@@ -120,6 +120,6 @@ def test_active_sessions_and_pointers_are_found_by_the_patterns_of_a_layout(tmp_
     write(tmp_path / "a/3.tmp.jsonl", b"{}")
     for age, name in enumerate(("a/1.jsonl", ".b/2.jsonl", "a/3.tmp.jsonl")):
         os.utime(tmp_path / name, (age, age))
-    seen = Tiers(layout, str(tmp_path))
+    seen = TierRules(layout, str(tmp_path))
     paths = ["a/1.jsonl", ".b/2.jsonl", "work/x/y.md", "work/z/y.md"]
     assert [seen.of(path) for path in paths] == ["cold", "hot", "hot", "cold"]

@@ -257,12 +257,12 @@ def test_a_memory_of_an_earlier_version_gains_files_and_loses_none(tmp_path: Pat
 async def test_a_restore_leaves_what_the_rules_of_its_snapshot_did_not_cover(engine: Engine, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from sidecar.layouts.custom import custom
+    from sidecar.layouts.custom import read_custom_layouts
 
     home = empty_home(tmp_path / "home")
     write(home / ".codex/session_index.jsonl", b"{}")
     old = await out(engine, home)
-    later = replace(engine, layouts={**engine.layouts, **custom({"codex": {"keep": ["skills/**"]}})})
+    later = replace(engine, layouts={**engine.layouts, **read_custom_layouts({"codex": {"keep": ["skills/**"]}})})
     write(home / ".codex/skills/x.md", b"learned")
     grown = await out(later, home)
     assert grown.learned is not None and grown.learned.paths == ["codex/skills/x.md"]

@@ -11,9 +11,9 @@ import pytest
 from sidecar.cli import main
 from sidecar.client import Acceptance, Client, SidecarProblem
 from sidecar.engine.heads import accept
-from sidecar.errors import HeadMoved
-from sidecar.ids import memory_key, portable_folder
-from sidecar.sealing.given import Given
+from sidecar.errors import SwapLost
+from sidecar.ids import build_memory_key, build_portable_folder
+from sidecar.sealing.given import GivenKeys
 from sidecar.wiring import open_repository
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.services import TOKEN, path, serving
@@ -124,7 +124,7 @@ def test_a_rejection_from_before_the_head_is_not_taken_unless_it_is_named(home: 
 
 def test_what_is_damaged_is_not_made_the_head(home: Path, store: Path) -> None:
     head, refused = rejected(store, home)
-    top = store / "memories" / portable_folder(memory_key(MEMORY))
+    top = store / "memories" / build_portable_folder(build_memory_key(MEMORY))
     pack = json.loads((top / f"snapshots/{refused}.json").read_bytes())["packs"][-1]
     place = top / f"packs/{pack['id']}.tar.{pack['codec']}"
     whole = place.read_bytes()
@@ -156,7 +156,7 @@ def test_words_for_people(home: Path, store: Path, capsys: pytest.CaptureFixture
 
 def test_somebody_who_moves_the_head_meanwhile_wins(home: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, refused = rejected(store, home)
-    repository, newer = open_repository(f"file:{store}", Given()), ""
+    repository, newer = open_repository(f"file:{store}", GivenKeys()), ""
 
     async def held(*about: object) -> None:
         """Between looking at the head and moving it."""
@@ -164,8 +164,8 @@ def test_somebody_who_moves_the_head_meanwhile_wins(home: Path, store: Path, mon
         write(home / "memory/large.md", b"fact " * 50_000)
         newer = exported(store, home).document["snapshot"]  # in a process of its own, as a loop runs here
 
-    monkeypatch.setattr("sidecar.engine.heads.hold", held)
-    with pytest.raises(HeadMoved):
+    monkeypatch.setattr("sidecar.engine.heads.hold_packs", held)
+    with pytest.raises(SwapLost):
         asyncio.run(accept(repository, MEMORY, refused))
     assert standing(store, newer) == "head"
     assert not any(row["pinned"] for row in run_cli("log", MEMORY, store=store).document["snapshots"]), "nor a pin left"

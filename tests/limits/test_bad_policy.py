@@ -9,8 +9,8 @@ import pytest
 from sidecar.config import load_config
 from sidecar.errors import BadConfig
 from sidecar.limits import Limits
-from sidecar.lines import Lines
-from sidecar.sizes import size_of
+from sidecar.lines import TomlLines
+from sidecar.sizes import parse_size
 
 WRONG = {
     "negative": ("[limits]\nbytes = 1000\nfile_bytes = -1\n", 3, "must not be negative"),
@@ -94,11 +94,11 @@ def test_what_can_be_said_of_all_of_some_and_of_one_layout(tmp_path: Path) -> No
     )
     config = load_config(str(file))
     limits = config.limits
-    assert (limits.bytes, limits.trimming()) == (2 << 30, ["file_bytes"])
+    assert (limits.bytes, limits.list_trimming()) == (2 << 30, ["file_bytes"])
     assert (limits.of("acme/agent-7").bytes, limits.of("acme/agent-7").files) == (5 << 30, 1000)
     assert (limits.of("acme/other").bytes, limits.of("acme/other").files) == (2 << 30, 7)
     assert limits.of("acme/team/a").files == limits.of("conductor").files == 1000
-    part = limits.of("acme/other").of_layout("claude-mem")
+    part = limits.of("acme/other").narrow_to_layout("claude-mem")
     assert (part.file_bytes, part.files, part.trims("bytes")) == (10**9, 7, True)
     assert config.guards.of("acme/team/a").allow == ["empty"]
     assert config.guards.of("conductor").allow == []
@@ -179,18 +179,18 @@ def test_a_wrong_variable_is_named(
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int | None) -> None:
     if size is not None:
-        assert size_of(text) == size
+        assert parse_size(text) == size
         return
     with pytest.raises(ValueError):
-        size_of(text)
+        parse_size(text)
 
 
 def test_lines_are_found_past_strings_that_look_like_settings() -> None:
     text = '[a]\nx = """\nb = 1\n[c]\n"""\nb = 2\n["c.d"]\n"e f" = 1\nlist = [\n  "g = 1",\n]\nh = 1\n'
-    lines = Lines(text)
+    lines = TomlLines(text)
     assert [lines.of(("a", "b")), lines.of(("c.d", "e f")), lines.of(("c.d", "h"))] == [6, 8, 12]
     assert [lines.of(("c",)), lines.of(("a", "z")), lines.of(("c.d", "e f", "deeper"))] == [0, 1, 8]
 
 
 def test_the_defaults_trim_nothing() -> None:
-    assert Limits().trimming() == []
+    assert Limits().list_trimming() == []

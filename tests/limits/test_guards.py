@@ -14,7 +14,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import UnknownReason
 from sidecar.limits import REASONS, Guards, Limits
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, run_cli, write
 from tests.parts.memories import damage_database
@@ -147,7 +147,7 @@ class WorkingIn(WatchedSandbox):
         super().__init__(home)
         self.folder = folder
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         return await super().run(f"cd {self.folder}\n{command}", **how)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from tests.parts.commands import done
 from tests.parts.homes import Ran, observe, run_cli, titles, tree, write
 from tests.parts.providers import Made, Provider
@@ -64,7 +64,7 @@ class Bench:
         return memory
 
     def held(self, memory: str = "") -> int:
-        prefix = Keys.of(memory).prefix if memory else "memories/"
+        prefix = MemoryKeys.of(memory).prefix if memory else "memories/"
         return sum(file.stat().st_size for file in (self.store / prefix).rglob("*") if file.is_file())
 
 
@@ -89,7 +89,7 @@ def check(bench: Bench, provider: Provider, key: str, mode: str, figure: dict[st
     at, over = bench.begun(*states), bench.begun(*states)
     most = figure[key] + (bench.held() if key == "store_bytes" else 0)
     head = done("log", over, store=bench.store)["head"]
-    stored = tree(bench.store / Keys.of(over).prefix)
+    stored = tree(bench.store / MemoryKeys.of(over).prefix)
 
     # One over, and nothing but the config moves a limit. A head is never forgotten to make room.
     ran = bench.export(over, "--force", limits=f'{key} = {most - 1}\nover = "{mode}"')
@@ -97,7 +97,7 @@ def check(bench: Bench, provider: Provider, key: str, mode: str, figure: dict[st
         assert (ran.code, ran.document["outcome"], ran.error) == (3, "rejected", CODES[key]), ran
         assert f"limits.{key}" in ran.document["reason"]["message"]
         assert ran.document["head"] == head == done("log", over, store=bench.store)["head"]
-        assert tree(bench.store / Keys.of(over).prefix) == stored
+        assert tree(bench.store / MemoryKeys.of(over).prefix) == stored
     else:
         assert (ran.code, ran.document["outcome"]) == (0, "committed"), ran
         restored(bench, provider, over, ran.document)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sidecar.engine.asking import ANSWER_ALLOWANCE
 from sidecar.inside.refusal import Refusal
-from sidecar.inside.trimming import Dropped, Limit, Row, plan, report
+from sidecar.inside.trimming import Dropped, Limit, Row, describe_dropped, plan_trimming
 
 TIERS = ("hot", "warm", "cold", "rebuildable")
 FIRST = ("rebuildable", "cold", "warm")
@@ -122,13 +122,15 @@ def test_a_plan_is_what_looking_again_after_each_step_would_do(
     rows, tiers, sets = memory
     expected = Model(rows, limits, tiers, sets).left()
     try:
-        dropped = plan(rows, limits, tiers.__getitem__, sets)
+        dropped = plan_trimming(rows, limits, tiers.__getitem__, sets)
     except Refusal as refusal:
         assert refusal.code == expected
         return
     gone = {row.path.rstrip("/") for row in dropped}
     assert {row.path for row in rows} - gone == expected
-    assert plan(list(reversed(rows)), limits, tiers.__getitem__, sets) == dropped, "the order of a walk is no matter"
+    assert plan_trimming(list(reversed(rows)), limits, tiers.__getitem__, sets) == dropped, (
+        "the order of a walk is no matter"
+    )
     assert not [path for path in gone if tiers[path] == "hot"]
     for group in sets:
         members = {path for path in group if not any(row.path.startswith(path + "/") for row in rows)}
@@ -158,34 +160,36 @@ TIER = {row.path: tier for row, tier in MEMORY}
     ],
 )
 def test_rebuildable_goes_first_then_cold_then_warm_and_the_oldest_first(most: int, gone: list[str]) -> None:
-    dropped = plan([row for row, _ in MEMORY], [limit("bytes", most)], TIER.__getitem__, [])
+    dropped = plan_trimming([row for row, _ in MEMORY], [limit("bytes", most)], TIER.__getitem__, [])
     assert [row.path for row in dropped] == [f"root/{name}" for name in gone]
     assert {row.reason for row in dropped} <= {"over limits.bytes"}
 
 
 def test_what_is_hot_alone_is_refused_with_its_size() -> None:
     with pytest.raises(Refusal, match=r"has 100 bytes; limits.bytes allows 99. All that is left is hot") as refused:
-        plan([row for row, _ in MEMORY], [limit("bytes", 99)], TIER.__getitem__, [])
+        plan_trimming([row for row, _ in MEMORY], [limit("bytes", 99)], TIER.__getitem__, [])
     assert refused.value.code == "limit-bytes"
 
 
 def test_a_set_goes_as_its_hottest_and_newest() -> None:
     rows = [row for row, _ in MEMORY]
-    dropped = plan(rows, [limit("bytes", 129)], TIER.__getitem__, [["root/vectors", "root/todo"]])
+    dropped = plan_trimming(rows, [limit("bytes", 129)], TIER.__getitem__, [["root/vectors", "root/todo"]])
     assert [row.path for row in dropped] == ["root/log-1", "root/log-2"]
-    dropped = plan(rows, [limit("bytes", 119)], TIER.__getitem__, [["root/vectors", "root/todo"]])
+    dropped = plan_trimming(rows, [limit("bytes", 119)], TIER.__getitem__, [["root/vectors", "root/todo"]])
     assert [row.path for row in dropped] == ["root/log-1", "root/log-2", "root/todo", "root/vectors"]
     assert dropped[-1] == Dropped("root/vectors", 10, "warm", "over limits.bytes, with root/todo")
     with pytest.raises(Refusal):
-        plan(rows, [limit("bytes", 119)], TIER.__getitem__, [["root/vectors", "root/todo", "root/log-2", "root/db"]])
+        plan_trimming(
+            rows, [limit("bytes", 119)], TIER.__getitem__, [["root/vectors", "root/todo", "root/log-2", "root/db"]]
+        )
 
 
 def test_a_report_has_an_end_and_counts_the_rest() -> None:
     rows = [Dropped(f"root/memory/papers/{number}.md", 1, "cold", "over limits.files") for number in range(25_000)]
-    assert report(rows[:20_000])["dropped_more"] == 0, "twice what people have"
-    told = report([*rows, Dropped("root/folder/", 0, "cold", "nothing is left in it")])
+    assert describe_dropped(rows[:20_000])["dropped_more"] == 0, "twice what people have"
+    told = describe_dropped([*rows, Dropped("root/folder/", 0, "cold", "nothing is left in it")])
     assert (len(told["dropped"]), told["dropped_more"]) == (20_000, 5001)
     assert (told["dropped_files"], told["dropped_bytes"]) == (25_000, 25_000)
-    long = report([Dropped("\U0001f9e0" * 1000, 1, "cold", "over limits.files")] * 1000)
+    long = describe_dropped([Dropped("\U0001f9e0" * 1000, 1, "cold", "over limits.files")] * 1000)
     assert len(long["dropped"]) < 400 and len(long["dropped"]) + long["dropped_more"] == 1000
     assert len(json.dumps(long)) < ANSWER_ALLOWANCE // 2 + 1000

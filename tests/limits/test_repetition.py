@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.ids import STORE_ID, Keys
+from sidecar.ids import STORE_ID, MemoryKeys
 from sidecar.limits import Guards, Limits
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.retention.forgetting import forget
 from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
 from sidecar.sealing.checking import check_memory
-from sidecar.snapshots.verify import verify
+from sidecar.snapshots.verify import verify_memory
 from tests.parts.homes import Ran, WatchedSandbox, empty_home, engine_at, observe, run_cli, write
 from tests.parts.keys import BOTH, engine_with
 from tests.parts.memories import damage_database
@@ -331,8 +331,8 @@ async def test_over_a_day_it_is_accepted_without_any_conversation(home: Path) ->
     assert receipt.outcome == "committed" and receipt.accepted is not None
     assert (receipt.accepted.refusals, receipt.accepted.conversations) == (3, 0)
     assert receipt.accepted.replaced == first.snapshot
-    assert Keys.of(MEMORY).pin(str(first.snapshot)) in clocked.store.objects
-    assert Keys.of(MEMORY).refusals not in clocked.store.objects, "what was counted is of no use any more"
+    assert MemoryKeys.of(MEMORY).pin(str(first.snapshot)) in clocked.store.objects
+    assert MemoryKeys.of(MEMORY).refusals not in clocked.store.objects, "what was counted is of no use any more"
 
 
 async def test_a_clock_that_jumps_does_not_accept_after_one_refusal(home: Path) -> None:
@@ -364,7 +364,7 @@ async def test_retention_that_forgets_what_was_refused_does_not_lose_the_count(h
         grow(home, conversation)
         refused.append(str((await clocked.export(conversation=conversation)).snapshot))
     for snapshot in refused:  # as the rules do
-        await clocked.store.delete([Keys.of(MEMORY).snapshot(snapshot)])
+        await clocked.store.delete([MemoryKeys.of(MEMORY).snapshot(snapshot)])
     await forget(clocked.engine.repository, MEMORY, Retention())
     receipt = await clocked.export(conversation="c3")
     assert receipt.accepted is not None
@@ -390,7 +390,7 @@ async def test_refusals_that_nobody_counted_are_known_from_their_snapshots(home:
     for conversation in ("c1", "c2"):
         grow(home, conversation)
         assert (await clocked.export(conversation=conversation)).outcome == "rejected"
-        await clocked.store.delete([Keys.of(MEMORY).refusals])
+        await clocked.store.delete([MemoryKeys.of(MEMORY).refusals])
     assert (await clocked.export(24)).outcome == "rejected", "but not when that was"
     grow(home, "c3")
     receipt = await clocked.export(conversation="c3")
@@ -405,7 +405,7 @@ async def test_of_a_count_that_cannot_be_read_only_what_the_snapshots_say_is_lef
     delete_rows(home)
     for conversation in ("c1", "c2"):
         assert (await clocked.export(conversation=conversation)).outcome == "rejected"
-    await clocked.store.put(Keys.of(MEMORY).refusals, damage)
+    await clocked.store.put(MemoryKeys.of(MEMORY).refusals, damage)
     # The snapshot was made in c1, and in c2 it was just refused again.
     outcomes = [(await clocked.export(conversation=f"c{number}")).outcome for number in (3, 4)]
     assert outcomes == ["rejected", "committed"]
@@ -419,21 +419,21 @@ async def test_the_count_stays_small_however_long_it_goes_on(home: Path) -> None
     for number in range(30):
         grow(home, str(number))
         assert (await clocked.export(conversation=f"c{number}" * 100)).outcome == "rejected"
-    assert len(clocked.store.objects[Keys.of(MEMORY).refusals][0]) < 10_000
+    assert len(clocked.store.objects[MemoryKeys.of(MEMORY).refusals][0]) < 10_000
     assert await clocked.engine.repository.delete_memory(MEMORY) > 0
     assert set(clocked.store.objects) == {STORE_ID}, "and goes with the memory"
 
 
 async def test_many_sandboxes_are_counted_in_bounds(home: Path) -> None:
     from sidecar.snapshots.manifest import Head
-    from sidecar.snapshots.refusals import MOST_LINES, Origin, Refusals
+    from sidecar.snapshots.refusals import MOST_LINES, ExportOrigin, Refusals
 
     head = Head(memory=MEMORY, snapshot="s", generation=1, created="", files=1, bytes=1, history=[("s", "then")])
     counted = Refusals.over(head)
     for number in range(5 * MOST_LINES):
-        origin = Origin(sandbox=f"e2b:{number}" + "x" * 1000, lineage=("s",), straight=True)
+        origin = ExportOrigin(sandbox=f"e2b:{number}" + "x" * 1000, lineage=("s",), straight=True)
         counted = counted.with_one(origin, f"snapshot-{number}", ["shrunk"], "", at=float(number))
-    fresh = Origin(sandbox="e2b:another", lineage=("s",), straight=True)
+    fresh = ExportOrigin(sandbox="e2b:another", lineage=("s",), straight=True)
     tally = counted.before(fresh, "shrunk")
     assert tally is not None and (tally.since, tally.times) == (0.0, 5 * MOST_LINES)
     assert len(counted.encode()) < 100_000
@@ -464,11 +464,11 @@ async def test_a_person_makes_an_automatic_pin_their_own(home: Path) -> None:
     delete_rows(home)
     for conversation in ("c1", "c2"):
         await clocked.export(conversation=conversation)
-    from sidecar.retention.pins import automatic_pins, unpin
+    from sidecar.retention.pins import list_automatic_pins, unpin
 
-    assert list(await automatic_pins(clocked.engine.repository, MEMORY)) == [head]
+    assert list(await list_automatic_pins(clocked.engine.repository, MEMORY)) == [head]
     await pin(clocked.engine.repository, MEMORY, head)
-    assert await automatic_pins(clocked.engine.repository, MEMORY) == {}
+    assert await list_automatic_pins(clocked.engine.repository, MEMORY) == {}
     await unpin(clocked.engine.repository, MEMORY, head)
     assert await clocked.engine.repository.pinned(MEMORY) == set()
 
@@ -491,7 +491,7 @@ async def test_an_automatic_pin_gives_way_when_there_is_no_room_left(home: Path,
     grow(home, "more")
     receipt = await done(memory_bytes=200_000)
     assert receipt.outcome == "committed"
-    assert head.snapshot not in await engine.repository.snapshot_ids(MEMORY)
+    assert head.snapshot not in await engine.repository.list_snapshot_ids(MEMORY)
     assert await engine.repository.pinned(MEMORY) == set()
 
 
@@ -581,7 +581,7 @@ async def test_the_count_is_sealed_and_signed_like_all_else(home: Path, tmp_path
     count.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))  # somebody altered it: it does not count
     assert [(await done(name)).outcome for name in ("c3", "c4")] == ["rejected", "committed"]
     assert not count.exists()
-    assert (await verify(engine.repository, MEMORY, Unwatched())).ok
+    assert (await verify_memory(engine.repository, MEMORY, NoProgress())).ok
     assert await check_memory(engine.repository, MEMORY) == []
 
 

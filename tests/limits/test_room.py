@@ -69,7 +69,7 @@ async def test_with_trim_the_oldest_snapshots_make_room_and_no_more_of_them_than
         request = ExportRequest(memory=MEMORY, projects=("~",), force=True)
         made.append(await export(engine, WatchedSandbox(home), request))
         assert made[-1].outcome == "committed", made[-1].reason
-    left = await engine.repository.snapshot_ids(MEMORY)
+    left = await engine.repository.list_snapshot_ids(MEMORY)
     needed = sum(row.packed_bytes for row in made if row.snapshot in left)
     assert left == sorted((row.snapshot or "" for row in made[-len(left) :]), reverse=True), "the oldest go first"
     assert 50_000 - max(row.packed_bytes for row in made) < needed <= 50_000
@@ -85,7 +85,7 @@ async def test_what_may_not_be_forgotten_makes_no_room(home: Path, tmp_path: Pat
         receipt = await export(engine, WatchedSandbox(home), ExportRequest(memory=MEMORY, projects=("~",), force=True))
     assert receipt.reason is not None and receipt.reason.code == "limit-memory-bytes"
     assert "nothing forgotten" in receipt.reason.message
-    assert first.snapshot in await engine.repository.snapshot_ids(MEMORY)
+    assert first.snapshot in await engine.repository.list_snapshot_ids(MEMORY)
 
 
 async def test_what_is_kept_beside_the_head_takes_no_ordinary_snapshots_place(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_what_is_kept_beside_the_head_takes_no_ordinary_snapshots_place(tm
         write(home / "memory/today.md", random.Random(seed).randbytes(10_000))
         receipt = await exported(engine, home)
         assert receipt.outcome == "rejected"
-    assert set(kept) <= set(await engine.repository.snapshot_ids(MEMORY))
+    assert set(kept) <= set(await engine.repository.list_snapshot_ids(MEMORY))
     # And what was rejected does not stand in the way of what comes after it.
     (tmp_path / "codex").rename(home / ".codex")
     for seed in range(8, 12):
@@ -122,10 +122,10 @@ async def test_a_memory_whose_packs_leave_no_room_is_folded(key: str, tmp_path: 
     engine = engine_with(tmp_path, **{key: 45_000, "over": "trim"})
     for seed in range(8):
         part(home, seed)
-        before = await engine.repository.snapshot_ids(MEMORY)
+        before = await engine.repository.list_snapshot_ids(MEMORY)
         receipt = await exported(engine, home)
         assert receipt.outcome == "committed", receipt.reason
-        gone = set(before) - set(await engine.repository.snapshot_ids(MEMORY))
+        gone = set(before) - set(await engine.repository.list_snapshot_ids(MEMORY))
         told = [words for words in receipt.warnings if "forgotten" in words]
         assert [f"{len(gone)} of the oldest" in words for words in told] == [True] * bool(gone)
     assert receipt.snapshot and gone != set(before), "folded now and then, and not each time"
@@ -148,7 +148,7 @@ async def test_nothing_is_forgotten_unless_it_is_enough(tmp_path: Path) -> None:
     refused = await exported(engine, home)
     assert refused.reason is not None
     assert (refused.outcome, refused.reason.code) == ("rejected", "limit-memory-bytes")
-    assert len(await engine.repository.snapshot_ids(MEMORY)) == 3 and tree(tmp_path / "store") == before
+    assert len(await engine.repository.list_snapshot_ids(MEMORY)) == 3 and tree(tmp_path / "store") == before
 
 
 async def test_a_rule_about_bytes_forgets_nothing_for_a_head_that_is_too_large(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_rule_about_bytes_forgets_nothing_for_a_head_that_is_too_large(t
     for seed in range(5):
         part(home, seed)
         receipt = await exported(engine, home)
-    assert len(await engine.repository.snapshot_ids(MEMORY)) == 5
+    assert len(await engine.repository.list_snapshot_ids(MEMORY)) == 5
     (told,) = receipt.warnings
     assert "more in the store than retention.memory_bytes allows (45,000): its head alone" in told
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli.verbs import export_result
+from sidecar.cli.verbs import build_export_result
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, limiting, restore
 from sidecar.engine.archives import adopt
-from sidecar.engine.looking import show_snapshot
+from sidecar.engine.looking import read_contents
 from sidecar.errors import BadAnswer
 from sidecar.limits import Limits
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, told, tree, write
 from tests.parts.memories import BareSandbox, shell_tools
@@ -76,9 +76,9 @@ async def test_all_that_was_dropped_is_listed_of_thousands_of_files(home: Path, 
     receipt = await exported(engine_with(tmp_path, files=5, over="trim"), home)
     assert (receipt.outcome, receipt.dropped_files, receipt.dropped_more) == ("committed", 6001, 0)
     assert len([row for row in receipt.dropped if not row.path.endswith("/")]) == 6001
-    assert "5,981 more files; --json lists them." in str(export_result(receipt).words)
+    assert "5,981 more files; --json lists them." in str(build_export_result(receipt).words)
     short = replace(receipt, dropped=receipt.dropped[:5000], dropped_more=1001)
-    assert "5,981 more files; --json lists up to 5,000 paths." in str(export_result(short).words)
+    assert "5,981 more files; --json lists up to 5,000 paths." in str(build_export_result(short).words)
 
 
 async def test_what_was_dropped_comes_back_when_there_is_room(home: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_folder_that_is_left_empty_goes_and_one_that_was_empty_counts(ho
     receipt = await exported(engine, home)
     assert receipt.outcome == "committed", receipt.reason
     assert "project/memory/papers/" in dropped(receipt)
-    shown = await show_snapshot(engine.repository, MEMORY, "latest")
+    shown = await read_contents(engine.repository, MEMORY, "latest")
     assert len(shown.entries) <= 3
 
 
@@ -220,7 +220,7 @@ async def test_a_pack_is_made_smaller_where_what_goes_first_compresses_best(most
     engine = engine_with(tmp_path, packed_bytes=most, over="trim")
     receipt = await exported(engine, home)
     assert receipt.outcome == "committed", receipt.reason
-    kept = {row.path for row in (await show_snapshot(engine.repository, MEMORY, "latest")).entries}
+    kept = {row.path for row in (await read_contents(engine.repository, MEMORY, "latest")).entries}
     assert receipt.dropped and {"project/MEMORY.md", "project/tasks/todo.md"} <= kept
     other = empty_home(tmp_path / "other")
     came = await restore(engine, WatchedSandbox(other), RestoreRequest(memory=MEMORY, projects=("~",)))
@@ -297,7 +297,7 @@ async def test_a_sandbox_may_not_drop_what_it_was_not_told_to(home: Path, tmp_pa
     assert (await exported(engine, home)).outcome == "committed"
 
     class Lying(WatchedSandbox):
-        async def run(self, command: str, **how: Any) -> Finished:
+        async def run(self, command: str, **how: Any) -> CommandResult:
             finished = await super().run(command, **how)
             told = finished.output.replace(
                 b'"skipped_more":0', b'"skipped_more":0,"dropped_bytes":99999,"dropped_files":9'

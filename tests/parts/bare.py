@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from tests.parts.homes import OwnMachine, write
 from tests.parts.memories import BareSandbox, shell_tools
 
@@ -43,7 +43,7 @@ class BusyboxSandbox(OwnMachine):
         super().__init__(home)
         self._environment = {"HOME": str(home), "PATH": str(tools)}
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         end = f"end-{secrets.token_hex(8)}"
         return await super().run(f"exec sh <<'{end}'\n{command}\n{end}\n", **how)
 
@@ -117,7 +117,7 @@ def as_nobody(sandbox: OwnMachine) -> OwnMachine:
         pytest.skip("only root, with setpriv, can run commands as another user")
     run, upload = sandbox.run, sandbox.upload
 
-    async def run_as(command: str, **how: Any) -> Finished:
+    async def run_as(command: str, **how: Any) -> CommandResult:
         end = f"end-{secrets.token_hex(8)}"
         user = f"--reuid={NOBODY} --regid={NOBODY} --clear-groups"
         return await run(f"exec {setpriv} {user} sh <<'{end}'\n{command}\n{end}\n", **how)

@@ -144,17 +144,17 @@ def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     from sidecar.engine import parts, placing
 
     def noted() -> str:
-        scene.left.append(path := parts.upload_path())
+        scene.left.append(path := parts.new_upload_path())
         return path
 
-    monkeypatch.setattr(placing, "upload_path", noted)
-    made = patience.Patient.__init__
+    monkeypatch.setattr(placing, "new_upload_path", noted)
+    made = patience.LongCommand.__init__
 
-    def noting(self: patience.Patient, *args: Any, **more: Any) -> None:
+    def noting(self: patience.LongCommand, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
         scene.left.append(f"/tmp/{self._name}")
 
-    monkeypatch.setattr(patience.Patient, "__init__", noting)
+    monkeypatch.setattr(patience.LongCommand, "__init__", noting)
 
 
 async def exported(scene: Scene) -> str:

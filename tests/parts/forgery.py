@@ -30,7 +30,7 @@ import zstandard
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.errors import SidecarError
 from sidecar.inside import digests
-from sidecar.ports import Finished, Presence
+from sidecar.ports import CommandResult, SandboxStatus
 from tests.parts.homes import engine_at
 
 Line = dict[str, Any]
@@ -73,15 +73,15 @@ class ForgedSandbox:
     def ground(self, projects: Sequence[str] | None) -> None:
         return None
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         request = request_in(command)
         if request["do"] == "tidy":
             self.tidied.append(command)
-            return Finished(0, b"")
+            return CommandResult(0, b"")
         self.asked.append(request)
         forged = self.forge(request)
         if isinstance(forged, bytes):
-            return Finished(0, forged)
+            return CommandResult(0, forged)
         self._bundle = forged.pack + forged.index
         answer = {
             "status": "changed",
@@ -100,7 +100,7 @@ class ForgedSandbox:
             "inline": forged.inline,
         }
         answer["bundle"] = {**claim, **forged.answer.get("bundle", {})}
-        return Finished(0, framed(request["nonce"], answer, self._bundle if forged.inline else b""))
+        return CommandResult(0, framed(request["nonce"], answer, self._bundle if forged.inline else b""))
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         async for chunk in chunks:
@@ -115,11 +115,11 @@ class ForgedSandbox:
         for at in range(0, len(self._bundle), 1 << 20):
             yield self._bundle[at : at + (1 << 20)]
 
-    async def connect(self) -> Presence:
-        return Presence()
+    async def connect(self) -> SandboxStatus:
+        return SandboxStatus()
 
-    async def prolong(self, seconds: float) -> Presence:
-        return Presence()
+    async def prolong(self, seconds: float) -> SandboxStatus:
+        return SandboxStatus()
 
     async def remove(self, path: str) -> None:
         return None
@@ -148,7 +148,7 @@ def framed(nonce: str, answer: object, inline: bytes = b"") -> bytes:
 
 def entry(path: str, contents: bytes = b"x", **more: Any) -> Line:
     """The index line of a file as the honest program writes it; ``more`` says otherwise."""
-    digest, sums = digests.digest_of_bytes(contents, digests.PLAIN_BLOCK)
+    digest, sums = digests.digest_bytes(contents, digests.PLAIN_BLOCK)
     line: Line = {"path": path, "type": "file", "mode": 0o644, "size": len(contents), "mtime": 1, "digest": digest}
     line["block"] = digests.PLAIN_BLOCK
     if sums:
@@ -260,7 +260,7 @@ def _delta_of(line: Line, contents: bytes, kind: str = "@blocks/") -> Forge:
 
 def _patch(**more: Any) -> Line:
     """Block 1 of the big file changes."""
-    digest, sums = digests.digest_of_bytes(BIG_AFTER, digests.PLAIN_BLOCK)
+    digest, sums = digests.digest_bytes(BIG_AFTER, digests.PLAIN_BLOCK)
     carried = base64.b64encode(sums[digests.SUM_BYTES : 2 * digests.SUM_BYTES]).decode()
     return {**entry("project/MEMORY.md", BIG_AFTER), "digest": digest, "blocks": "1", "sums": carried, **more}
 
@@ -271,8 +271,8 @@ good_delta = _delta_of(_patch(), CHANGED_BLOCK)
 
 def _large(size: int) -> Line:
     """The line of a file of so many bytes, with digest and sums that fit each other."""
-    sums = bytes(digests.SUM_BYTES * digests.block_count(size, digests.PLAIN_BLOCK))
-    said = {"digest": digests.digest_of_sums(sums), "sums": base64.b64encode(sums).decode()}
+    sums = bytes(digests.SUM_BYTES * digests.count_blocks(size, digests.PLAIN_BLOCK))
+    said = {"digest": digests.digest_sums(sums), "sums": base64.b64encode(sums).decode()}
     return entry("project/MEMORY.md", size=size, **said)
 
 

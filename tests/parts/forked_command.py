@@ -12,7 +12,7 @@ from adapters.sandboxes import local
 from adapters.sandboxes.local_command import Command
 from sidecar import program
 from sidecar.errors import OutputTooLarge
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from tests.parts import forked_sidecar
 
 REQUEST = re.compile(r" ([A-Za-z0-9+/]+=*) </dev/null\n")
@@ -21,15 +21,10 @@ REQUEST = re.compile(r" ([A-Za-z0-9+/]+=*) </dev/null\n")
 class ForkedCommand(Command):
     """A command in a local sandbox. One that is not our installed program, run by the usual Python, is run as it is."""
 
-    def run(self, script: str) -> Finished:
+    def run(self, script: str) -> CommandResult:
         request = REQUEST.search(script)
         usual = self._environment.get("PATH", "").split(os.pathsep)[0] == str(Path(sys.executable).parent)
-        if (
-            not self._home.is_dir()
-            or request is None
-            or not usual
-            or program._CHECK + program._FIND + program._RUN not in script
-        ):
+        if request is None or not usual or program._CHECK + program._FIND + program._RUN not in script:
             return super().run(script)
         process = forked_sidecar.Sidecar(
             [request[1]],
@@ -49,7 +44,7 @@ class ForkedCommand(Command):
             self._process = None
         if len(output) > self._limit:
             raise OutputTooLarge(f"The sandbox printed more than {self._limit} bytes.")
-        return Finished(process.wait(), output, complaint.decode("utf-8", "replace"))
+        return CommandResult(process.wait(), output, complaint.decode("utf-8", "replace"))
 
 
 def fork_programs(address: str) -> None:

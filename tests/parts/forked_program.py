@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -34,11 +34,11 @@ class Job:
         self._answer = self._connection.makefile("rb")
         self.pid = int(self._answer.readline() or 0)
 
-    def result(self) -> Finished:
+    def result(self) -> CommandResult:
         """Wait for its end; one that was killed has no answer."""
         with self._connection, self._answer:
             code, _, size = self._answer.readline().partition(b" ")
-            return Finished(int(code), self._answer.read(int(size))) if size else Finished(137, b"", "Killed")
+            return CommandResult(int(code), self._answer.read(int(size))) if size else CommandResult(137, b"", "Killed")
 
     def kill(self) -> None:
         if self.pid:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.cli import main
 from sidecar.engine import Engine
-from sidecar.ports import Finished, Ground
+from sidecar.ports import AllowedPaths, CommandResult
 from sidecar.receipts import ExportReceipt
 from sidecar.repository import Repository
 from sidecar.wiring import open_store
@@ -233,7 +233,7 @@ def engine_at(store: Path, **settings: Any) -> Engine:
 class OwnMachine(LocalSandbox):
     """A folder that stands for a machine of its own, as a provider's sandbox is: all that is there belongs to it."""
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return None
 
 
@@ -244,7 +244,7 @@ class WatchedSandbox(LocalSandbox):
         super().__init__(home.resolve())
         self.calls: list[str] = []
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         self.calls.append("run")
         return await super().run(command, **how)
 

@@ -28,7 +28,7 @@ from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.archives import adopt
 from sidecar.errors import SidecarError
 from sidecar.limits import Limits
-from sidecar.snapshots.sealed import seal, unseal
+from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
 from tests.parts.forgery import Bundle, ForgedSandbox, header, pax, zeros
 from tests.parts.homes import engine_at
 from tests.parts.memory_use import peak_kib
@@ -312,9 +312,9 @@ def plant(store: Path, pack: bytes) -> None:
     (place,) = store.glob("memories/*/packs/[!.]*.tar.gz")
     (listed,) = store.glob("memories/*/snapshots/[!.]*.json")
     place.write_bytes(pack)
-    manifest = unseal(listed.read_bytes())
+    manifest = decode_checksummed(listed.read_bytes())
     manifest["packs"][0].update(bytes=len(pack), sha256=hashlib.sha256(pack).hexdigest())
-    listed.write_bytes(seal(manifest))
+    listed.write_bytes(encode_checksummed(manifest))
 
 
 PLANTED: dict[str, Make] = {

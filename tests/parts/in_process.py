@@ -15,7 +15,7 @@ from unittest import mock
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.inside.main import main
-from sidecar.ports import Finished
+from sidecar.ports import CommandResult
 from tests.parts.forgery import request_in
 
 
@@ -23,7 +23,7 @@ class InProcess(LocalSandbox):
     def __init__(self, home: Path) -> None:
         super().__init__(home.resolve())
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         text = base64.b64encode(zlib.compress(json.dumps(request_in(command)).encode(), 1)).decode()
         printed = io.TextIOWrapper(io.BytesIO())
         with mock.patch.dict(os.environ, {"HOME": str(self.home)}), mock.patch.object(sys, "stdout", printed):
@@ -31,4 +31,4 @@ class InProcess(LocalSandbox):
                 code = main(text)
             finally:
                 gc.enable()
-        return Finished(code, printed.buffer.getvalue())  # type: ignore[attr-defined]
+        return CommandResult(code, printed.buffer.getvalue())  # type: ignore[attr-defined]

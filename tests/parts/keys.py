@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sidecar.engine import Engine
-from sidecar.sealing.given import Given
+from sidecar.sealing.given import GivenKeys
 from sidecar.wiring import open_repository
 
 
@@ -43,12 +43,12 @@ def public_key(of: str) -> str:
 
 ONE, OTHER = identity(), identity()
 SIGNING, OTHER_SIGNING = signing_key(), signing_key()
-ENCRYPTED = Given(identities=(ONE,))
-SIGNED = Given(signing_key=SIGNING)
-BOTH = Given(identities=(ONE,), signing_key=SIGNING)
+ENCRYPTED = GivenKeys(identities=(ONE,))
+SIGNED = GivenKeys(signing_key=SIGNING)
+BOTH = GivenKeys(identities=(ONE,), signing_key=SIGNING)
 
 
-def environment(given: Given) -> dict[str, str]:
+def environment(given: GivenKeys) -> dict[str, str]:
     """The same keys for a process of its own."""
     named = {
         "MEMORY_SIDECAR_IDENTITY": "\n".join(given.identities),
@@ -59,7 +59,7 @@ def environment(given: Given) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-def engine_with(store: Path, given: Given, **settings: Any) -> Engine:
+def engine_with(store: Path, given: GivenKeys, **settings: Any) -> Engine:
     return replace(Engine(repository=open_repository(f"file:{store}", given)), **settings)
 
 

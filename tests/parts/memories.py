@@ -19,8 +19,8 @@ from typing import Any, Literal
 from emulators import DaytonaEmulator, E2BEmulator
 from emulators.processes import living
 from sidecar.engine import Engine
-from sidecar.ids import Keys
-from sidecar.ports import Finished, Ground, Presence, Sandbox
+from sidecar.ids import MemoryKeys
+from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
 from sidecar.repository import Repository
 from sidecar.snapshots.manifest import Manifest
 from sidecar.wiring import open_sandbox, open_store
@@ -75,16 +75,16 @@ class Watched:
     def counts(self) -> Counter[str]:
         return +Counter(command=len(self.commands), upload=len(self.uploads), download=len(self.downloads))
 
-    def ground(self, projects: Sequence[str] | None) -> Ground | None:
+    def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._sandbox.ground(projects)
 
-    async def connect(self) -> Presence:
+    async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()
 
-    async def prolong(self, seconds: float) -> Presence:
+    async def prolong(self, seconds: float) -> SandboxStatus:
         return await self._sandbox.prolong(seconds)
 
-    async def run(self, command: str, **how: Any) -> Finished:
+    async def run(self, command: str, **how: Any) -> CommandResult:
         request = request_in(command) if "inside" in command else {}
         self.commands.append(request)
         if self._before is not None and inspect.isawaitable(acting := self._before(request)):
@@ -260,13 +260,13 @@ def damage_database(home: Path) -> None:
 
 async def manifests_of(engine: Engine, memory: str) -> list[Manifest]:
     """Every snapshot of a memory, oldest first; each must be readable."""
-    ids = sorted(await engine.repository.snapshot_ids(memory))
+    ids = sorted(await engine.repository.list_snapshot_ids(memory))
     return [await engine.repository.manifest(memory, snapshot) for snapshot in ids]
 
 
 async def strays(engine: Engine, memory: str) -> set[str]:
     """The objects among a memory's packs that no manifest names; and those that are named and missing."""
-    keys = Keys.of(memory)
+    keys = MemoryKeys.of(memory)
     held = {info.key async for info in engine.repository.store.list(keys.packs)}
     named = {
         key

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
-from sidecar.errors import HeadMoved, ObjectMissing
-from sidecar.ports import Link, ObjectInfo, Stored
+from sidecar.errors import ObjectMissing, SwapLost
+from sidecar.ports import Link, ObjectInfo, StoredObject
 
 
 class MemoryStore:
@@ -25,9 +25,9 @@ class MemoryStore:
 
     async def prepare(self) -> None: ...
 
-    async def get(self, key: str) -> Stored | None:
+    async def get(self, key: str) -> StoredObject | None:
         found = self.objects.get(key)
-        return Stored(found[0], found[2]) if found else None
+        return StoredObject(found[0], found[2]) if found else None
 
     async def put(self, key: str, source: bytes | Path) -> int:
         data = source if isinstance(source, bytes) else source.read_bytes()
@@ -37,7 +37,7 @@ class MemoryStore:
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
         found = self.objects.get(key)
         if (found[2] if found else None) != expected:
-            raise HeadMoved(f"{key} was changed by someone else.")
+            raise SwapLost(f"{key} was changed by someone else.")
         await self.put(key, data)
         return self.objects[key][2]
 

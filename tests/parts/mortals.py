@@ -38,13 +38,13 @@ from sidecar.cli import main
 from sidecar.config import load_config
 from sidecar.engine import Engine
 from sidecar.errors import SandboxUnreachable, StoreUnreachable
-from sidecar.local_policy import policy_for
-from sidecar.ports import Finished
-from sidecar.progress import Unwatched
-from sidecar.sealing.given import given
+from sidecar.local_policy import build_policy
+from sidecar.ports import CommandResult
+from sidecar.progress import NoProgress
+from sidecar.sealing.given import read_given_keys
 from sidecar.service import server
-from sidecar.service.logs import set_up
-from sidecar.service.readiness import Readiness
+from sidecar.service.logs import configure_logs
+from sidecar.service.readiness import StartChecks
 from sidecar.wiring import open_repository
 from tests.parts.forgery import request_in
 from tests.parts.forked_program import Forks, Job
@@ -161,9 +161,9 @@ def _mortal_stream(method: Any) -> Any:
 
 
 def _forked(method: Any, forks: Forks) -> Any:
-    async def run(self: Any, command: str, *, environment: Any = None, **how: Any) -> Finished:
+    async def run(self: Any, command: str, *, environment: Any = None, **how: Any) -> CommandResult:
         if not self.home.is_dir() or type(self) is not LocalSandbox:
-            result: Finished = await method(self, command, environment=environment, **how)
+            result: CommandResult = await method(self, command, environment=environment, **how)
             return result
         text = base64.b64encode(zlib.compress(json.dumps(request_in(command)).encode(), 1)).decode()
         job = await asyncio.to_thread(forks.start, self.home, {**self._environment, **(environment or {})}, text)
@@ -260,13 +260,13 @@ class ThreadedService:
         self._told = asyncio.Event(), asyncio.Event()
         config = load_config(str(self._config), store=self._store)
         engine = Engine(
-            repository=open_repository(config.store, given(config.encryption, config.signing)),
+            repository=open_repository(config.store, read_given_keys(config.encryption, config.signing)),
             layouts=config.layouts,
             limits=config.limits,
             guards=config.guards,
             timing=config.timing,
-            local=policy_for(config, str(self._config)),
-            progress=Unwatched(),
+            local=build_policy(config, str(self._config)),
+            progress=NoProgress(),
         )
         settings = replace(config.service, bind="127.0.0.1:0")
 
@@ -308,7 +308,7 @@ class ThreadedService:
         self._fate.settle()
 
 
-async def _compare_nothing(readiness: Readiness) -> None:
+async def _compare_nothing(readiness: StartChecks) -> None:
     pass
 
 
@@ -318,11 +318,11 @@ def quiet_logs(log: Path) -> Iterator[None]:
     handlers = logging.getLogger().handlers[:]
     with log.open("w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", file)
-        set_up("json")
+        configure_logs("json")
         patch.undo()
-        patch.setattr(server, "set_up", lambda form, *, beside=False: None)
+        patch.setattr(server, "configure_logs", lambda form, *, beside=False: None)
         # A service refuses to start with a limit below what it may never leave out. Here one is lowered under those that run.
-        patch.setattr(Readiness, "compare_limits", _compare_nothing)
+        patch.setattr(StartChecks, "check_limits", _compare_nothing)
         yield
         structlog.reset_defaults()
         logging.getLogger().handlers[:] = handlers

@@ -59,9 +59,9 @@ async def _catch_up(url: str) -> None:
     from sidecar.repository import Repository
     from sidecar.sink.indexing import MemoryIndex
     from sidecar.sink.settings import Postgres
-    from sidecar.wiring import open_sink, open_store
+    from sidecar.wiring import open_search, open_store
 
-    sink = open_sink(Postgres())
+    sink = open_search(Postgres())
     assert sink is not None
     async for done in MemoryIndex(Repository(open_store(url)), sink).catch_up():
         assert done.state != "failed", done

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sidecar.inside.credentials import KINDS, Credentials, may_hold
+from sidecar.inside.credentials import KINDS, CredentialFilter, may_hold
 from tests.parts.secret_trees import CREDENTIALS, LETTERS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -67,7 +67,7 @@ HARMLESS = (
 
 def found(text: bytes, *, redact: bool, chance: random.Random | None = None) -> tuple[bytes, list[str]]:
     names: list[str] = []
-    stream, out, at = Credentials(redact, lambda line, name: names.append(name)), b"", 0
+    stream, out, at = CredentialFilter(redact, lambda line, name: names.append(name)), b"", 0
     while chance is not None and at < len(text):
         size = chance.choice((1, 40, 1000, 40_000))
         out, at = out + stream.feed(text[at : at + size]), at + size

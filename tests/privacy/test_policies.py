@@ -16,8 +16,8 @@ import pytest
 from sidecar.config import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives import adopt
-from sidecar.engine.asking import Trouble, problem_from
-from sidecar.engine.looking import list_snapshots, show_snapshot
+from sidecar.engine.asking import ProgramError, build_error
+from sidecar.engine.looking import list_snapshots, read_contents
 from sidecar.errors import BadConfig
 from sidecar.inside import credentials, scrubbing
 from sidecar.limits import Limits
@@ -179,7 +179,7 @@ async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
     assert (third.findings, third.scrubbed.words, fourth.scrubbed.words) == ([], words, words)
     _, rows = await list_snapshots(engine.repository, "m")
     assert [row.scrubbed for row in rows] == [2, 2, 2, 2]
-    contents = await show_snapshot(engine.repository, "m", "latest")
+    contents = await read_contents(engine.repository, "m", "latest")
     assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}
 
 
@@ -190,9 +190,9 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     observed(home, "harmless")
     engine = engine_with(tmp_path)
     looks: list[int] = []
-    look = scrubbing.Policy.may_concern
+    look = scrubbing.PrivacyPolicy.may_concern
     monkeypatch.setattr(
-        scrubbing.Policy, "may_concern", lambda policy, data: looks.append(len(data)) or look(policy, data)
+        scrubbing.PrivacyPolicy, "may_concern", lambda policy, data: looks.append(len(data)) or look(policy, data)
     )
     await exported(engine, home)
     assert looks
@@ -285,7 +285,7 @@ async def test_what_was_restored_under_the_same_policy_is_not_read_again(
     await exported(engine, tmp_path / "other")  # reads what is too young to be believed
     _age(tmp_path)
     await exported(engine, tmp_path / "other")
-    monkeypatch.setattr(scrubbing.Policy, "may_concern", None)
+    monkeypatch.setattr(scrubbing.PrivacyPolicy, "may_concern", None)
     assert (await exported(engine, tmp_path / "other")).outcome == "unchanged"
 
 
@@ -452,8 +452,8 @@ async def test_nor_does_an_error(tmp_path: Path) -> None:
     receipt = await exported(replace(engine, limits=Limits(file_bytes=50_000)), home)
     assert receipt.reason is not None and "project/memory/[redacted:github-token].md" in receipt.reason.message
     assert TOKEN not in str(receipt)
-    unreadable = Trouble(code="unreadable", message=f"project/memory/{TOKEN}.md may not be read by this user.")
-    assert TOKEN not in str(problem_from(unreadable))
+    unreadable = ProgramError(code="unreadable", message=f"project/memory/{TOKEN}.md may not be read by this user.")
+    assert TOKEN not in str(build_error(unreadable))
 
 
 async def test_a_name_that_was_looked_at_is_not_looked_at_again(
@@ -463,8 +463,8 @@ async def test_a_name_that_was_looked_at_is_not_looked_at_again(
     (home / "app/memory/link.md").symlink_to("note.md")
     await exported(engine_with(tmp_path), home)
     looks: list[str] = []
-    look = credentials.blotted
-    monkeypatch.setattr(credentials, "blotted", lambda text: looks.append(text) or look(text))
+    look = credentials.redact_name
+    monkeypatch.setattr(credentials, "redact_name", lambda text: looks.append(text) or look(text))
     write(home / "app/memory/new.md", b"new")
     write(home / "app/memory/note.md", b"changed")
     await exported(engine_with(tmp_path), home)

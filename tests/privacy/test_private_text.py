@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.private import MARK, Private, is_json, may_hold, parses
+from sidecar.inside.private import MARK, PrivateFilter, holds_json, is_json, may_hold
 from tests.parts.private_model import without_private
 
 PIECES = (
@@ -55,7 +55,7 @@ PIECES = (
 def scrubbed(text: bytes, *, json: bool = False, chance: random.Random | None = None) -> bytes:
     """In one piece, or in random ones."""
     found: list[int] = []
-    stream, out, at = Private(json, lambda line, closed: found.append(line)), b"", 0
+    stream, out, at = PrivateFilter(json, lambda line, closed: found.append(line)), b"", 0
     while chance is not None and at < len(text):
         size = chance.choice((1, 2, 3, 7, 20, 100, 2000))
         out, at = out + stream.feed(text[at : at + size]), at + size
@@ -140,7 +140,7 @@ def test_json_stays_json(text: str, left: str) -> None:
 
 
 def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
-    stream, out = Private(False, lambda line, closed: None), 0
+    stream, out = PrivateFilter(False, lambda line, closed: None), 0
     for _ in range(16):
         out += len(stream.feed(b"x" * (1 << 20)))
     out += len(stream.feed(b"<pri")) + len(stream.feed(b"vate>" + b"y" * (2 << 20))) + len(stream.feed(b"z</priv"))
@@ -150,8 +150,8 @@ def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
 
 def test_what_is_read_as_json() -> None:
     assert is_json("x.JSONL") and is_json("a/x.json") and not is_json("x.md")
-    assert parses(b' {"a": 1}\n') and parses(b'{"a": "b"}\n\n["c"]\n')
-    assert not parses(b'[ ] the 12" pipe') and not parses(b'["a"] and so on') and not parses(b"[" * 100_000)
+    assert holds_json(b' {"a": 1}\n') and holds_json(b'{"a": "b"}\n\n["c"]\n')
+    assert not holds_json(b'[ ] the 12" pipe') and not holds_json(b'["a"] and so on') and not holds_json(b"[" * 100_000)
 
 
 # Not by ru_maxrss, which begins with what the parent had.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.databases import page_size
-from sidecar.inside.pages import Pages, concerns
-from sidecar.inside.scrubbing import Policy, Report
+from sidecar.inside.databases import read_page_size
+from sidecar.inside.pages import Pages, may_concern
+from sidecar.inside.scrubbing import PrivacyPolicy, PrivacyReport
 from sidecar.inside.tables import Unscrubbable, scrub
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 SECRET = "zqjxkvw-hunter2"
 TEXT = f"public <private>{SECRET} and more</private> rest"
 LEFT = "public [private] rest"
-STRICT = Policy(True, "redact")
+STRICT = PrivacyPolicy(True, "redact")
 MIRROR = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
 CREATE VIRTUAL TABLE f USING fts5(a, content='t', content_rowid='id');
 CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
@@ -76,7 +76,7 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     script, rows = CASES[case]
     place = made(tmp_path / "x.db", script, list(rows))
     assert holds(place)
-    size, report = place.stat().st_size, Report()
+    size, report = place.stat().st_size, PrivacyReport()
     assert scrub(str(place), "x.db", STRICT, None, True, report)
     assert not holds(place)
     assert not holds(place, "hunter2")  # as a full-text index has it
@@ -93,9 +93,9 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     ]
     assert sorted(connection.execute("SELECT id, a FROM t")) == sorted(expected)
     assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok" or case == "checked"
-    assert place.stat().st_size <= size + page_size(str(place)) * 8
+    assert place.stat().st_size <= size + read_page_size(str(place)) * 8
     connection.close()
-    again = Report()
+    again = PrivacyReport()
     assert not scrub(str(place), "x.db", STRICT, None, True, again) and not again.rows
 
 
@@ -105,7 +105,7 @@ def test_marks_differ_where_no_two_values_may_be_the_same(form: str, conflict: s
     secrets = [f"<private>{SECRET} {number}</private> [private]" for number in range(4)]
     rows = [(9, "[private 3] [private]"), *enumerate(secrets)]
     place = made(tmp_path / "x.db", f"CREATE TABLE t {form % conflict}", list(rows))
-    report = Report()
+    report = PrivacyReport()
     assert scrub(str(place), "x.db", STRICT, None, True, report)
     assert not holds(place) and report.counts == {"removed": 4}
     connection = sqlite3.connect(place)
@@ -118,13 +118,13 @@ def test_marks_differ_where_no_two_values_may_be_the_same(form: str, conflict: s
     ]
     assert connection.execute("SELECT a FROM t WHERE id = 9").fetchone() == ("[private 3] [private]",)
     connection.close()
-    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 def test_triggers_are_there_again_and_did_nothing(tmp_path: Path) -> None:
     script, rows = CASES["mirror"]
     place = made(tmp_path / "x.db", script, list(rows))
-    scrub(str(place), "x.db", STRICT, None, True, Report())
+    scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     connection = sqlite3.connect(place)
     assert connection.execute("SELECT count(*) FROM log").fetchone() == (0,)
     assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'public'").fetchone() == (40,)
@@ -138,18 +138,18 @@ def test_a_tag_that_is_cut_by_a_page_is_found(tmp_path: Path) -> None:
     """The text goes on, on one page after the other; the tag lies across each of the cuts, in every way it can."""
     place = made(tmp_path / "x.db", CASES["plain"][0], [(1, "y" * 9000)])
     with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        (cell,) = Pages(data).cells(2, Pages(data).raw(2))
+        (cell,) = Pages(data).iterate_cells(2, Pages(data).read_page(2))
     head = cell.size - 9000
     cuts = [cell.local - head, cell.local - head + 4092]
     connection = sqlite3.connect(place)
     for before in [cut - part for cut in cuts for part in range(-1, 11)]:
         connection.execute("UPDATE t SET a = ?", (("y" * before + TEXT).ljust(9000, "y"),))
         connection.commit()
-        assert concerns(str(place), STRICT.may_concern, None), before
-        assert concerns(str(place), STRICT.may_concern, [2]), before
-        assert concerns(str(place), STRICT.may_concern, [3]), before  # the page where it begins is as it was
+        assert may_concern(str(place), STRICT.may_concern, None), before
+        assert may_concern(str(place), STRICT.may_concern, [2]), before
+        assert may_concern(str(place), STRICT.may_concern, [3]), before  # the page where it begins is as it was
     connection.close()
-    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     assert not holds(place)
 
 
@@ -162,7 +162,7 @@ def test_what_was_deleted_before_is_not_left_in_free_space(tmp_path: Path) -> No
     connection.commit()
     connection.close()
     assert holds(place)
-    size, report = place.stat().st_size, Report()
+    size, report = place.stat().st_size, PrivacyReport()
     assert scrub(str(place), "x.db", STRICT, None, True, report)
     assert not holds(place) and not report.rows and place.stat().st_size == size
 
@@ -183,9 +183,9 @@ def test_wide_text_is_cleared_and_rows_keep_their_numbers(order: str, tmp_path: 
     connection.close()
     for _ in range(2):
         assert holds(place)
-        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
         assert not holds(place)
-        assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
         connection = sqlite3.connect(place)
         assert [row for (row,) in connection.execute("SELECT rowid FROM n")] == [10, 20, 30, 40, 50, 60, 70]
         assert connection.execute("SELECT rowid, a FROM f WHERE f MATCH 'word3'").fetchall() == [(30, "word3 ü")]
@@ -196,7 +196,7 @@ def test_wide_text_is_cleared_and_rows_keep_their_numbers(order: str, tmp_path: 
 
 def test_wide_text_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", f"PRAGMA encoding = 'UTF-16be'; {PLAIN}", [(1, "a private ļ <b> word")])
-    assert not concerns(str(place), STRICT.may_concern, None)
+    assert not may_concern(str(place), STRICT.may_concern, None)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -217,7 +217,7 @@ def test_a_database_that_gives_pages_back_stays_whole(size: int, kept: bool, tmp
     rows = connection.execute("SELECT * FROM u").fetchall()
     connection.close()
     assert holds(place)
-    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     assert not holds(place)
     connection = sqlite3.connect(place)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -231,9 +231,9 @@ def test_pages_that_cannot_be_cleared_keep_the_database_back(tmp_path: Path, mon
     connection = sqlite3.connect(place)
     connection.executescript("PRAGMA secure_delete = OFF; DELETE FROM t WHERE id > 3; UPDATE t SET a = 'gone'")
     connection.close()
-    monkeypatch.setattr("sidecar.inside.pages._gaps", lambda *_: iter([(0, 8)]))  # wrong, and it does damage
+    monkeypatch.setattr("sidecar.inside.pages._iterate_gaps", lambda *_: iter([(0, 8)]))  # wrong, and it does damage
     with pytest.raises(Unscrubbable, match="damage"):
-        scrub(str(place), "x.db", STRICT, None, True, Report())
+        scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> 
             if chance.random() < 0.3:
                 connection.execute("DELETE FROM t WHERE id = ?", (chance.randint(1, row),))
         connection.close()
-        assert scrub(str(place), "x.db", STRICT, None, True, Report())
+        assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
         assert not holds(place), number
         connection = sqlite3.connect(place)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -279,7 +279,7 @@ def test_what_cannot_be_taken_out_keeps_the_database_back(
     script: str, value: object, reason: str, tmp_path: Path
 ) -> None:
     place = made(tmp_path / "x.db", script, [(1, value)])
-    report = Report()
+    report = PrivacyReport()
     with pytest.raises(Unscrubbable, match=reason):
         scrub(str(place), "x.db", STRICT, None, True, report)
     assert not report.rows and not report.taken
@@ -293,9 +293,9 @@ def test_a_damaged_one_is_kept_back_only_if_it_holds_something(tmp_path: Path) -
         place.write_bytes(raw)
         if text == TEXT:
             with pytest.raises(Unscrubbable, match="damaged"):
-                scrub(str(place), "x.db", STRICT, None, False, Report())
+                scrub(str(place), "x.db", STRICT, None, False, PrivacyReport())
         else:
-            assert not scrub(str(place), "x.db", STRICT, None, False, Report())
+            assert not scrub(str(place), "x.db", STRICT, None, False, PrivacyReport())
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le"])
@@ -312,17 +312,17 @@ def test_a_damaged_one_is_kept_back_if_its_pages_cut_a_tag(encoding: str, tmp_pa
             text = "y" * before + tag + SECRET + "</private>"
             connection.execute("UPDATE t SET a = ?", (text.ljust(most * 2, "y"),))
             with pytest.raises(Unscrubbable, match="damaged"):
-                scrub(str(place), "x.db", STRICT, None, False, Report())
+                scrub(str(place), "x.db", STRICT, None, False, PrivacyReport())
     for before in range(most):
         connection.execute("UPDATE t SET a = ?", (("y" * before + "a <b> privation <pre> here").ljust(most * 2, "y"),))
-        assert not scrub(str(place), "x.db", STRICT, None, False, Report()), before
+        assert not scrub(str(place), "x.db", STRICT, None, False, PrivacyReport()), before
     connection.close()
 
 
 def test_one_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", MIRROR, [(n, f"a private matter, <privateer> {n} task-x" * 90) for n in range(300)])
     raw = place.read_bytes()
-    assert not scrub(str(place), "x.db", Policy(True, "warn"), None, True, Report())
+    assert not scrub(str(place), "x.db", PrivacyPolicy(True, "warn"), None, True, PrivacyReport())
     assert place.read_bytes() == raw
 
 
@@ -344,7 +344,7 @@ def test_looking_at_changed_pages_alone_finds_what_changed(tmp_path: Path) -> No
         connection.execute("UPDATE t SET a = ? WHERE id = ?", (secret, target))
         connection.commit()
         changed = _changed(clean, place.read_bytes())
-        assert concerns(str(place), STRICT.may_concern, changed), (seed, changed)
+        assert may_concern(str(place), STRICT.may_concern, changed), (seed, changed)
         connection.execute("UPDATE t SET a = ? WHERE id = ?", (old, target))
         connection.commit()
         connection.close()
@@ -362,7 +362,7 @@ def test_words_of_a_row_that_was_deleted_later_are_not_left(tmp_path: Path) -> N
     connection.commit()
     connection.close()
     assert holds(place, "hunter2")
-    assert scrub(str(place), "x.db", STRICT, [], True, Report(), before=True)
+    assert scrub(str(place), "x.db", STRICT, [], True, PrivacyReport(), before=True)
     assert not holds(place, "hunter2") and not holds(place, "zqjxkvw")
 
 
@@ -386,7 +386,7 @@ def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int
     """Nobody looked in between, and nothing is left of the row itself: the index alone still has its words."""
     place = made(tmp_path / "x.db", INDEX % module, [(n, f"harmless, prior private {n}") for n in range(others)])
     clean = place.read_bytes()
-    assert not scrub(str(place), "x.db", STRICT, None, True, Report()) and place.read_bytes() == clean
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport()) and place.read_bytes() == clean
     connection = sqlite3.connect(place)
     connection.execute("PRAGMA secure_delete = ON")
     for number in range(9_000, 9_003):
@@ -396,13 +396,13 @@ def test_words_of_a_row_that_came_and_went_are_not_left(module: str, others: int
         connection.commit()
     connection.close()
     assert not holds(place) and holds(place, "qjx")
-    assert scrub(str(place), "x.db", STRICT, _changed(clean, place.read_bytes()), True, Report())
+    assert scrub(str(place), "x.db", STRICT, _changed(clean, place.read_bytes()), True, PrivacyReport())
     assert not holds(place, "qjx")
     connection = sqlite3.connect(place)
     assert connection.execute("SELECT count(*) FROM f WHERE f MATCH 'harmless'").fetchone() == (others,)
     connection.execute("INSERT INTO f(f) VALUES ('integrity-check')")
     connection.close()
-    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_a_table_that_is_only_called_like_a_part_of_an_index_is_cleared(schema: 
     connection.execute(f"INSERT INTO {table} VALUES (1, ?)", (TEXT,))
     connection.commit()
     connection.close()
-    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     assert not holds(place)
 
 
@@ -431,7 +431,7 @@ def test_an_index_with_an_odd_name_is_built_anew(tmp_path: Path) -> None:
     connection.execute("INSERT INTO a$b VALUES (?)", (TEXT,))
     connection.commit()
     connection.close()
-    assert scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     assert not holds(place) and not holds(place, "qjx")
 
 
@@ -442,7 +442,7 @@ def test_an_ordinary_row_about_something_private_may_go_without_building_an_inde
     connection.execute("DELETE FROM t WHERE id = 8")
     connection.commit()
     connection.close()
-    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 @pytest.mark.parametrize("module", ["fts5(a, content='')", "'fts5'(a, cont=\"\")", 'fts4(content="", a)'])
@@ -451,17 +451,17 @@ def test_an_index_without_texts_is_told_of_if_it_has_the_word(module: str, tmp_p
     connection = sqlite3.connect(place)
     connection.execute("INSERT INTO f(rowid, a) VALUES (1, 'all is public')")
     connection.commit()
-    assert not scrub(str(place), "x.db", STRICT, None, True, Report())
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     connection.execute("INSERT INTO f(rowid, a) VALUES (2, ?)", (TEXT,))
     connection.commit()
-    report = Report()
+    report = PrivacyReport()
     assert not scrub(str(place), "x.db", STRICT, None, True, report)
     assert ["index f has the word private" in told for told in report.warnings] == [True]
     connection.execute("INSERT INTO t VALUES (2, ?)", (TEXT,))
     connection.commit()
     connection.close()
     with pytest.raises(Unscrubbable, match="cannot be built anew"):
-        scrub(str(place), "x.db", STRICT, None, True, Report())
+        scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 def _changed(old: bytes, new: bytes, page: int = 4096) -> list[int]:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-from sidecar.retention.rules import Snapshot
-from sidecar.retention.settings import Rules
+from sidecar.retention.rules import SnapshotFacts
+from sidecar.retention.settings import RetentionRules
 
 NAMES = {"hourly": "%Y-%m-%d %H", "daily": "%Y-%m-%d", "weekly": "%G week %V", "monthly": "%Y-%m", "yearly": "%Y"}
 HOURS = {"h": 1, "d": 24, "w": 24 * 7}
 
 
-def kept_by_rules(one: Snapshot, everything: list[Snapshot], rules: Rules, now: datetime) -> bool:
+def kept_by_rules(one: SnapshotFacts, everything: list[SnapshotFacts], rules: RetentionRules, now: datetime) -> bool:
     """Whether any rule keeps this snapshot; with none at all, everything is kept."""
     ordinary_and_newer = [other for other in everything if other.id > one.id and not other.beside]
     answers = []
@@ -33,7 +33,7 @@ def kept_by_rules(one: Snapshot, everything: list[Snapshot], rules: Rules, now: 
     return any(answers) or not answers
 
 
-def must_stay(one: Snapshot, everything: list[Snapshot], rules: Rules) -> bool:
+def must_stay(one: SnapshotFacts, everything: list[SnapshotFacts], rules: RetentionRules) -> bool:
     """Whether nothing may take this snapshot."""
     if one.is_head or one.pinned or one.problem:
         return True
@@ -47,20 +47,20 @@ def must_stay(one: Snapshot, everything: list[Snapshot], rules: Rules) -> bool:
     return one.id == max(other.id for other in was_head or readable)
 
 
-def bytes_of(snapshots: Iterable[Snapshot]) -> int:
+def bytes_of(snapshots: Iterable[SnapshotFacts]) -> int:
     """What these snapshots take together: each manifest, and each pack once."""
     rows = list(snapshots)
     packs = {pack: size for row in rows for pack, size in row.packs.items()}
     return sum(row.bytes for row in rows) + sum(packs.values())
 
 
-def frees_packs(one: Snapshot, everything: list[Snapshot], rules: Rules) -> bool:
+def frees_packs(one: SnapshotFacts, everything: list[SnapshotFacts], rules: RetentionRules) -> bool:
     """Whether any pack of this snapshot can ever go: none that must stay has it."""
     staying = [other for other in everything if must_stay(other, everything, rules)]
     return any(all(pack not in other.packs for other in staying) for pack in one.packs)
 
 
-def kept(everything: list[Snapshot], rules: Rules, now: datetime) -> set[str]:
+def kept(everything: list[SnapshotFacts], rules: RetentionRules, now: datetime) -> set[str]:
     staying = [
         one for one in everything if must_stay(one, everything, rules) or kept_by_rules(one, everything, rules, now)
     ]
@@ -68,14 +68,16 @@ def kept(everything: list[Snapshot], rules: Rules, now: datetime) -> set[str]:
     return {one.id for one in left}
 
 
-def within(memories: list[tuple[list[Snapshot], list[Snapshot], Rules]], most: int) -> list[list[Snapshot]]:
+def within(
+    memories: list[tuple[list[SnapshotFacts], list[SnapshotFacts], RetentionRules]], most: int
+) -> list[list[SnapshotFacts]]:
     """What stays of several memories that share a limit; packs of different memories are different packs."""
     left = [list(staying) for staying, _, _ in memories]
 
     def over() -> bool:
         return bool(most) and sum(map(bytes_of, left)) > most
 
-    def oldest(freeing: bool) -> tuple[int, Snapshot] | None:
+    def oldest(freeing: bool) -> tuple[int, SnapshotFacts] | None:
         loose = [
             (one.id, number, one)
             for number, (_, everything, rules) in enumerate(memories)
@@ -92,7 +94,9 @@ def within(memories: list[tuple[list[Snapshot], list[Snapshot], Rules]], most: i
     return before if over() else left
 
 
-def kept_in_store(memories: list[tuple[list[Snapshot], Rules]], most: int, now: datetime) -> list[set[str]]:
+def kept_in_store(
+    memories: list[tuple[list[SnapshotFacts], RetentionRules]], most: int, now: datetime
+) -> list[set[str]]:
     """The same for several memories, first each by its own rules and then all by the limit they share."""
     staying = []
     for everything, rules in memories:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
-from sidecar.ids import snapshot_time
-from sidecar.retention.rules import Snapshot
-from sidecar.retention.settings import Rules
+from sidecar.ids import parse_snapshot_time
+from sidecar.retention.rules import SnapshotFacts
+from sidecar.retention.settings import RetentionRules
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SPANS = (timedelta(hours=3), timedelta(days=3), timedelta(days=60), timedelta(days=1500))
@@ -19,7 +19,7 @@ def new_id(chance: random.Random, time: datetime) -> str:
     return f"{time:%Y%m%dT%H%M%S}{time.microsecond // 1000:03d}Z-{chance.getrandbits(32):08x}"
 
 
-def random_snapshots(chance: random.Random, prefix: str = "") -> list[Snapshot]:
+def random_snapshots(chance: random.Random, prefix: str = "") -> list[SnapshotFacts]:
     """Newest first; at most one is the head. Ids may be ahead of the time, never behind it."""
     span = chance.choice(SPANS)
     ahead = span * chance.choice((0, 0, 0.5))
@@ -31,9 +31,9 @@ def random_snapshots(chance: random.Random, prefix: str = "") -> list[Snapshot]:
     packs = {f"{prefix}{number}": chance.randrange(1, 1000) for number in range(10)}
     head = chance.choice([*ids, *ids[:1] * 5, ""]) if ids else ""
     return [
-        Snapshot(
+        SnapshotFacts(
             id=id,
-            time=snapshot_time(id) - (span * chance.random() if chance.random() < wrong else timedelta()),
+            time=parse_snapshot_time(id) - (span * chance.random() if chance.random() < wrong else timedelta()),
             label=chance.choice(LABELS),
             pinned=chance.random() < 0.1,
             is_head=id == head,
@@ -46,11 +46,11 @@ def random_snapshots(chance: random.Random, prefix: str = "") -> list[Snapshot]:
     ]
 
 
-def random_rules(chance: random.Random) -> Rules:
+def random_rules(chance: random.Random) -> RetentionRules:
     def some(*values: int) -> int:
         return chance.choice(values) if chance.random() < 0.3 else 0
 
-    return Rules(
+    return RetentionRules(
         keep_last=some(1, 2, 3, 8),
         keep_within=chance.choice(("1h", "36h", "30d", "52w")) if chance.random() < 0.2 else "",
         hourly=some(1, 2, 5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.snapshots.manifest import Head, Manifest, Pack
 
@@ -45,7 +45,7 @@ def manifest_of(
 
 
 async def put_packs(store: Store, memory: str, names: Iterable[str]) -> None:
-    keys = Keys.of(memory)
+    keys = MemoryKeys.of(memory)
     for name in names:
         await store.put(keys.pack(name, "gz"), CONTENTS)
         await store.put(keys.index(name), CONTENTS)
@@ -53,7 +53,7 @@ async def put_packs(store: Store, memory: str, names: Iterable[str]) -> None:
 
 async def put_snapshots(store: Store, manifests: Iterable[Manifest]) -> None:
     for manifest in manifests:
-        await store.put(Keys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode())
+        await store.put(MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode())
 
 
 async def put_head(store: Store, memory: str, history: Sequence[tuple[str, datetime]], generation: int = 1) -> None:
@@ -67,14 +67,14 @@ async def put_head(store: Store, memory: str, history: Sequence[tuple[str, datet
         bytes=1,
         history=[(snapshot, since.isoformat(timespec="seconds")) for snapshot, since in history],
     )
-    await store.put(Keys.of(memory).head, head.encode())
+    await store.put(MemoryKeys.of(memory).head, head.encode())
 
 
 async def packs_in(store: Store, memory: str) -> set[str]:
-    keys = Keys.of(memory)
-    return {keys.pack_of(info.key) async for info in store.list(keys.packs)}
+    keys = MemoryKeys.of(memory)
+    return {keys.parse_pack_id(info.key) async for info in store.list(keys.packs)}
 
 
 async def marks_in(store: Store, memory: str) -> set[str]:
-    keys = Keys.of(memory)
+    keys = MemoryKeys.of(memory)
     return {info.key[len(keys.marks) :] async for info in store.list(keys.marks)}

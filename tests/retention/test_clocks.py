@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sidecar import repository as repositories
-from sidecar.ids import Keys, new_snapshot_id
+from sidecar.ids import MemoryKeys, make_snapshot_id
 from sidecar.repository import Repository
 from sidecar.retention import forgetting
-from sidecar.retention.settings import Rules
-from sidecar.snapshots.resolving import resolve
+from sidecar.retention.settings import RetentionRules
+from sidecar.snapshots.resolving import resolve_snapshot
 from tests.parts.memory_store import MemoryStore
 from tests.retention.stores import manifest_of
 
@@ -35,10 +35,10 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(MemoryStore(time.time()))
 
 
-async def export(repository: Repository, at: datetime, rules: Rules) -> str:
+async def export(repository: Repository, at: datetime, rules: RetentionRules) -> str:
     Clock.at = at
-    last = max(await repository.snapshot_ids(MEMORY), default="")
-    manifest = manifest_of(MEMORY, new_snapshot_id(at, last), at, [])
+    last = max(await repository.list_snapshot_ids(MEMORY), default="")
+    manifest = manifest_of(MEMORY, make_snapshot_id(at, last), at, [])
     await repository.commit(manifest)
     await repository.move_head(await repository.head(MEMORY), manifest)
     await forgetting.forget_lightly(repository, MEMORY, rules.policy())
@@ -46,24 +46,24 @@ async def export(repository: Repository, at: datetime, rules: Rules) -> str:
 
 
 async def test_one_export_by_a_clock_that_is_ahead_costs_one_day_of_the_history(repository: Repository) -> None:
-    rules = Rules(daily=14)
+    rules = RetentionRules(daily=14)
     days = [FIRST + DAY * day for day in range(12)]
     made = [await export(repository, at, rules) for at in (*days, FIRST + DAY * 500, *(day + DAY * 12 for day in days))]
-    assert await repository.snapshot_ids(MEMORY) == made[:-15:-1]
+    assert await repository.list_snapshot_ids(MEMORY) == made[:-15:-1]
     # Nor does it when the time has come that the clock showed too early.
     made += [await export(repository, FIRST + DAY * 501, rules)]
-    assert await repository.snapshot_ids(MEMORY) == made[:-15:-1]
+    assert await repository.list_snapshot_ids(MEMORY) == made[:-15:-1]
 
 
 async def test_a_time_means_the_real_one_also_without_a_head(repository: Repository) -> None:
     clocks = (FIRST, FIRST + DAY * 500, FIRST + DAY, FIRST + DAY * 2)
-    made = [await export(repository, at, Rules()) for at in clocks]
-    await repository.store.delete([Keys.of(MEMORY).head])
-    assert await resolve(repository, MEMORY, f"@{FIRST + DAY * 1.5:%Y-%m-%dT%H:%M}") == made[2]
-    assert await resolve(repository, MEMORY, f"@{FIRST + DAY * 0.5:%Y-%m-%dT%H:%M}") == made[0]
+    made = [await export(repository, at, RetentionRules()) for at in clocks]
+    await repository.store.delete([MemoryKeys.of(MEMORY).head])
+    assert await resolve_snapshot(repository, MEMORY, f"@{FIRST + DAY * 1.5:%Y-%m-%dT%H:%M}") == made[2]
+    assert await resolve_snapshot(repository, MEMORY, f"@{FIRST + DAY * 0.5:%Y-%m-%dT%H:%M}") == made[0]
 
 
 @pytest.mark.parametrize("created", ["", "yesterday", "2026-01-01T12:00:00", "9999-12-31T23:59:59+00:00"])
 def test_a_manifest_that_does_not_say_when_it_was_made_has_the_time_of_its_id(created: str) -> None:
-    manifest = manifest_of(MEMORY, new_snapshot_id(FIRST), FIRST, [])
+    manifest = manifest_of(MEMORY, make_snapshot_id(FIRST), FIRST, [])
     assert replace(manifest, created=created).time == FIRST

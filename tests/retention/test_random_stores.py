@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.ids import Keys, snapshot_time
+from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.repository import Repository
 from sidecar.retention import forgetting
-from sidecar.retention.rules import Snapshot
-from sidecar.retention.settings import Retention, Rules
+from sidecar.retention.rules import SnapshotFacts
+from sidecar.retention.settings import Retention, RetentionRules
 from sidecar.snapshots.marks import State
 from tests.parts.memory_store import MemoryStore
 from tests.retention import model
@@ -44,8 +44,8 @@ class World:
         self.rules = random_rules(self.chance)
         self.store = MemoryStore(time.time() - 100 * HOUR)
         self.repository = Repository(self.store)
-        self.keys = Keys.of(MEMORY)
-        self.rows: list[Snapshot] = []
+        self.keys = MemoryKeys.of(MEMORY)
+        self.rows: list[SnapshotFacts] = []
         self.unreadable = False
 
     async def write(self) -> None:
@@ -69,7 +69,7 @@ class World:
             beside = row.id not in (head, *past) or row.id in damaged or bool(row.problem)
             packs = {} if row.problem else dict.fromkeys(row.packs, 2 * len(CONTENTS))
             # What cannot be read does not say when it was made; then only its id does.
-            time = snapshot_time(row.id) if row.problem else row.time
+            time = parse_snapshot_time(row.id) if row.problem else row.time
             self.rows.append(replace(row, time=time, beside=beside, bytes=size, packs=packs))
         if head:
             times = {row.id: row.time for row in rows}
@@ -84,11 +84,13 @@ class World:
         """Forget, look; wait, forget again, look again."""
         before = await packs_in(self.store, MEMORY)
         expected = model.kept(self.rows, self.rules, NOW)
-        retention = Retention(**{name: getattr(self.rules, name) for name in Rules.__slots__}, grace=f"{grace}s")
+        retention = Retention(
+            **{name: getattr(self.rules, name) for name in RetentionRules.__slots__}, grace=f"{grace}s"
+        )
         for wait in (30 * HOUR, 0.0, 30 * HOUR, 30 * HOUR):
             self.store.now += wait
             await forgetting.forget(self.repository, MEMORY, retention)
-            there = set(await self.repository.snapshot_ids(MEMORY))
+            there = set(await self.repository.list_snapshot_ids(MEMORY))
             assert there == expected
             needed = {pack for row in self.rows if row.id in there for pack in row.packs}
             assert needed <= await packs_in(self.store, MEMORY)
@@ -133,10 +135,10 @@ def test_the_light_way_after_an_export_forgets_the_same(seeds: range, monkeypatc
                 continue
             expected = model.kept(world.rows, world.rules, NOW)
             await forgetting.forget_lightly(world.repository, MEMORY, world.rules.policy())
-            there = set(await world.repository.snapshot_ids(MEMORY))
+            there = set(await world.repository.list_snapshot_ids(MEMORY))
             # It does not look at what it keeps, and so cannot know which of those cannot be read, nor of one that never was
             # the head that its id is ahead of it.
-            ahead = {row.id for row in world.rows if row.beside and row.time < snapshot_time(row.id)}
+            ahead = {row.id for row in world.rows if row.beside and row.time < parse_snapshot_time(row.id)}
             assert there - ahead == expected - ahead or world.unreadable, seed
             assert expected <= there or world.unreadable, seed
             assert {row.id for row in world.rows if row.is_head or row.pinned or row.problem} <= there, seed

@@ -15,9 +15,9 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded, NotSigned, StoreUnreachable, UsageError
-from sidecar.ids import STORE_ID, Keys, attachment_key, instance_key, outbox_prefix
+from sidecar.ids import STORE_ID, MemoryKeys, build_attachment_key, build_instance_key, build_outbox_prefix
 from sidecar.ports import Store
-from sidecar.progress import Unwatched
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.retention.forgetting import forget
@@ -25,11 +25,11 @@ from sidecar.retention.pins import pin
 from sidecar.retention.settings import Retention
 from sidecar.sealing import passphrase
 from sidecar.sealing.checking import check_store
-from sidecar.sealing.given import Given
+from sidecar.sealing.given import GivenKeys
 from sidecar.sealing.passphrase import IDENTITY
-from sidecar.sealing.rekey import Report, rekey
-from sidecar.snapshots.verify import verify
-from sidecar.wiring import open_store, repository_over
+from sidecar.sealing.rekey import RekeyReport, rekey
+from sidecar.snapshots.verify import verify_memory
+from sidecar.wiring import build_repository, open_store
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, run_cli
 from tests.parts.keys import (
     BOTH,
@@ -49,9 +49,9 @@ from tests.parts.keys import (
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "conductor"
-KEYS = Keys.of(MEMORY)
-NEW = Given(identities=(OTHER,), signing_key=OTHER_SIGNING)
-ROTATING = Given(
+KEYS = MemoryKeys.of(MEMORY)
+NEW = GivenKeys(identities=(OTHER,), signing_key=OTHER_SIGNING)
+ROTATING = GivenKeys(
     identities=(OTHER, ONE),
     recipients=(recipient(OTHER),),
     signing_key=OTHER_SIGNING,
@@ -59,7 +59,7 @@ ROTATING = Given(
 )
 
 
-async def memories(store: Path, given: Given, home: Path) -> list[str]:
+async def memories(store: Path, given: GivenKeys, home: Path) -> list[str]:
     """A full snapshot and a delta on it, and another full one; return their ids."""
     claude_mem_home(empty_home(home), 5)
     engine, made = engine_with(store, given), []
@@ -75,13 +75,13 @@ async def memories(store: Path, given: Given, home: Path) -> list[str]:
     return made
 
 
-async def rekeyed(store: Path, given: Given, *, trust_unsigned: bool = False) -> Report:
+async def rekeyed(store: Path, given: GivenKeys, *, trust_unsigned: bool = False) -> RekeyReport:
     under = open_store(f"file:{store}")
-    return await rekey(repository_over(under, given, trust_unsigned=trust_unsigned), "", Unwatched())
+    return await rekey(build_repository(under, given, trust_unsigned=trust_unsigned), "", NoProgress())
 
 
 async def whole(repository: Repository, snapshots: Iterable[str]) -> None:
-    report = await verify(repository, MEMORY, Unwatched())
+    report = await verify_memory(repository, MEMORY, NoProgress())
     assert report.ok, report
     assert sorted(row.snapshot for row in report.snapshots) == sorted(snapshots)
 
@@ -104,8 +104,12 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
     made = await memories(store, BOTH, home)
     before = engine_with(store, BOTH)
     await before.repository.head(MEMORY)
-    others = {STORE_ID: b"0a" * 16, attachment_key(MEMORY): b"{}", f"{outbox_prefix('http://hook')}1.json": b"{}"}
-    others[instance_key("host-that-died")] = b"{}"
+    others = {
+        STORE_ID: b"0a" * 16,
+        build_attachment_key(MEMORY): b"{}",
+        f"{build_outbox_prefix('http://hook')}1.json": b"{}",
+    }
+    others[build_instance_key("host-that-died")] = b"{}"
     for key, data in others.items():
         await before.repository.store.put(key, data)
     report = await rekeyed(store, ROTATING)
@@ -139,7 +143,7 @@ async def test_after_a_rotation_the_old_key_opens_nothing_that_is_needed(tmp_pat
 
 async def test_a_plain_store_becomes_an_encrypted_one(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    made = await memories(store, Given(), tmp_path / "home")
+    made = await memories(store, GivenKeys(), tmp_path / "home")
     refused = await rekeyed(store, BOTH)
     assert not refused.finished
     assert all("is not signed" in problem for problem in refused.memories[0].problems if "napshot" in problem)
@@ -155,7 +159,7 @@ async def test_a_readable_folder_does_not_take_the_place_of_a_hidden_memory(tmp_
     """Be it planted, or of a sidecar without keys that was slow to notice."""
     store, home = tmp_path / "store", empty_home(tmp_path / "new")
     made = await memories(store, BOTH, tmp_path / "home")
-    await memories(tmp_path / "other", Given(), tmp_path / "theirs")
+    await memories(tmp_path / "other", GivenKeys(), tmp_path / "theirs")
     shutil.copytree(tmp_path / "other" / "memories", store / "memories", dirs_exist_ok=True)
     report = await rekeyed(store, BOTH)
     assert (report.finished, report.readable_names) == (False, [])
@@ -170,7 +174,7 @@ async def test_a_readable_folder_does_not_take_the_place_of_a_hidden_memory(tmp_
 async def test_memories_that_are_not_believed_are_not_overlooked(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
     for memory in ("plain-id", "acme/agent-7"):
-        await export(engine_with(store, Given()), open_local(str(home)), ExportRequest(memory=memory))
+        await export(engine_with(store, GivenKeys()), open_local(str(home)), ExportRequest(memory=memory))
     assert await engine_with(store, SIGNED).repository.memories() == ["plain-id"]
     report = await rekeyed(store, SIGNED)
     assert not report.finished
@@ -182,7 +186,7 @@ async def test_memories_that_are_not_believed_are_not_overlooked(tmp_path: Path)
 @pytest.mark.slow
 async def test_a_store_is_signed_only_when_told_to(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    made = await memories(store, Given(), tmp_path / "home")
+    made = await memories(store, GivenKeys(), tmp_path / "home")
     with pytest.raises(NotSigned):
         await engine_with(store, SIGNED).repository.manifest(MEMORY, made[0])
     assert not (await rekeyed(store, SIGNED)).finished
@@ -220,11 +224,11 @@ async def crashed_at(template: Path, folder: Path, made: list[str], good: int, *
     shutil.copytree(template, folder)
     failing: Any = Failing(open_store(f"file:{folder}"), good, lost=lost)
     try:
-        await rekey(repository_over(failing, ROTATING), "", Unwatched())
+        await rekey(build_repository(failing, ROTATING), "", NoProgress())
         return False
     except StoreUnreachable:
         pass
-    await whole(repository_over(open_store(f"file:{folder}"), ROTATING), made)
+    await whole(build_repository(open_store(f"file:{folder}"), ROTATING), made)
     assert (await rekeyed(folder, ROTATING)).finished
     await whole(engine_with(folder, NEW).repository, made)
     shutil.rmtree(folder)
@@ -279,7 +283,7 @@ async def test_an_export_meanwhile_is_safe(tmp_path: Path, moment: str) -> None:
         made.append(receipt.snapshot or "")
 
     hooked: Any = Hooked(open_store(f"file:{store}"), moment, exported)
-    assert (await rekey(repository_over(hooked, ROTATING), "", Unwatched())).finished
+    assert (await rekey(build_repository(hooked, ROTATING), "", NoProgress())).finished
     assert hooked.happened
     await whole(engine_with(store, NEW).repository, made)
     other = empty_home(tmp_path / "other")
@@ -293,7 +297,7 @@ async def test_a_rekey_in_the_middle_of_an_export_does_not_cost_it_the_head(tmp_
     made = await memories(store, BOTH, home)
     observe(home, 1, "meanwhile")
     hooked: Any = Hooked(open_store(f"file:{store}"), "/head.json", lambda: rekeyed(store, ROTATING))
-    engine = Engine(repository=repository_over(hooked, ROTATING))
+    engine = Engine(repository=build_repository(hooked, ROTATING))
     receipt = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
     assert hooked.happened
     assert (receipt.outcome, receipt.head) == (ExportOutcome.COMMITTED, receipt.snapshot)
@@ -317,9 +321,9 @@ async def test_a_damaged_pack_is_told_and_the_rest_is_done(tmp_path: Path) -> No
 
 
 async def test_a_passphrase_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    monkeypatch.setattr(passphrase, "_encrypt", quickly_sealed)
     store = tmp_path / "store"
-    old, new = Given(passphrase="old words"), Given(passphrase="new words")
+    old, new = GivenKeys(passphrase="old words"), GivenKeys(passphrase="new words")
     made = await memories(store, old, tmp_path / "home")
     both = replace(new, previous_passphrase="old words")
     with pytest.raises(KeyNeeded):
@@ -332,21 +336,21 @@ async def test_a_passphrase_is_changed(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyNeeded):
         await engine_with(store, old).repository.memories()
     # And to a key.
-    key = Given(identities=(ONE,), recipients=(recipient(ONE),), previous_passphrase="new words")
+    key = GivenKeys(identities=(ONE,), recipients=(recipient(ONE),), previous_passphrase="new words")
     assert (await rekeyed(store, key)).finished
     await whole(engine_with(store, ENCRYPTED).repository, made)
     assert not (store / IDENTITY).exists()
     # And back: also before anybody has written.
-    back = Given(passphrase="last words", identities=(ONE,))
+    back = GivenKeys(passphrase="last words", identities=(ONE,))
     await whole(engine_with(store, back).repository, made)
     assert not (store / IDENTITY).exists()
     assert (await rekeyed(store, back)).finished
-    await whole(engine_with(store, Given(passphrase="last words")).repository, made)
+    await whole(engine_with(store, GivenKeys(passphrase="last words")).repository, made)
 
 
 def test_the_command_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "store"
-    made = asyncio.run(memories(store, Given(), tmp_path / "home"))
+    made = asyncio.run(memories(store, GivenKeys(), tmp_path / "home"))
     for name, value in environment(BOTH).items():
         monkeypatch.setenv(name, value)
     refused = run_cli("rekey", store=store)
@@ -361,4 +365,4 @@ def test_the_command_says_what_it_did(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_without_keys_there_is_nothing_to_seal_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        asyncio.run(rekeyed(tmp_path / "store", Given()))
+        asyncio.run(rekeyed(tmp_path / "store", GivenKeys()))

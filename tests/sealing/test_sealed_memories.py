@@ -14,11 +14,11 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from sidecar.limits import Limits
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.sealing.given import Given
-from sidecar.snapshots.verify import verify
+from sidecar.sealing.given import GivenKeys
+from sidecar.snapshots.verify import verify_memory
 from tests.parts.homes import (
     PROJECT,
     claude_mem_home,
@@ -54,7 +54,7 @@ def everything_in(store: Path) -> bytes:
         pytest.param(BOTH, id="both"),
     ],
 )
-async def test_what_is_exported_comes_back(tmp_path: Path, keys: Given) -> None:
+async def test_what_is_exported_comes_back(tmp_path: Path, keys: GivenKeys) -> None:
     home, other = claude_mem_home(empty_home(tmp_path / "home"), 20), empty_home(tmp_path / "other")
     store = tmp_path / "store"
     request = ExportRequest(memory=MEMORY, conversation="talk-4711", label="first words")
@@ -68,7 +68,7 @@ async def test_what_is_exported_comes_back(tmp_path: Path, keys: Given) -> None:
     assert receipt.outcome is RestoreOutcome.COMPLETE
     assert not receipt.warnings
     assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
-    report = await verify(engine_with(store, keys).repository, MEMORY, engine_at(store).progress)
+    report = await verify_memory(engine_with(store, keys).repository, MEMORY, engine_at(store).progress)
     assert report.ok, report
 
 
@@ -77,10 +77,10 @@ async def test_sizes_are_those_of_the_store(tmp_path: Path) -> None:
     engine = engine_with(store, BOTH)
     receipt = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
     manifest = await engine.repository.manifest(MEMORY, receipt.snapshot or "")
-    listed = {info.key: info.size async for info in engine.repository.store.list(Keys.of(MEMORY).packs)}
+    listed = {info.key: info.size async for info in engine.repository.store.list(MemoryKeys.of(MEMORY).packs)}
     assert tuple(listed[key] for key in sorted(listed, reverse=True)) == manifest.packs[0].in_store
     assert manifest.packs[0].stored_bytes > manifest.packs[0].bytes
-    grown = sum(listed.values()) + (await _size(engine, Keys.of(MEMORY).snapshot(manifest.snapshot)))
+    grown = sum(listed.values()) + (await _size(engine, MemoryKeys.of(MEMORY).snapshot(manifest.snapshot)))
     assert receipt.packed_bytes == grown
 
 
@@ -176,9 +176,9 @@ async def test_what_plain_age_seals_is_read(tmp_path: Path) -> None:
     assert memory_tree(other / ".claude-mem") == memory_tree(home / ".claude-mem")
 
 
-@pytest.mark.parametrize("given", [Given(), Given(identities=(OTHER,))], ids=["no key", "another key"])
+@pytest.mark.parametrize("given", [GivenKeys(), GivenKeys(identities=(OTHER,))], ids=["no key", "another key"])
 def test_without_the_key_every_command_says_so_and_changes_nothing(
-    tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, given: GivenKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 5), tmp_path / "store"
     for name, value in environment(BOTH).items():
@@ -198,7 +198,7 @@ def test_without_the_key_every_command_says_so_and_changes_nothing(
             (verb, name)
             for verb in ("log", "show", "diff", "verify", "forget", "rekey")
             for name in (MEMORY, "no-such-memory")
-            if (verb, name, given) != ("rekey", MEMORY, Given())
+            if (verb, name, given) != ("rekey", MEMORY, GivenKeys())
         ),
         *((verb, name, sandbox) for verb in ("restore", "export") for name in (MEMORY, "no-such-memory")),
         ("fork", MEMORY, "new"),
@@ -217,7 +217,7 @@ def test_without_the_key_every_command_says_so_and_changes_nothing(
 
 def test_a_first_start_is_still_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = f"--sandbox=local:{empty_home(tmp_path / 'home')}"
-    for keys in (Given(), BOTH):
+    for keys in (GivenKeys(), BOTH):
         for name, value in environment(keys).items():
             monkeypatch.setenv(name, value)
         assert run_cli("restore", MEMORY, sandbox, store=tmp_path / "store").document["outcome"] == "empty"
@@ -238,7 +238,7 @@ async def test_a_store_may_mix_old_and_new(tmp_path: Path) -> None:
     assert sorted(await engine_with(store, ENCRYPTED).repository.memories()) == [MEMORY, "hidden-one"]
     assert b"hidden-one" not in everything_in(store)
     with pytest.raises(KeyNeeded):
-        await restore(engine_with(store, Given()), open_local(str(home)), RestoreRequest(memory=MEMORY))
+        await restore(engine_with(store, GivenKeys()), open_local(str(home)), RestoreRequest(memory=MEMORY))
 
 
 def test_a_recipient_that_cannot_be_read_again_is_wrong_usage(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
-from sidecar.ids import Keys as MemoryKeys
+from sidecar.ids import MemoryKeys as MemoryKeys
 from sidecar.sealing import passphrase
-from sidecar.sealing.given import Given, given
-from sidecar.sealing.identity import Identity
+from sidecar.sealing.given import GivenKeys, read_given_keys
+from sidecar.sealing.identity import IdentityChange
 from sidecar.sealing.keyring import MAGIC, Keyring
-from sidecar.sealing.names import Names, is_opaque
-from sidecar.sealing.opening import Keys, KeysLost
+from sidecar.sealing.names import HiddenNames, is_opaque
+from sidecar.sealing.opening import EncryptionKeys, KeysLost
 from sidecar.sealing.record import COPY, RECORD
 from sidecar.sealing.settings import Encryption, Signing
-from sidecar.sealing.store import SealedStore
+from sidecar.sealing.store import EncryptedStore
 from sidecar.spool import SpoolFull
 from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
 from tests.parts.memory_store import MemoryStore
@@ -36,11 +36,11 @@ MIB = 1 << 20
 HEAD = "memories/conductor/head.json"
 
 
-def sealed(inner: MemoryStore, *identities: str, recipients: tuple[str, ...] = ()) -> SealedStore:
-    return SealedStore(inner, Keys(recipients=recipients, identities=identities) if identities else None)
+def sealed(inner: MemoryStore, *identities: str, recipients: tuple[str, ...] = ()) -> EncryptedStore:
+    return EncryptedStore(inner, EncryptionKeys(recipients=recipients, identities=identities) if identities else None)
 
 
-async def read(store: SealedStore, key: str) -> bytes:
+async def read(store: EncryptedStore, key: str) -> bytes:
     return b"".join([chunk async for chunk in store.stream(key)])
 
 
@@ -65,18 +65,18 @@ async def test_nothing_of_a_key_or_its_bytes_shows() -> None:
 
 
 def test_names_have_one_length_and_come_back() -> None:
-    names = Names(bytes(range(64)), {"memories": ["old"]})
+    names = HiddenNames(bytes(range(64)), {"memories": ["old"]})
     ids = ["a", "x" * 63, MemoryKeys.of("acme/agent-7" * 9).prefix.split("/")[1], "agent ü", "old"]
-    hidden = [names.hidden(f"memories/{name}/head.json") for name in ids]
+    hidden = [names.hide(f"memories/{name}/head.json") for name in ids]
     assert [names.shown(key) for key in hidden] == [f"memories/{name}/head.json" for name in ids]
     assert {len(key) for key in hidden[:-1]} == {len(hidden[0])}
     assert hidden[-1] == "memories/old/head.json"
-    same = [names.hidden(f"{root}/a/x").split("/")[1] for root in ("memories", "attachments", "instances", "outbox")]
+    same = [names.hide(f"{root}/a/x").split("/")[1] for root in ("memories", "attachments", "instances", "outbox")]
     assert len(set(same)) == 4
     assert all(map(is_opaque, same))
     assert names.shown(f"attachments/{same[0]}/x") == f"attachments/{same[0]}/x"
-    assert names.hidden("memories/") == "memories/"
-    assert names.hidden("sealing") == "sealing"
+    assert names.hide("memories/") == "memories/"
+    assert names.hide("sealing") == "sealing"
 
 
 def test_a_name_is_hidden_as_the_format_page_says() -> None:
@@ -86,8 +86,8 @@ def test_a_name_is_hidden_as_the_format_page_says() -> None:
     stream = b"".join(hmac.digest(streams, tag + struct.pack(">Q", at), "sha256") for at in (0, 32, 64))
     covered = (int.from_bytes(filled, "big") ^ int.from_bytes(stream[:80], "big")).to_bytes(80, "big")
     text = base64.b32encode(tag + covered).decode().lower().rstrip("=")
-    names = Names(tags + streams, {})
-    assert names.hidden("memories/conductor/head.json") == f"memories/{text}/head.json"
+    names = HiddenNames(tags + streams, {})
+    assert names.hide("memories/conductor/head.json") == f"memories/{text}/head.json"
     assert names.shown(f"memories/{text}/head.json") == "memories/conductor/head.json"
     # The last letter has two bits to spare: what only decodes to the same is not the same.
     spare = text[:-1] + chr(ord(text[-1]) + 1)
@@ -229,15 +229,15 @@ async def test_a_passphrase_opens_what_it_sealed_and_plain_age_does_in_two_steps
     really: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not really:
-        monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+        monkeypatch.setattr(passphrase, "_encrypt", quickly_sealed)
     inner = MemoryStore()
-    keys = Keys(passphrase="correct horse battery staple")
-    await SealedStore(inner, keys).put(HEAD, b"1")
-    assert (await SealedStore(inner, keys).get(HEAD)).data == b"1"  # type: ignore[union-attr]
+    keys = EncryptionKeys(passphrase="correct horse battery staple")
+    await EncryptedStore(inner, keys).put(HEAD, b"1")
+    assert (await EncryptedStore(inner, keys).get(HEAD)).data == b"1"  # type: ignore[union-attr]
     assert not any(b"horse" in data for data, _, _ in inner.objects.values())
-    for wrong in (Keys(passphrase="wrong"), Keys(identities=(ONE,))):
+    for wrong in (EncryptionKeys(passphrase="wrong"), EncryptionKeys(identities=(ONE,))):
         with pytest.raises(KeyNeeded):
-            await SealedStore(inner, wrong).get(HEAD)
+            await EncryptedStore(inner, wrong).get(HEAD)
     identity = pyrage.passphrase.decrypt(inner.objects["identity.age"][0], keys.passphrase).decode().strip()
     hidden = next(data for name, (data, _, _) in inner.objects.items() if name.endswith("head.json"))
     assert pyrage.decrypt(hidden, [pyrage.x25519.Identity.from_str(identity)]) == b"1"
@@ -250,12 +250,12 @@ def test_a_passphrase_opens_also_where_the_machine_is_slow_or_busy(monkeypatch: 
         raise pyrage.DecryptError("Excessive work parameter for passphrase.\nDecryption would take around 64 seconds.")
 
     monkeypatch.setattr(pyrage.passphrase, "decrypt", refuse)
-    assert passphrase._opened(data, "correct horse") == "the identity"
-    assert passphrase._opened(data, "wrong horse") == ""
+    assert passphrase._decrypt(data, "correct horse") == "the identity"
+    assert passphrase._decrypt(data, "wrong horse") == ""
     for at in range(len(data)):  # salt, work, key, hash, nonce, text
         altered = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        assert passphrase._opened(altered, "correct horse") == ""
-        assert passphrase._opened(data[:at], "correct horse") == ""
+        assert passphrase._decrypt(altered, "correct horse") == ""
+        assert passphrase._decrypt(data[:at], "correct horse") == ""
 
 
 class Slow(MemoryStore):
@@ -299,7 +299,7 @@ async def test_trouble_below_comes_out_as_what_it_is_and_leaving_early_harms_not
 async def test_a_large_object_never_is_in_memory_whole(tmp_path: Path) -> None:
     from adapters.stores.disk import DiskStore
 
-    store = SealedStore(DiskStore(tmp_path / "store", url="file:"), Keys(identities=(ONE,)))
+    store = EncryptedStore(DiskStore(tmp_path / "store", url="file:"), EncryptionKeys(identities=(ONE,)))
     source = tmp_path / "source"
     source.write_bytes(bytes(24 * MIB))
     await store.prepare()
@@ -319,7 +319,7 @@ def test_no_room_to_seal_in_is_told(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(1 << 20))
     with pytest.raises(SpoolFull, match="No space left"):
-        Keyring([], [ONE]).seal_file(source, Path("/dev/full"))
+        Keyring([], [ONE]).encrypt_file(source, Path("/dev/full"))
 
 
 def test_ssh_keys_seal_and_open(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: p
     key.chmod(0o600)
     words.write_text("words\n")
     words.chmod(0o644)
-    found = given(Encryption(identity_files=[str(key)], passphrase_file=str(words)), Signing())
+    found = read_given_keys(Encryption(identity_files=[str(key)], passphrase_file=str(words)), Signing())
     assert found.passphrase == "words"
     assert ONE in found.identities[0]
     assert len(found.warnings) == 1
@@ -368,19 +368,19 @@ def test_keys_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("MEMORY_SIDECAR_IDENTITY", OTHER)
     monkeypatch.setenv("MEMORY_SIDECAR_RECIPIENTS", f"{recipient(OTHER)}, {recipient(ONE)}")
     monkeypatch.setenv("MEMORY_SIDECAR_PASSPHRASE", "others")
-    found = given(Encryption(identity_files=[str(key)]), Signing())
+    found = read_given_keys(Encryption(identity_files=[str(key)]), Signing())
     assert (len(found.identities), found.passphrase, len(found.recipients)) == (2, "others", 2)
     for path, said in ((tmp_path / "none", "cannot be read"), (tmp_path, "cannot be read")):
         with pytest.raises(BadConfig, match=said):
-            given(Encryption(identity_files=[str(path)]), Signing())
+            read_given_keys(Encryption(identity_files=[str(path)]), Signing())
     key.write_text(" \n")
     with pytest.raises(BadConfig, match="empty"):
-        given(Encryption(identity_files=[str(key)]), Signing())
+        read_given_keys(Encryption(identity_files=[str(key)]), Signing())
 
 
 def test_no_keys_are_no_keys() -> None:
-    assert not Given().encrypts
-    assert not Given().signs
+    assert not GivenKeys().encrypts
+    assert not GivenKeys().signs
 
 
 @pytest.mark.parametrize(
@@ -419,16 +419,16 @@ async def test_a_name_that_is_not_ours_is_named_and_left_alone(caplog: pytest.Lo
 async def test_a_twin_of_the_identity_that_is_not_as_it_was(
     monkeypatch: pytest.MonkeyPatch, key: str, how: str
 ) -> None:
-    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    monkeypatch.setattr(passphrase, "_encrypt", quickly_sealed)
     inner = MemoryStore()
-    await SealedStore(inner, Keys(passphrase="words")).put(HEAD, b"head")
+    await EncryptedStore(inner, EncryptionKeys(passphrase="words")).put(HEAD, b"head")
     assert await passphrase.check_identities(inner, ["words"]) == []
     data = inner.objects[key][0]
     await inner.delete([key]) if how == "gone" else await inner.put(key, data[: len(data) // 2])
     (problem,) = await passphrase.check_identities(inner, ["words"])
     assert problem.startswith(f"{key} is ")
-    opening = SealedStore(inner, Keys(passphrase="words")).opening
-    await Identity(opening).end()
+    opening = EncryptedStore(inner, EncryptionKeys(passphrase="words")).opening
+    await IdentityChange(opening).end()
     assert await passphrase.check_identities(inner, ["words"]) == []
 
 
@@ -436,11 +436,11 @@ async def test_a_twin_of_the_identity_that_is_not_as_it_was(
 async def test_without_its_identity_a_store_says_so_and_makes_no_other(
     monkeypatch: pytest.MonkeyPatch, writing: bool
 ) -> None:
-    monkeypatch.setattr(passphrase, "_sealed", quickly_sealed)
+    monkeypatch.setattr(passphrase, "_encrypt", quickly_sealed)
     inner = MemoryStore()
-    await SealedStore(inner, Keys(passphrase="words")).put(HEAD, b"head")
+    await EncryptedStore(inner, EncryptionKeys(passphrase="words")).put(HEAD, b"head")
     await inner.delete([passphrase.IDENTITY, passphrase.COPY])
-    before, store = dict(inner.objects), SealedStore(inner, Keys(passphrase="words"))
+    before, store = dict(inner.objects), EncryptedStore(inner, EncryptionKeys(passphrase="words"))
     with pytest.raises(KeysLost, match=r"identity\.age") as refused:
         await (store.put(HEAD, b"head") if writing else store.get(HEAD))
     assert "identity.age" in (refused.value.hint or "")

@@ -14,9 +14,9 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import BadConfig, KeyNeeded, SnapshotDamaged
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.sealing.given import Given, given
+from sidecar.sealing.given import GivenKeys, read_given_keys
 from sidecar.sealing.settings import Encryption, Signing
-from sidecar.sealing.signatures import BadSignature, Signatures, bare
+from sidecar.sealing.signatures import BadSignature, Signatures, strip_signature
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.keys import OTHER_SIGNING, SIGNED, SIGNING, engine_with, public_key
 
@@ -41,8 +41,8 @@ MEMORY = "conductor"
 @pytest.mark.parametrize("data", [b"", b"x", b"x\n", b"\n", b'{"a":1}\n', b"\nsigned "])
 @pytest.mark.parametrize("private", [*PRIVATE.values(), SECRET], ids=[*PRIVATE, "hmac"])
 def test_what_is_signed_is_known_again(private: str, data: bytes) -> None:
-    signed = Signatures(private, ()).signed("memories/m/head.json", data)
-    assert bare(signed) == data
+    signed = Signatures(private, ()).sign("memories/m/head.json", data)
+    assert strip_signature(signed) == data
     believers = [Signatures(private, ())]
     believers += [Signatures("", [public]) for public in PUBLIC.values()] if private != SECRET else []
     for believer in believers:
@@ -76,19 +76,19 @@ def test_what_cannot_sign_is_refused_without_being_repeated(text: str) -> None:
 def test_no_secret_may_be_in_the_config_itself() -> None:
     for secret in (*PRIVATE.values(), SECRET):
         with pytest.raises(BadConfig, match="not public") as refused:
-            given(Encryption(), Signing(trusted=[secret]))
+            read_given_keys(Encryption(), Signing(trusted=[secret]))
         assert secret not in refused.value.message
-    assert given(Encryption(), Signing(trusted=[*PUBLIC.values()])).signs
+    assert read_given_keys(Encryption(), Signing(trusted=[*PUBLIC.values()])).signs
 
 
 async def test_keys_of_others_may_be_trusted_and_a_reader_needs_no_private_one(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
     await export(engine_with(store, SIGNED), open_local(str(home)), ExportRequest(memory=MEMORY))
-    rotated = Given(signing_key=OTHER_SIGNING, trusted=(public_key(SIGNING),))
+    rotated = GivenKeys(signing_key=OTHER_SIGNING, trusted=(public_key(SIGNING),))
     observe(home, 1, "later")
     second = await export(engine_with(store, rotated), open_local(str(home)), ExportRequest(memory=MEMORY))
     assert (second.outcome, second.kind) == (ExportOutcome.COMMITTED, "delta")
-    reader = Given(trusted=(public_key(SIGNING), public_key(OTHER_SIGNING)))
+    reader = GivenKeys(trusted=(public_key(SIGNING), public_key(OTHER_SIGNING)))
     back = await restore(engine_with(store, reader), open_local(str(empty_home(tmp_path / "o"))), _request())
     assert (back.outcome, back.snapshot, back.warnings) == (RestoreOutcome.COMPLETE, second.snapshot, [])
     observe(home, 1, "unsaved")
@@ -104,15 +104,15 @@ async def test_keys_of_others_may_be_trusted_and_a_reader_needs_no_private_one(t
 async def test_without_keys_a_signed_store_is_read_and_not_added_to(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
     await export(engine_with(store, SIGNED), open_local(str(home)), ExportRequest(memory=MEMORY))
-    back = await restore(engine_with(store, Given()), open_local(str(empty_home(tmp_path / "o"))), _request())
+    back = await restore(engine_with(store, GivenKeys()), open_local(str(empty_home(tmp_path / "o"))), _request())
     assert (back.outcome, back.warnings) == (RestoreOutcome.COMPLETE, [])
     observe(home, 1, "later")
     for memory in (MEMORY, "another"):
         with pytest.raises(KeyNeeded, match="signed"):
-            await export(engine_with(store, Given()), open_local(str(home)), ExportRequest(memory=memory))
+            await export(engine_with(store, GivenKeys()), open_local(str(home)), ExportRequest(memory=memory))
     assert await engine_with(store, SIGNED).repository.memories() == [MEMORY]
     with pytest.raises(SnapshotDamaged):
-        strangers = Given(signing_key=OTHER_SIGNING)
+        strangers = GivenKeys(signing_key=OTHER_SIGNING)
         await restore(engine_with(store, strangers), open_local(str(empty_home(tmp_path / "p"))), _request())
     assert not [*store.rglob("damaged/*")], "another key is no damage"
 

@@ -14,35 +14,35 @@ import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.choosing import choose
+from sidecar.engine.choosing import choose_snapshot
 from sidecar.engine.heads import rollback
 from sidecar.errors import SnapshotDamaged
-from sidecar.ids import Keys, attachment_key, outbox_prefix
-from sidecar.progress import Unwatched
+from sidecar.ids import MemoryKeys, build_attachment_key, build_outbox_prefix
+from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.repository import Repository
 from sidecar.retention.pins import pin
 from sidecar.sealing.checking import check_keys, check_memory, check_store
-from sidecar.sealing.given import Given
+from sidecar.sealing.given import GivenKeys
 from sidecar.sealing.record import COPY, RECORD
 from sidecar.sealing.rekey import rekey
 from sidecar.sealing.signatures import Signatures
 from sidecar.sealing.signed import MARK, SignedStore
-from sidecar.sealing.store import SealedStore
+from sidecar.sealing.store import EncryptedStore
 from sidecar.service.attachments import Attachment, Attachments
-from sidecar.service.repeated import Call, _encoded
+from sidecar.service.repeated import RememberedCall, _encode
 from sidecar.snapshots import witnesses
 from sidecar.snapshots.marks import Marks, State
 from sidecar.snapshots.portable import SIGNPOST
-from sidecar.snapshots.verify import verify
-from sidecar.spool import spool
+from sidecar.snapshots.verify import verify_memory
+from sidecar.spool import open_spool
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
 from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_with, recipient
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 MEMORY = "conductor"
-KEYS = Keys.of(MEMORY)
+KEYS = MemoryKeys.of(MEMORY)
 LATE = 10**14
 """A generation that no head will have."""
 SLOW = pytest.mark.slow
@@ -53,7 +53,7 @@ KINDS = {"encrypted and signed": BOTH, "signed": SIGNED}
 class Scene:
     """A store with two whole snapshots that share nothing, and one of each object there is; and how it was earlier."""
 
-    given: Given
+    given: GivenKeys
     store: Path
     earlier: Path
     snapshots: tuple[str, str]
@@ -82,20 +82,20 @@ def _objects(store: Path) -> Iterator[str]:
 async def _shown(engine: Engine, key: str) -> str:
     store = engine.repository.store
     assert isinstance(store, SignedStore)
-    assert isinstance(store.inner, SealedStore)
-    state = await store.inner.opening.to_read()
+    assert isinstance(store.inner, EncryptedStore)
+    state = await store.inner.opening.open_to_read()
     return state.names.shown(key) if state else key
 
 
-async def _built(folder: Path, given: Given) -> Scene:
+async def _built(folder: Path, given: GivenKeys) -> Scene:
     store, home = folder / "store", claude_mem_home(empty_home(folder / "home"), 5)
     engine = engine_with(store, given)
     under = engine.repository.store
     await under.prepare()
     attachments = Attachments(under)
     held = await attachments.add(Attachment(memory=MEMORY, sandbox="e2b:box", generation=1))
-    call_ = Call("key", MEMORY, "export", "digest", "20260101T000000000Z-00000000")
-    version = await under.swap(KEYS.call("key"), _encoded(call_), expected=None)
+    call_ = RememberedCall("key", MEMORY, "export", "digest", "20260101T000000000Z-00000000")
+    version = await under.swap(KEYS.call("key"), _encode(call_), expected=None)
     marks = Marks(under, KEYS)
     mark = await marks.change("0" * 24, None, State.WAITING)
     first = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
@@ -105,11 +105,11 @@ async def _built(folder: Path, given: Given) -> Scene:
     second = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY, force=True))
     assert second.kind == "full"
     await attachments.write(replace(held.attachment, generation=2), held)
-    await under.swap(KEYS.call("key"), _encoded(replace(call_, receipt={})), expected=version)
+    await under.swap(KEYS.call("key"), _encode(replace(call_, receipt={})), expected=version)
     await marks.change("0" * 24, mark, State.KEPT)
     await pin(engine.repository, MEMORY, first.snapshot or "")
     await under.put(KEYS.damage("20250101T000000000Z-00000000"), b"a note")
-    await under.put(f"{outbox_prefix('http://hook')}1.json", b'{"type": "x"}')
+    await under.put(f"{build_outbox_prefix('http://hook')}1.json", b'{"type": "x"}')
     await under.put("instances/host-1.json", b"{}")
     names = {key: await _shown(engine, key) for key in [*_objects(store)]}
     return Scene(given, store, folder / "earlier", (second.snapshot or "", first.snapshot or ""), names)
@@ -144,11 +144,11 @@ def flipped(path: Path, at: float) -> None:
 async def found(scene: Scene) -> tuple[str, str]:
     """What a restore takes, and all that is said: by the restore, and by ``verify``."""
     engine, said = scene.engine(), []
-    async with spool() as scratch:
-        choice = await choose(engine.repository, MEMORY, "latest", scratch)
+    async with open_spool() as scratch:
+        choice = await choose_snapshot(engine.repository, MEMORY, "latest", scratch)
     assert choice is not None, "a memory that is there is never called empty"
     said += choice.warnings
-    report = await verify(scene.engine().repository, MEMORY, Unwatched())
+    report = await verify_memory(scene.engine().repository, MEMORY, NoProgress())
     said += [report.head_problem, *(f"{row.snapshot}: {row.problem}" for row in report.snapshots if not row.ok)]
     repository = scene.engine().repository
     for looked in (check_memory(repository, MEMORY), check_store(repository), check_keys(repository)):
@@ -208,7 +208,7 @@ def test_an_older_version_put_back(scene: Scene, tmp_path: Path) -> None:
     older = [key for key in _objects(scene.earlier) if (scene.store / key).exists()]
     changed = [key for key in older if (scene.store / key).read_bytes() != (scene.earlier / key).read_bytes()]
     shown = {scene.shown(key) for key in changed}
-    assert {KEYS.head, attachment_key(MEMORY), KEYS.call("key"), KEYS.mark("0" * 24)} <= shown
+    assert {KEYS.head, build_attachment_key(MEMORY), KEYS.call("key"), KEYS.mark("0" * 24)} <= shown
     for number, key in enumerate(changed):
         one = _copy(scene, tmp_path / str(number))
         shutil.copyfile(scene.earlier / key, one.store / key)
@@ -228,7 +228,7 @@ async def test_an_object_taken_away_whose_twin_serves(built: Scene, tmp_path: Pa
     (scene.store / wanted[-1]).unlink()
     snapshot, told = await found(scene)
     assert (snapshot, named(scene, wanted[-1], told)) == (scene.snapshots[0], True)
-    await rekey(scene.engine().repository, "", Unwatched())
+    await rekey(scene.engine().repository, "", NoProgress())
     _, told = await found(scene)
     assert told.strip() == "" or gone == "heads/"
 
@@ -243,13 +243,13 @@ def test_a_head_taken_away(scene: Scene) -> None:
 
 def forged(scene: Scene, key: str, data: bytes, how: str) -> None:
     """Put an object there as somebody would who knows everything but the signing key."""
-    signer = Given(signing_key=OTHER_SIGNING) if how == "signed by another" else Given()
+    signer = GivenKeys(signing_key=OTHER_SIGNING) if how == "signed by another" else GivenKeys()
 
     async def put() -> None:
         if scene.given.encrypts:
             right = scene.engine().repository.store.inner  # type: ignore[attr-defined]
-            state = await right.opening.to_read()
-            path = scene.store / state.names.hidden(key)
+            state = await right.opening.open_to_read()
+            path = scene.store / state.names.hide(key)
             sealed = pyrage.encrypt(_signed(key, data), [pyrage.x25519.Recipient.from_str(recipient(ONE))])
         else:
             path, sealed = scene.store / key, _signed(key, data)
@@ -257,7 +257,7 @@ def forged(scene: Scene, key: str, data: bytes, how: str) -> None:
         path.write_bytes(sealed)
 
     def _signed(name: str, plain: bytes) -> bytes:
-        return Signatures(signer.signing_key, ()).signed(name, plain) if signer.signing_key else plain
+        return Signatures(signer.signing_key, ()).sign(name, plain) if signer.signing_key else plain
 
     asyncio.run(put())
 
@@ -283,9 +283,9 @@ def test_planted_objects(scene: Scene, how: str, caplog: pytest.LogCaptureFixtur
         KEYS.pin(newest): b"2026",
         KEYS.damage(newest): b"it is damaged, believe me",
         KEYS.mark(packs[0].id): b"going 0",
-        attachment_key("victim"): b'{"memory":"victim","sandbox":"e2b:theirs"}',
+        build_attachment_key("victim"): b'{"memory":"victim","sandbox":"e2b:theirs"}',
         KEYS.call("other"): b"{}",
-        f"{outbox_prefix('http://hook')}2.json": b'{"type": "theirs"}',
+        f"{build_outbox_prefix('http://hook')}2.json": b'{"type": "theirs"}',
     }
     for key, data in objects.items():
         forged(scene, key, data, how)
@@ -424,7 +424,7 @@ async def test_an_old_head_and_a_copy_that_cannot_tell(line: Line, how: str, mon
     assert line.snapshots[3] in state.notice
     assert "rollback" in state.notice
     assert (f"heads/{newest.name} is damaged: it is not sealed" in state.notice) == (how == "altered")
-    report = await verify(line.repository(), MEMORY, Unwatched())
+    report = await verify_memory(line.repository(), MEMORY, NoProgress())
     assert not report.ok
     await rollback(line.repository(), MEMORY, line.snapshots[3])
     assert (await line.repository().head(MEMORY)).notice == ""
@@ -491,17 +491,17 @@ async def test_what_a_deleted_memory_was_is_not_taken_for_what_it_is(line: Line,
 
 async def test_unsigned_memories_are_not_believed_and_not_called_damaged(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), 2), tmp_path / "store"
-    await export(engine_with(store, Given()), open_local(str(home)), ExportRequest(memory=MEMORY))
+    await export(engine_with(store, GivenKeys()), open_local(str(home)), ExportRequest(memory=MEMORY))
     with pytest.raises(SnapshotDamaged, match="is not signed"):
         await restore(
-            engine_with(store, Given(signing_key=SIGNING)), open_local(str(home)), RestoreRequest(memory=MEMORY)
+            engine_with(store, GivenKeys(signing_key=SIGNING)), open_local(str(home)), RestoreRequest(memory=MEMORY)
         )
     assert not (store / KEYS.damaged).exists()
 
 
 async def test_a_planted_signpost_hides_no_memory(tmp_path: Path) -> None:
     memory, store, home = "acme/agent-7", tmp_path / "store", claude_mem_home(tmp_path / "home", rows=3)
-    folder = store / Keys.of(memory).prefix
+    folder = store / MemoryKeys.of(memory).prefix
     (folder / "calls").mkdir(parents=True)
     (folder / "calls" / "x").write_text("from a version that called its folders so")
     before = await export(engine_with(store, SIGNED), open_local(str(home)), ExportRequest(memory=memory))

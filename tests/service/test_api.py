@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from tests.parts import forked_sidecar
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe, three_tier_home
 from tests.parts.services import Service, path, serving
@@ -209,7 +209,9 @@ def test_the_answer_to_one_call_put_in_the_place_of_another_is_refused(
 ) -> None:
     for key in ("one", "two"):
         service.export("me", f"local:{home}", key=key)
-    shutil.copyfile(tmp_path / "store" / Keys.of("me").call("one"), tmp_path / "store" / Keys.of("me").call("two"))
+    shutil.copyfile(
+        tmp_path / "store" / MemoryKeys.of("me").call("one"), tmp_path / "store" / MemoryKeys.of("me").call("two")
+    )
     answer = service.export("me", f"local:{home}", key="two")
     assert (answer.status_code, answer.json()["code"]) == (422, "idempotency-key-reused")
 

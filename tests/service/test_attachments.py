@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from emulators import E2BEmulator
-from sidecar.service.attachments import ATTACHED, FORGOTTEN_AFTER, OPEN, Attachment, _decoded, _encoded
-from sidecar.snapshots.sealed import unseal
+from sidecar.service.attachments import ATTACHED, FORGOTTEN_AFTER, OPEN, Attachment, _decode, _encode
+from sidecar.snapshots.sealed import decode_checksummed
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
 from tests.parts.s3_servers import S3Server
 from tests.parts.services import Service, path, serving, until
@@ -97,9 +97,9 @@ def test_an_attachment_keeps_the_user_as_whom_it_is_exported(tmp_path: Path, e2b
 def test_services_of_earlier_versions_do_not_take_over_what_is_exported_as_a_user() -> None:
     """They know of no user, and would look into another home."""
     mine = Attachment(memory="m", sandbox="e2b:x", user="root", attached="2026-11-16T10:00:00Z", snapshot="s")
-    assert unseal(_encoded(mine))["state"] not in (OPEN, ATTACHED, *FORGOTTEN_AFTER)
-    assert _decoded(_encoded(mine)) == replace(mine, saved=mine.attached)
-    assert unseal(_encoded(replace(mine, user="")))["state"] == OPEN
+    assert decode_checksummed(_encode(mine))["state"] not in (OPEN, ATTACHED, *FORGOTTEN_AFTER)
+    assert _decode(_encode(mine)) == replace(mine, saved=mine.attached)
+    assert decode_checksummed(_encode(replace(mine, user="")))["state"] == OPEN
 
 
 def test_letting_go_may_be_sent_again_under_its_key(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sidecar.errors import SinkUnreachable
+from sidecar.errors import SearchUnreachable
 from sidecar.service.events import Events
 from sidecar.service.index_metrics import IndexMetrics
-from sidecar.service.indexing import Indexing
-from sidecar.sink.indexing import Indexed
+from sidecar.service.indexing import IndexUpdater
+from sidecar.sink.indexing import IndexResult
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -34,19 +34,19 @@ class Scripted:
     async def behind(self) -> list[str]:
         self.looks += 1
         if self.down:
-            raise SinkUnreachable("away")
+            raise SearchUnreachable("away")
         return self.behind_now
 
-    async def catch_up(self, memories: Sequence[str]) -> AsyncIterator[Indexed]:
+    async def catch_up(self, memories: Sequence[str]) -> AsyncIterator[IndexResult]:
         for memory in memories:
             if self.down:
-                raise SinkUnreachable("away")
+                raise SearchUnreachable("away")
             self.asked.append(memory)
             await self.gate.wait()
             if memory in self.broken:
                 raise RuntimeError("a mistake")
             state = "failed" if self.problem else "written"
-            yield Indexed(memory=memory, state=state, problem=self.problem, retryable=self.retryable)
+            yield IndexResult(memory=memory, state=state, problem=self.problem, retryable=self.retryable)
 
 
 class Watch:
@@ -54,7 +54,7 @@ class Watch:
         self.index, self.events, self.types = Scripted(), Events(), []  # type: ignore[var-annotated]
         self.events.tell(lambda event: self.types.append(event.type))
         self.registry = CollectorRegistry()
-        self.indexing = Indexing(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
+        self.indexing = IndexUpdater(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
         self.indexing.start()
 
     def figure(self, name: str) -> float:
@@ -73,7 +73,7 @@ async def test_everything_is_looked_at_first_and_then_what_is_told() -> None:
     await until(lambda: watch.index.asked == ["a", "b"])
     watch.events.publish("export.committed", memory="c")
     watch.events.publish("export.unchanged", memory="d")
-    watch.indexing.soon("e")
+    watch.indexing.update_soon("e")
     await until(lambda: watch.index.asked == ["a", "b", "c", "e"])
     assert watch.index.looks == 1
     await until(lambda: watch.figure("behind") == 0)
@@ -84,9 +84,9 @@ async def test_what_changes_while_it_is_read_is_read_again() -> None:
     watch = Watch()
     await until(lambda: watch.index.looks == 1)
     watch.index.gate.clear()
-    watch.indexing.soon("a")
+    watch.indexing.update_soon("a")
     await until(lambda: watch.index.asked == ["a"])
-    watch.indexing.soon("a")
+    watch.indexing.update_soon("a")
     assert watch.figure("behind") == 1
     watch.index.gate.set()
     await until(lambda: watch.index.asked == ["a", "a"])
@@ -99,7 +99,7 @@ async def test_trouble_is_told_once_and_everything_is_looked_at_after_it(monkeyp
     watch = Watch()
     watch.index.down = True
     await until(lambda: watch.figure("failures_total") >= 3)
-    watch.indexing.soon("a")
+    watch.indexing.update_soon("a")
     watch.index.behind_now = ["a", "b"]
     watch.index.down = False
     await until(lambda: set(watch.index.asked) >= {"a", "b"})
@@ -122,7 +122,7 @@ async def test_a_memory_that_failed_is_behind_until_it_goes_well() -> None:
     watch.index.problem = "damaged"
     watch.index.behind_now = ["a"]
     await until(lambda: watch.index.looks >= 2 and watch.index.asked)
-    watch.indexing.soon("b")
+    watch.indexing.update_soon("b")
     await until(lambda: "b" in watch.index.asked)
     await until(lambda: watch.figure("behind") >= 1)
     assert watch.figure("last_success_timestamp_seconds") == 0
@@ -154,13 +154,13 @@ async def test_a_mistake_with_one_memory_keeps_no_other_from_its_turn() -> None:
 async def test_at_the_end_what_was_just_told_is_still_done_and_trouble_is_not_waited_for() -> None:
     watch = Watch()
     await until(lambda: watch.index.looks == 1)
-    watch.indexing.soon("a")
+    watch.indexing.update_soon("a")
     await watch.indexing.close(5)
     assert watch.index.asked == ["a"]
     watch = Watch()
     watch.index.down = True
     await until(lambda: watch.figure("failures_total") == 1)
-    watch.indexing.soon("a")
+    watch.indexing.update_soon("a")
     async with asyncio.timeout(2):
         await watch.indexing.close(60)
     assert watch.index.asked == []

@@ -28,7 +28,7 @@ async def test_what_is_due_in_an_hour_is_due_now_when_the_clock_is_put_back_by_a
 
     scheduled.start()
     try:
-        scheduled.once("in an hour", 3600, work)
+        scheduled.run_once("in an hour", 3600, work)
         await asyncio.sleep(0.2)  # it has looked at the clock
         assert not done.is_set()
         back = 3600.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.ids import attachment_key
+from sidecar.ids import build_attachment_key
 from sidecar.receipts import ExportReceipt
 from sidecar.service import schedule
-from sidecar.service.attachments import Attachment, Attachments, Care, now
+from sidecar.service.attachments import Attachment, Attachments, CareOptions, format_now
 from sidecar.service.events import Events
 from sidecar.service.jobs import Jobs
 from sidecar.service.keeper import Keeper
@@ -29,26 +29,26 @@ def keeper_at(store: Path) -> Keeper:
 
 async def test_one_on_its_way_from_one_key_to_another_is_not_removed_by_another_service(tmp_path: Path) -> None:
     ours, theirs = keeper_at(tmp_path / "store"), keeper_at(tmp_path / "store")
-    await ours.tick()
-    attached = await ours.look_after(("me", "local:/ours"), Care(lasting=True))
+    await ours.renew_and_look_around()
+    attached = await ours.look_after(("me", "local:/ours"), CareOptions(lasting=True))
     rows = Attachments(engine_at(tmp_path / "store").repository.store)
     held = await rows.find(*attached.place)
     assert held is not None
     # Half of a move: it is under both keys, and the next thing that happens is that the first is removed.
     await rows.add(replace(attached, lasting=False))
-    await theirs.tick()
+    await theirs.renew_and_look_around()
     await rows.remove(held)
     assert [one.place for one in await theirs.find_all()] == [attached.place]
 
 
 async def test_one_under_two_keys_is_under_one_again_once_its_owner_looks_around(tmp_path: Path) -> None:
     keeper = keeper_at(tmp_path / "store")
-    attached = await keeper.look_after(("me", "local:/ours"), Care(lasting=True))
+    attached = await keeper.look_after(("me", "local:/ours"), CareOptions(lasting=True))
     rows = Attachments(engine_at(tmp_path / "store").repository.store)
     await rows.add(replace(attached, lasting=False))
-    await keeper.tick()
+    await keeper.renew_and_look_around()
     assert not list((tmp_path / "store/conversations").glob("[!.]*"))
-    assert (tmp_path / "store" / attachment_key("me")).exists()
+    assert (tmp_path / "store" / build_attachment_key("me")).exists()
     assert [one.place for one in keeper.attachments] == [attached.place]
 
 
@@ -58,9 +58,9 @@ async def test_one_that_is_opened_again_is_not_forgotten_though_it_was_to_be(tmp
     idle = await rows.add(
         Attachment(memory="me", sandbox="local:/it", lasting=False, state="idle", attached=long_ago, changed=long_ago)
     )
-    opened = await rows.write(replace(idle.attachment, state="open", changed=now()), idle)
-    assert not await rows.remove_same(idle)
-    assert await rows.remove_same(opened)
+    opened = await rows.write(replace(idle.attachment, state="open", changed=format_now()), idle)
+    assert not await rows.remove_if_same(idle)
+    assert await rows.remove_if_same(opened)
 
 
 async def test_many_that_nobody_looks_after_are_all_taken_over(
@@ -70,10 +70,10 @@ async def test_many_that_nobody_looks_after_are_all_taken_over(
     rows = Attachments(engine.repository.store)
     for number in range(60):
         await rows.add(
-            Attachment(memory=f"m{number}", sandbox="local:/it", lasting=False, owner="dead", attached=now())
+            Attachment(memory=f"m{number}", sandbox="local:/it", lasting=False, owner="dead", attached=format_now())
         )
     keeper = keeper_at(tmp_path / "store")
-    await keeper.tick()
+    await keeper.renew_and_look_around()
     assert len(keeper.looked_after) == 60
     assert {one.owner for one in await keeper.find_all()} == {keeper.lease.instance}
 
@@ -105,16 +105,16 @@ async def test_an_export_that_failed_for_the_moment_is_tried_again_before_the_ne
     engine = engine_at(tmp_path / "store")
     keeper = Keeper(Sidecar(engine, Service()), jobs)
     place = ("me", f"local:{home}")
-    await keeper.look_after(place, Care(checkpoint_every=3600))
+    await keeper.look_after(place, CareOptions(checkpoint_every=3600))
     jobs.start()
     try:
         keeper._schedule.export_soon(place)  # the lease was never renewed
         while not [one for one in keeper._sidecar.operations._known.values() if one.state == "failed"]:
             await asyncio.sleep(0.02)
-        assert await engine.repository.snapshot_ids("me") == []
+        assert await engine.repository.list_snapshot_ids("me") == []
         await keeper.lease.renew()
         async with asyncio.timeout(30):
-            while not await engine.repository.snapshot_ids("me"):
+            while not await engine.repository.list_snapshot_ids("me"):
                 await asyncio.sleep(0.02)
     finally:
         jobs.stop()

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from sidecar.client import Client
-from sidecar.client.settings import client_settings
+from sidecar.client.settings import build_client_settings
 from sidecar.errors import BadConfig
-from sidecar.local_token import make_token, read_token, token_path
+from sidecar.local_token import ensure_token, find_token_path, read_token
 from tests.parts import forked_sidecar
 from tests.parts.homes import PROJECT, empty_home
 from tests.parts.s3_servers import free_port
@@ -152,14 +152,14 @@ def test_with_a_token_given_or_none_wanted_nothing_is_made(tmp_path: Path, state
 )
 def test_a_file_that_cannot_be_trusted_is_refused(state: Path, text: str, mode: int, words: str) -> None:
     file = keep(state, text, mode)
-    for use in (make_token, read_token, lambda: Client("http://127.0.0.1:1")):
+    for use in (ensure_token, read_token, lambda: Client("http://127.0.0.1:1")):
         with pytest.raises(BadConfig) as raised:
             use()
         assert words in raised.value.message and str(file) in raised.value.message
         assert A_TOKEN not in str(raised.value.as_dict()) and "Remove it" in raised.value.hint
     assert file.read_text() == text, "it was changed"
     file.unlink()
-    assert make_token() == read_token() != ""
+    assert ensure_token() == read_token() != ""
 
 
 def test_a_service_does_not_start_with_a_token_that_others_could_have_read(tmp_path: Path, state: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_service_does_not_start_with_a_token_that_others_could_have_read(tmp_p
 def test_a_link_a_pipe_or_a_file_of_somebody_else_is_refused(tmp_path: Path, state: Path) -> None:
     def objection() -> str:
         with pytest.raises(BadConfig) as raised:
-            make_token()
+            ensure_token()
         return raised.value.message
 
     file = keep(state)
@@ -197,7 +197,7 @@ def test_a_link_a_pipe_or_a_file_of_somebody_else_is_refused(tmp_path: Path, sta
     assert "Others may write to the folder" in objection()
     assert not file.exists()
     file.parent.chmod(0o700)
-    assert make_token() == file.read_text().strip()
+    assert ensure_token() == file.read_text().strip()
 
 
 def test_where_no_token_can_be_kept_it_says_what_to_set(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_client_on_this_machine_finds_it_and_the_environment_wins(
     ],
 )
 def test_a_client_sends_it_nowhere_else(state: Path, address: str) -> None:
-    assert make_token() == read_token() != ""
+    assert ensure_token() == read_token() != ""
     assert _sent_to(address) is None
 
 
@@ -257,7 +257,7 @@ def _sent_to(address: str, **given: Any) -> str | None:
         seen.append(request.headers.get("authorization"))
         return httpx.Response(200)
 
-    settings = client_settings(address, given.get("token"), 1.0)
+    settings = build_client_settings(address, given.get("token"), 1.0)
     with httpx.Client(**settings, transport=httpx.MockTransport(answer)) as http:
         http.get("/v1/memories")
     return seen[0]
@@ -296,6 +296,6 @@ def test_it_is_kept_where_the_state_of_programs_belongs(monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     for unset in ("", "relative/path"):
         monkeypatch.setenv("XDG_STATE_HOME", unset)
-        assert token_path() == tmp_path / ".local/state/memory-sidecar/token"
+        assert find_token_path() == tmp_path / ".local/state/memory-sidecar/token"
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert make_token() == (tmp_path / ".local/state/memory-sidecar/token").read_text().strip()
+    assert ensure_token() == (tmp_path / ".local/state/memory-sidecar/token").read_text().strip()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar.ids import Keys
+from sidecar.ids import MemoryKeys
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.services import Service, path, serving
 
@@ -79,7 +79,7 @@ def test_keys_of_admitted_calls_are_kept(service: Service, home: Path, tmp_path:
     fresh = empty_home(tmp_path / "fresh")
     restored = service.restore("me", f"local:{fresh}", key="in").json()
     assert (exported["outcome"], restored["outcome"]) == ("committed", "complete")
-    assert remembered(tmp_path) == sorted(Keys.of("me").call(key).rsplit("/", 1)[1] for key in ("out", "in"))
+    assert remembered(tmp_path) == sorted(MemoryKeys.of("me").call(key).rsplit("/", 1)[1] for key in ("out", "in"))
     shutil.rmtree(fresh)
     assert service.restore("me", f"local:{fresh}", key="in").json() == restored, (
         "done once, also when it is gone by now"

@@ -7,28 +7,28 @@ import logging
 import pytest
 
 from sidecar.service import logs
-from sidecar.service.repeats import KINDS, REST, Repeats
+from sidecar.service.repeats import KINDS, REST, LogThrottle
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
 def test_a_few_of_a_kind_pass_in_a_minute_and_the_rest_is_counted() -> None:
     now = 0.0
-    repeats = Repeats(most=3, seconds=60, clock=lambda: now)
-    assert [repeats.may_say("a") for _ in range(10)] == [True] * 3 + [False] * 7
-    assert repeats.may_say("b")
+    repeats = LogThrottle(most=3, seconds=60, clock=lambda: now)
+    assert [repeats.may_pass("a") for _ in range(10)] == [True] * 3 + [False] * 7
+    assert repeats.may_pass("b")
     assert repeats.take_counts() == []
     now = 61.0
     assert repeats.take_counts() == [("a", 7)]
     assert repeats.take_counts() == []
-    assert repeats.may_say("a")
-    assert [repeats.may_say("a") for _ in range(5)].count(False) == 3
+    assert repeats.may_pass("a")
+    assert [repeats.may_pass("a") for _ in range(5)].count(False) == 3
     assert repeats.take_counts(all_of_them=True) == [("a", 3)]
 
 
 def test_kinds_without_end_do_not_fill_the_memory() -> None:
-    repeats = Repeats(most=1, seconds=60, clock=lambda: 0.0)
-    passed = [repeats.may_say(f"kind {number}") for number in range(KINDS + 500)]
+    repeats = LogThrottle(most=1, seconds=60, clock=lambda: 0.0)
+    passed = [repeats.may_pass(f"kind {number}") for number in range(KINDS + 500)]
     assert passed.count(True) == KINDS + 1
     assert repeats.take_counts(all_of_them=True) == [(REST, 499)]
 
@@ -41,6 +41,6 @@ def test_two_errors_under_one_message_are_both_seen() -> None:
             told = (type(raised), raised, raised.__traceback__)
             return logging.LogRecord("some.library", logging.ERROR, "", 0, "Exception in application %s", ("x",), told)
 
-    passed = [logs._is_news(record(kind)) for kind in (*[KeyError] * 9, OSError, KeyError)]
+    passed = [logs._may_pass(record(kind)) for kind in (*[KeyError] * 9, OSError, KeyError)]
     assert passed == [True] * 3 + [False] * 6 + [True, False]
     logs._repeats.take_counts(all_of_them=True)

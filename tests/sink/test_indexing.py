@@ -17,12 +17,12 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.heads import fork, rollback
 from sidecar.errors import SnapshotDamaged
-from sidecar.ids import Keys
-from sidecar.sink.indexing import Indexed, MemoryIndex
+from sidecar.ids import MemoryKeys
+from sidecar.sink.indexing import IndexResult, MemoryIndex
 from sidecar.sink.records import Record
 from sidecar.sink.settings import Postgres
-from sidecar.sink.sink import Place, Query, Records, Still, Written
-from sidecar.wiring import open_sink
+from sidecar.sink.sink import MemoryRef, Query, RecordSource, Still, WriteCounts
+from sidecar.wiring import open_search
 from tests.parts.homes import engine_at
 from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
 def index_of(engine: Engine, **settings: object) -> MemoryIndex:
-    sink = open_sink(Postgres(**settings))  # type: ignore[arg-type]
+    sink = open_search(Postgres(**settings))  # type: ignore[arg-type]
     assert sink is not None
     return MemoryIndex(engine.repository, sink)
 
@@ -61,7 +61,7 @@ async def test_rows_are_what_the_agent_remembered_after_every_export(
     index = index_of(engine)
     for _ in range(3):
         snapshot = await exported(engine, agent)
-        done = await index.bring_up("conductor")
+        done = await index.update_memory("conductor")
         assert (done.state, done.snapshot, done.problems) == ("written", snapshot, [])
         assert sorted(database.rows()) == agent.expected("conductor")
         assert done.records == len(agent.rows)
@@ -72,15 +72,15 @@ async def test_rows_are_what_the_agent_remembered_after_every_export(
 async def test_what_is_equal_already_is_left_alone(engine: Engine, agent: Agent, database: Database) -> None:
     index = index_of(engine)
     await exported(engine, agent)
-    assert (await index.bring_up("conductor")).written == len(agent.rows)
+    assert (await index.update_memory("conductor")).written == len(agent.rows)
     before = dict(database.execute("SELECT kind || key, xmin::text FROM memory_sidecar.records"))
     agent.observe()
     await exported(engine, agent)
-    done = await index.bring_up("conductor")
+    done = await index.update_memory("conductor")
     assert (done.written, done.removed) == (1, 0)
     after = dict(database.execute("SELECT kind || key, xmin::text FROM memory_sidecar.records"))
     assert len(after) == len(before) + 1 and all(after[name] == version for name, version in before.items())
-    assert (await index.bring_up("conductor")).state == "current"
+    assert (await index.update_memory("conductor")).state == "current"
 
 
 async def test_rows_of_a_database_kept_beside_the_first_are_rows_of_their_own(
@@ -93,10 +93,10 @@ async def test_rows_of_a_database_kept_beside_the_first_are_rows_of_their_own(
         source.backup(copy_of_it)
     held = sum(kind in ("session", "observation", "summary", "prompt") for kind, _ in agent.rows)
     await exported(engine, agent)
-    assert (await index.bring_up("conductor")).records == len(agent.rows) + held
+    assert (await index.update_memory("conductor")).records == len(agent.rows) + held
     agent.observe()
     await exported(engine, agent)
-    assert (await index.bring_up("conductor")).records == len(agent.rows) + held
+    assert (await index.update_memory("conductor")).records == len(agent.rows) + held
     assert set(agent.expected("conductor")) <= set(database.rows())
 
 
@@ -105,7 +105,7 @@ async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent
     first, before = await exported(engine, agent), copy.deepcopy(agent.rows)
     agent.converse()
     await exported(engine, agent)
-    await index.bring_up("conductor")
+    await index.update_memory("conductor")
     await rollback(engine.repository, "conductor", first)
     await fork(engine.repository, "conductor", "other", "latest")
     assert await index.behind() == ["conductor", "other"]
@@ -116,7 +116,7 @@ async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent
     assert await index.behind() == []
     await engine.repository.delete_memory("conductor")
     assert [one async for one in index.catch_up()] == [
-        Indexed(memory="conductor", state="removed", removed=len(before))
+        IndexResult(memory="conductor", state="removed", removed=len(before))
     ]
     assert sorted(database.rows()) == agent.expected("other")
     assert list(database.heads()) == ["other"]
@@ -129,12 +129,12 @@ async def test_a_memory_that_was_deleted_and_begun_anew_has_the_new_rows(
     await exported(engine, agent)
     agent.converse()
     await exported(engine, agent)  # its head's generation grows
-    await index.bring_up("conductor")
+    await index.update_memory("conductor")
     await engine.repository.delete_memory("conductor")
     fresh = Agent(tmp_path / "fresh", seed=9)
     fresh.converse()
     await exported(engine, fresh)
-    await index.bring_up("conductor")
+    await index.update_memory("conductor")
     assert sorted(database.rows()) == fresh.expected("conductor")
 
 
@@ -142,13 +142,13 @@ class Interfering:
     """A real sink before which something happens: right before it is this one's turn to write."""
 
     def __init__(self, before: object) -> None:
-        self._sink = open_sink(Postgres())
+        self._sink = open_search(Postgres())
         self._before = before
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._sink, name)
 
-    async def replace(self, place: Place, snapshot: str, records: Records, still: Still) -> Written | None:
+    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
         await self._before()  # type: ignore[operator]
         return await self._sink.replace(place, snapshot, records, still)  # type: ignore[union-attr]
 
@@ -165,10 +165,10 @@ async def test_rows_of_an_older_head_never_replace_those_of_a_newer_one(
         if not moved:
             agent.converse()
             moved.append(await exported(engine, agent))
-            await quick.bring_up("conductor")
+            await quick.update_memory("conductor")
 
     slow = MemoryIndex(engine.repository, Interfering(overtake))  # type: ignore[arg-type]
-    done = await slow.bring_up("conductor")
+    done = await slow.update_memory("conductor")
     assert done.snapshot == moved[0] != older
     assert done.state == "current"
     assert sorted(database.rows()) == agent.expected("conductor")
@@ -179,15 +179,15 @@ async def test_rows_are_not_removed_when_the_memory_is_there_again(
 ) -> None:
     await exported(engine, agent)
     index = index_of(engine)
-    await index.bring_up("conductor")
-    sink = open_sink(Postgres())
+    await index.update_memory("conductor")
+    sink = open_search(Postgres())
     assert sink is not None
     id = database.execute("SELECT store FROM memory_sidecar.memories")[0][0]
 
     async def no() -> bool:
         return False
 
-    assert await sink.remove(Place(id, "conductor"), no) is None
+    assert await sink.remove(MemoryRef(id, "conductor"), no) is None
     assert sorted(database.rows()) == agent.expected("conductor")
 
 
@@ -195,7 +195,7 @@ async def test_many_at_once_end_with_the_newest(engine: Engine, agent: Agent, da
     indexes = [index_of(engine) for _ in range(3)]
     for _ in range(2):
         await exported(engine, agent)
-        done = await asyncio.gather(*(index.bring_up("conductor") for index in indexes))
+        done = await asyncio.gather(*(index.update_memory("conductor") for index in indexes))
         assert len({one.snapshot for one in done}) == 1
         assert sorted(database.rows()) == agent.expected("conductor")
         agent.converse()
@@ -225,7 +225,7 @@ async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
     snapshot = await exported(engine, agent, "broken")
     await exported(engine, agent, "whole")
     manifest = await engine.repository.manifest("broken", snapshot)
-    pack = tmp_path / "store" / Keys.of("broken").pack(manifest.packs[0].id, manifest.packs[0].codec)
+    pack = tmp_path / "store" / MemoryKeys.of("broken").pack(manifest.packs[0].id, manifest.packs[0].codec)
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.chmod(0o644)
@@ -236,7 +236,7 @@ async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
     assert done["whole"].state == "written"
     assert sorted(database.rows()) == agent.expected("whole")
     with pytest.raises(SnapshotDamaged):
-        await index.bring_up("broken")
+        await index.update_memory("broken")
 
 
 async def test_a_memory_whose_rows_somebody_holds_does_not_keep_others_from_being_written(
@@ -246,7 +246,7 @@ async def test_a_memory_whose_rows_somebody_holds_does_not_keep_others_from_bein
     index = index_of(engine)
     for memory in ("held", "other"):
         await exported(engine, agent, memory)
-        await index.bring_up(memory)
+        await index.update_memory(memory)
     agent.converse()
     for memory in ("held", "other"):
         await exported(engine, agent, memory)
@@ -264,10 +264,10 @@ async def test_another_text_search_configuration_writes_all_rows_anew(
     (Path(agent.project) / "MEMORY.md").write_text("# Habits\nShe was running quickly\n")
     await exported(engine, agent)
     plain, english = index_of(engine), index_of(engine, text_search="english")
-    await plain.bring_up("conductor")
+    await plain.update_memory("conductor")
     count = len(database.rows())
     assert (await plain.search(Query(words="run"))).found.hits == []
-    done = await english.bring_up("conductor")
+    done = await english.update_memory("conductor")
     assert (done.state, done.written) == ("written", count)
     assert [hit.title for hit in (await english.search(Query(words="run"))).found.hits] == ["Habits"]
     assert await plain.behind() == ["conductor"]
@@ -311,7 +311,7 @@ NO_WORDS = ["", "   ", "'); DROP TABLE records; --", '"', "-", "a & b | !", "\0"
 async def test_no_words_break_a_search(engine: Engine, agent: Agent, database: Database) -> None:
     await exported(engine, agent)
     index = index_of(engine)
-    await index.bring_up("conductor")
+    await index.update_memory("conductor")
     for words in NO_WORDS:
         assert (await index.search(Query(words=words))).found.hits == []
     assert sorted(database.rows()) == agent.expected("conductor")
@@ -335,17 +335,17 @@ class Many:
 
 @pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
 async def test_many_records_are_written_and_searched(database: Database, count: int) -> None:
-    sink = open_sink(Postgres())
+    sink = open_search(Postgres())
     assert sink is not None
 
     async def yes() -> bool:
         return True
 
-    place = Place("store", "large")
+    place = MemoryRef("store", "large")
     written = await sink.replace(place, "one", Many(count), yes)
-    assert written == Written(records=count, written=count)
+    assert written == WriteCounts(records=count, written=count)
     written = await sink.replace(place, "two", Many(count - 10), yes)
-    assert written == Written(records=count - 10, removed=10)
+    assert written == WriteCounts(records=count - 10, removed=10)
     found = await sink.search(Query(words="word5", store="store", limit=10))
     assert len(found.hits) == (10 if count > 10_000 else 3)
 
@@ -380,7 +380,7 @@ async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: A
     (Path(agent.project) / ".cm/memory/decisions.json").write_text("[" * 100_000)
     await exported(engine, agent)
     index = index_of(engine)
-    done = await index.bring_up("conductor")
+    done = await index.update_memory("conductor")
     assert done.state == "written"
     assert [problem.partition(":")[0] for problem in done.problems] == ["cm/memory/decisions.json cannot be read"]
     rows = {(row[1], row[2]): row for row in database.rows()}
@@ -408,7 +408,7 @@ async def test_a_table_that_is_not_there_or_is_no_table_is_no_problem(
         connection.execute("ALTER TABLE observations RENAME COLUMN memory_session_id TO sdk_session_id")
     connection.close()
     await exported(engine, agent)
-    done = await index_of(engine).bring_up("conductor")
+    done = await index_of(engine).update_memory("conductor")
     assert done.problems == []
     kinds = {row[1] for row in database.rows()}
     assert kinds == {"session", "observation", "learning", "decision", "section"}
@@ -428,7 +428,7 @@ async def test_of_a_damaged_database_what_can_be_read_is_there_and_the_rest_is_t
         data[page * 4096 : page * 4096 + 200] = chance.randbytes(200)
     agent.database.write_bytes(data)
     await exported(engine, agent)
-    done = await index_of(engine).bring_up("conductor")
+    done = await index_of(engine).update_memory("conductor")
     assert done.state == "written"
     assert any(problem.startswith("claude-mem/claude-mem.db cannot be read") for problem in done.problems)
     kinds = {row[1] for row in database.rows()}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.sink.claude_mem import items
+from sidecar.sink.claude_mem import join_items
 from sidecar.sink.codymaster import read_file
-from sidecar.sink.markdown import read, sections
-from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bounded_key, clean, cut, moment, record
+from sidecar.sink.markdown import read_sections, split_sections
+from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bound_key, build_record, clean_text, cut_text, parse_time
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bounded_key, clean, cut
     ],
 )
 def test_sections_of_markdown(text: str, found: list[tuple[tuple[str, ...], str]]) -> None:
-    assert list(sections(text)) == found
+    assert list(split_sections(text)) == found
 
 
 def test_a_byte_order_mark_hides_no_heading_and_no_front_matter(tmp_path: Path) -> None:
     for text, titles in (("# A\nx", ["A"]), ("---\ntitle: x\n---\n# A", ["A"]), ("words", ["a.md"])):
         (tmp_path / "a.md").write_text(text, encoding="utf-8-sig")
-        found = list(read(str(tmp_path / "a.md"), "project/memory/a.md", "", 0))
+        found = list(read_sections(str(tmp_path / "a.md"), "project/memory/a.md", "", 0))
         assert [one.title for one in found] == titles and "\ufeff" not in found[0].text
 
 
@@ -56,22 +56,22 @@ def test_two_learnings_with_one_id_are_two(tmp_path: Path) -> None:
 
 @given(st.text(alphabet="# \t\n-`~ab›", max_size=80))
 def test_no_word_of_a_markdown_text_is_lost(text: str) -> None:
-    said = "".join(body + "".join(headings[-1:]) for headings, body in sections(text))
+    said = "".join(body + "".join(headings[-1:]) for headings, body in split_sections(text))
     assert sorted(said.replace("#", "").split()) or not text.replace("#", "").split()
     assert said.count("a") + said.count("b") == text.count("a") + text.count("b")
 
 
 @given(st.text(), st.integers(0, 40))
 def test_a_cut_text_is_its_beginning_in_whole_characters(text: str, most: int) -> None:
-    text = clean(text)
-    short = cut(text, most)
+    text = clean_text(text)
+    short = cut_text(text, most)
     assert text.startswith(short) and len(short.encode()) <= max(most, 0)
     assert short == text or len((short + text[len(short)]).encode()) > most
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
 def test_whatever_is_remembered_can_be_stored(text: str) -> None:
-    made = record("section", text, title=text, text=text, project=text, session=text, path=text)
+    made = build_record("section", text, title=text, text=text, project=text, session=text, path=text)
     for part in (made.key, made.title, made.text, made.project, made.session, made.path):
         assert "\0" not in part
         part.encode()
@@ -79,10 +79,10 @@ def test_whatever_is_remembered_can_be_stored(text: str) -> None:
 
 
 def test_long_parts_are_bounded_and_long_keys_stay_apart() -> None:
-    made = record("section", "k" * 9999, title="t" * 9999, text="記" * 999_999, path="p" * 9999)
+    made = build_record("section", "k" * 9999, title="t" * 9999, text="記" * 999_999, path="p" * 9999)
     assert len(made.key) == KEY_LENGTH and len(made.title) == 500 and len(made.text.encode()) <= TEXT_BYTES
-    assert bounded_key("k" * 300 + "a") != bounded_key("k" * 300 + "b")
-    assert bounded_key("k" * KEY_LENGTH) == "k" * KEY_LENGTH
+    assert bound_key("k" * 300 + "a") != bound_key("k" * 300 + "b")
+    assert bound_key("k" * KEY_LENGTH) == "k" * KEY_LENGTH
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_long_parts_are_bounded_and_long_keys_stay_apart() -> None:
     ],
 )
 def test_times_as_programs_write_them(value: str, found: datetime | None) -> None:
-    assert moment(value) == found
+    assert parse_time(value) == found
 
 
 def test_lists_of_facts_become_lines() -> None:
-    assert items('["a", "b", null, 3]') == "a\nb\n3"
-    assert items("[not json") == "[not json"
-    assert items("[" * 100_000) == "[" * 100_000
-    assert items("plain") == "plain"
+    assert join_items('["a", "b", null, 3]') == "a\nb\n3"
+    assert join_items("[not json") == "[not json"
+    assert join_items("[" * 100_000) == "[" * 100_000
+    assert join_items("plain") == "plain"

@@ -254,7 +254,7 @@ def test_no_trouble_with_search_takes_a_receipt_away(
     def fail(*_: object) -> None:
         raise problem
 
-    monkeypatch.setattr("sidecar.sink.snapshot.materialise", fail)
+    monkeypatch.setattr("sidecar.sink.snapshot.unpack_files", fail)
     ran = export(agent, tmp_path / "store")
     assert (ran.code, ran.document["outcome"]) == (0, "committed")
     assert str(problem) in told(ran.document)[0]
