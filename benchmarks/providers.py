@@ -16,7 +16,7 @@ from benchmarks import homes
 from benchmarks.table import Section, seconds, size
 from emulators import DaytonaEmulator, E2BEmulator
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.repository import Repository
+from sidecar.store.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
 
 LATENCY = 0.1
@@ -37,7 +37,7 @@ async def _measure(
     section: Section, name: str, server: E2BEmulator | DaytonaEmulator, folder: Path, database: int
 ) -> None:
     provider = name.lower()
-    engine = Engine(repository=Repository(open_store(f"file:{folder}/store")))
+    engine = Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{folder}/store")))
     words = homes.Words(7, 4 << 20)
     box, fresh, other = server.create(), server.create(), server.create()
     homes.claude_mem(box.home, database, words)

@@ -20,16 +20,16 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import adapters
 import sidecar
-from sidecar.cli.configuring import render_options_page
-from sidecar.engine.asking import ProgramError, build_error
+from sidecar.cli.config import render_options_page
+from sidecar.engine.sandbox.dialogue import ProgramError, build_error
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
-from sidecar.limits import CODES, REASONS
+from sidecar.policy.limits import CODES, REASONS
+from sidecar.service.api.problems import HTTP_CODES, OTHER_HTTP, Problem, status_of
 from sidecar.service.event_types import EVENTS
 from sidecar.service.events import Event
-from sidecar.service.index_metrics import IndexMetrics
+from sidecar.service.jobs.index import IndexMetrics
+from sidecar.service.jobs.webhooks import body_of, headers_of
 from sidecar.service.metrics import Metrics
-from sidecar.service.problems import HTTP_CODES, OTHER_HTTP, Problem, status_of
-from sidecar.service.webhooks import body_of, headers_of
 
 DOCS = Path(__file__).parent
 CODE = (DOCS.parent / "sidecar", DOCS.parent / "adapters")

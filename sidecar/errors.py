@@ -13,7 +13,7 @@
     │   ├── SecondWriter           another sidecar writes to a store that only one may write to
     │   ├── KeyNeeded              it is sealed or signed, and the key for that was not given
     │   ├── ObjectMissing          an object the store should hold is not there
-    │   └── HeadMoved              compare-and-swap lost: someone else wrote first
+    │   └── SwapLost               compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
     │   ├── MemoryNotFound · SnapshotNotFound
     │   ├── SnapshotDamaged
@@ -34,9 +34,9 @@
     │   ├── UnsafePath · UnsafeLink · UnsafeMember
     │   ├── SizeMismatch · DigestMismatch · PackBomb
     │   └── UnpackTimeout          it took longer to read than it may
-    ├── SinkError                  exit 1   the database that is searched; never in the way of an export
-    │   ├── SinkUnreachable · SinkBusy   (a retry can help)
-    │   └── SinkDenied · SinkUnfit
+    ├── SearchError                exit 1   the database that is searched; never in the way of an export
+    │   ├── SearchUnreachable · SearchBusy   (a retry can help)
+    │   └── SearchDenied · SearchUnfit
     ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
     └── Interrupted                exit 130 told to end before it was done (a retry can help)
 

@@ -13,8 +13,8 @@ import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sidecar.characters import is_unseen
 from sidecar.errors import BadMemoryId
+from sidecar.host.characters import is_unseen
 
 LONGEST_ID = 200
 ROOT = "memories/"

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.errors import BadReference, DriverMissing
-from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
+from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Sandbox, Store
-from sidecar.sink.settings import Postgres, read_postgres_url
+from sidecar.search.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
-    from sidecar.repository import Repository
-    from sidecar.sealing.given import GivenKeys
-    from sidecar.sink.indexing import MemoryIndex
-    from sidecar.sink.sink import SearchDatabase
+    from sidecar.search.index import MemoryIndex
+    from sidecar.search.port import SearchDatabase
+    from sidecar.store.encryption.keys_given import GivenKeys
+    from sidecar.store.repository import Repository
 
 
 def open_store(url: str) -> Store:
@@ -35,13 +35,13 @@ def build_repository(store: Store, given: GivenKeys, *, trust_unsigned: bool = F
 
     Also without keys: a store that is encrypted or signed must not be taken for an empty one, or be written to.
     """
-    from sidecar.repository import Repository
-    from sidecar.sealing.opening import EncryptionKeys
-    from sidecar.sealing.signatures import Signatures
-    from sidecar.sealing.signed import SignedStore
-    from sidecar.sealing.store import EncryptedStore
-    from sidecar.snapshots.portable import PortableStore
-    from sidecar.snapshots.witnesses import HeadCopies
+    from sidecar.store.encryption.encrypted_store import EncryptedStore
+    from sidecar.store.encryption.opening import EncryptionKeys
+    from sidecar.store.encryption.signatures import Signatures
+    from sidecar.store.encryption.signed_store import SignedStore
+    from sidecar.store.portable import PortableStore
+    from sidecar.store.repository import Repository
+    from sidecar.store.witnesses import HeadCopies
 
     signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
     keys = None
@@ -94,18 +94,13 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
     )
 
 
-def open_home(home: Path) -> Sandbox:
-    """A folder of our own as a sandbox."""
-    return open_sandbox(f"local:{home}")
-
-
 def open_search(settings: Postgres) -> SearchDatabase | None:
     """Where records go, to be searched; ``None`` when that is nowhere. Raise ``BadConfig`` or ``DriverMissing``."""
     url = read_postgres_url(settings)
     if not url:
         return None
     try:
-        from adapters.sinks.postgres import open_postgres
+        from adapters.search.postgres import open_postgres
     except ImportError:
         raise DriverMissing(
             f"{settings.url_env} is set, but what talks to Postgres is not installed.",
@@ -119,6 +114,6 @@ def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None
     sink = open_search(settings)
     if sink is None:
         return None
-    from sidecar.sink.indexing import MemoryIndex
+    from sidecar.search.index import MemoryIndex
 
     return MemoryIndex(repository, sink)

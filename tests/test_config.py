@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli.main import main
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
-from sidecar.retention.rules import KeepLast, KeepPeriods
+from sidecar.policy.retention import KeepLast, KeepPeriods
 
 
 def config(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
@@ -134,7 +134,7 @@ def test_a_store_that_is_none_is_refused_with_where_it_was_read(
 
 
 def test_the_page_of_options_is_what_the_code_says() -> None:
-    from sidecar.cli.configuring import render_options_page
+    from sidecar.cli.config import render_options_page
     from tests.parts.homes import PROJECT
 
     assert (PROJECT / "docs/options.md").read_text().strip() == render_options_page().strip()

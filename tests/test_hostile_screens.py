@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.characters import make_printable
 from sidecar.cli.screen import ProgressBar
+from sidecar.host.characters import make_printable
 from tests.parts import forked_sidecar
 from tests.parts.former import former_ids
 from tests.parts.homes import PROJECT, empty_home, run_cli, three_tier_home, write
@@ -342,8 +342,8 @@ def test_a_name_is_no_line_of_a_log(tmp_path: Path, form: str) -> None:
 _LOGGING = """
 import logging, sys
 import structlog
-from sidecar.service.logs import set_up
-set_up(sys.argv[1])
+from sidecar.service.logs import configure_logs
+configure_logs(sys.argv[1])
 text = sys.argv[2]
 structlog.get_logger("sidecar").info(text, memory=text, listed=[text], found={text: text})
 logging.getLogger("elsewhere").warning("told: %s", text)

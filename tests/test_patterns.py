@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
-from sidecar.patterns import check_reachable
-from sidecar.retention.rules import KeepLast
+from sidecar.policy.patterns import check_reachable
+from sidecar.policy.retention import KeepLast
 
 SETTINGS = {"limits": "files", "guards": "shrink_from_files", "retention": "keep_last", "privacy": "private"}
 

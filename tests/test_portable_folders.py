@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
+from sidecar.format.checksums import decode_checksummed
 from sidecar.ids import MemoryKeys, build_memory_key, build_portable_folder, is_plain_id, parse_portable_folder
 from sidecar.ports import ObjectInfo, StoredObject
-from sidecar.snapshots.manifest import Head
-from sidecar.snapshots.portable import SIGNPOST, PortableStore
-from sidecar.snapshots.sealed import decode_checksummed
+from sidecar.store.manifest import Head
+from sidecar.store.portable import SIGNPOST, PortableStore
 from tests.parts.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

@@ -26,8 +26,8 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
-from sidecar.files import open_private
-from sidecar.local_policy import OF_OUR_OWN, LocalPolicy
+from sidecar.host.files import open_private
+from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 CHUNK = 1 << 20

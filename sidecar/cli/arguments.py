@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from sidecar import __version__
-from sidecar.limits import REASONS
-from sidecar.sink import KINDS
+from sidecar.policy.limits import REASONS
+from sidecar.search import KINDS
 
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted

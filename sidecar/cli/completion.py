@@ -73,6 +73,7 @@ def _describe_option(action: argparse.Action) -> Option:
 def render_bash(found: list[Command]) -> str:
     """For bash 3.2 and newer, which is what macOS has."""
     values = {flag: option for command in found for option in command.options for flag in option.flags if option.takes}
+    names = _join_names(command.name for command in found)
     lines = [
         "# memory-sidecar: completion for bash",
         "_memory_sidecar() {",
@@ -84,7 +85,7 @@ def render_bash(found: list[Command]) -> str:
         *(f"        {flag}) {_render_bash_value(option)}; return ;;" for flag, option in sorted(values.items())),
         "    esac",
         '    if [ "$COMP_CWORD" -eq 1 ]; then',
-        f'        COMPREPLY=($(compgen -W "{_join_names(command.name for command in found)} --help --version" -- "$word")); return',
+        f'        COMPREPLY=($(compgen -W "{names} --help --version" -- "$word")); return',
         "    fi",
         '    case "${COMP_WORDS[1]}" in',
     ]

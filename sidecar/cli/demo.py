@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from sidecar.cli.result import Result, format_count
+from sidecar.cli.result import Result
 from sidecar.errors import SidecarError, UsageError
+from sidecar.host.sizes import format_count
 
 WRITER = """
 import sqlite3, sys, time

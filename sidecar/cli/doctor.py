@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sidecar.cli.layouts import build_roots_document, describe_roots
-from sidecar.cli.result import Result, Table, format_count, format_size
+from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
-from sidecar.engine.identity import SHOULD_IT
-from sidecar.engine.inspecting import SeenRoot, describe_near_totals, inspect_sandbox
+from sidecar.engine.sandbox.identity import SHOULD_IT
+from sidecar.engine.sandbox.inspection import SeenRoot, describe_near_totals, inspect_sandbox
 from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
-from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import EncryptedStore
-from sidecar.wiring import open_sandbox
+from sidecar.host.sizes import format_count
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.signed_store import SignedStore
 
 MOST_NAMED = 5
 LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no python3"'
@@ -98,7 +98,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         return f"Postgres answers; behind: {', '.join(behind)}" if behind else "Postgres answers, and is up to date"
 
     async def sandbox() -> str:
-        box = open_sandbox(args.sandbox, user=args.user, local=engine.local)
+        box = engine.open_sandbox(args.sandbox, user=args.user, local=engine.local)
         try:
             presence = await box.connect()
             finished = await box.run(LOOK, timeout=60, output_limit=1 << 16)
@@ -110,7 +110,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             await box.close()
 
     async def memory() -> str:
-        box = open_sandbox(args.sandbox, user=args.user, local=engine.local)
+        box = engine.open_sandbox(args.sandbox, user=args.user, local=engine.local)
         try:
             roots.extend(await inspect_sandbox(engine, box, args.layout, args.project))
         finally:
@@ -118,7 +118,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         if not any(root.total.files for root in roots):
             raise NoMemoryFound(f"{args.sandbox} has no memory of any layout.", hint=_suggest_cure(args))
         files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
-        return f"{format_count(files, 'file')}, {format_size(bytes)}, in {', '.join(root.name for root in roots) or 'no layout'}"
+        names = ", ".join(root.name for root in roots) or "no layout"
+        return f"{format_count(files, 'file')}, {format_size(bytes)}, in {names}"
 
     await check("python", python)
     await check("temporary folder", spool)

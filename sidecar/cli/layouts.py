@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sidecar.cli.result import Result, Table, format_count, format_size
+from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
-from sidecar.engine.inspecting import SeenRoot
+from sidecar.engine.sandbox.inspection import SeenRoot
+from sidecar.host.sizes import format_count
 from sidecar.layouts import Layout, RootSpec, choose_layouts
 
 SHOWN = 12

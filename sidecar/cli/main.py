@@ -39,18 +39,18 @@ COMMANDS = {
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "accept": "stores.run_accept",
-    "verify": "verifying.run_verify",
-    "forget": "forgetting.run_forget",
-    "pin": "forgetting.run_pin",
-    "unpin": "forgetting.run_unpin",
+    "verify": "verify.run_verify",
+    "forget": "retention.run_forget",
+    "pin": "retention.run_pin",
+    "unpin": "retention.run_unpin",
     "delete": "stores.run_delete",
     "doctor": "doctor.run_doctor",
     "layouts": "layouts.run_layouts",
     "serve": "service.run_serve",
-    "run": "running.run_run",
-    "search": "searching.run_search",
-    "index": "searching.run_index",
-    "rekey": "rekeying.run_rekey",
+    "run": "run.run_run",
+    "search": "search.run_search",
+    "index": "search.run_index",
+    "rekey": "keys.run_rekey",
 }
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
@@ -74,11 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command not in LASTING:
             gc.set_threshold(SELDOM)
         if args.command == "config":
-            from sidecar.cli.configuring import run_config
+            from sidecar.cli.config import run_config
 
             return _print(run_config(args), wants_json)
         if args.command == "keygen":
-            from sidecar.cli.keygen import run_keygen
+            from sidecar.cli.keys import run_keygen
 
             return _print(run_keygen(args), wants_json)
         if args.command == "completion":
@@ -116,12 +116,12 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 
 async def _run(args: argparse.Namespace) -> Result:
-    from sidecar.cli.keeping_up import update_index
-    from sidecar.config import add_location, add_store_location, find_config_file, load_config
+    from sidecar.cli.search import update_index
+    from sidecar.config.own_files import build_local_policy
+    from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine
-    from sidecar.local_policy import build_policy
-    from sidecar.sealing.given import read_given_keys
-    from sidecar.wiring import open_index, open_repository
+    from sidecar.store.encryption.keys_given import read_given_keys
+    from sidecar.wiring import find_store_folder, open_index, open_repository, open_sandbox
 
     if "memory" in args and args.memory is not None:
         from sidecar.ids import check_memory_id
@@ -141,6 +141,7 @@ async def _run(args: argparse.Namespace) -> Result:
     _warn(keys.warnings, config.service.log if args.command in LASTING else "", beside=args.command == "run")
     engine = Engine(
         repository=repository,
+        open_sandbox=open_sandbox,
         layouts=config.layouts,
         limits=config.limits,
         guards=config.guards,
@@ -149,7 +150,7 @@ async def _run(args: argparse.Namespace) -> Result:
         retention=config.retention,
         restoring=config.restore,
         direct=config.direct,
-        local=build_policy(config, find_config_file(args.config)),
+        local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
     )
     # A command that is told to end gives its scratch files back first.

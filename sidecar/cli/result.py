@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sidecar.sizes import format_count as format_count
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

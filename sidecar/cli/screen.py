@@ -10,8 +10,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.characters import make_printable
 from sidecar.cli.result import Result, Table
+from sidecar.host.characters import make_printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

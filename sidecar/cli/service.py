@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.cli.result import Result
-from sidecar.config import add_location, find_config_file, load_config
+from sidecar.config.settings import add_location, find_config_file, load_config
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig
-from sidecar.local_token import find_token_path, read_token
-from sidecar.loopback import is_loopback
-from sidecar.progress import NoProgress
+from sidecar.host.local_token import find_token_path, read_token
+from sidecar.host.loopback import is_loopback
+from sidecar.host.progress import NoProgress
+from sidecar.service.door.tokens import load_tokens
 from sidecar.service.server import serve
 from sidecar.service.settings import AUTO, Service, parse_address
-from sidecar.service.tokens import load_tokens
 
 SERVING = """Serving at {url} (the API: {url}/openapi.json).
 {page}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, format_count, format_size, format_time
+from sidecar.cli.result import Result, Table, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.heads import accept, fork, rollback
-from sidecar.engine.looking import (
+from sidecar.engine.queries import (
     EntryRow,
     SnapshotRow,
     build_not_found_error,
@@ -18,8 +18,9 @@ from sidecar.engine.looking import (
     read_contents,
 )
 from sidecar.errors import UsageError
+from sidecar.host.sizes import format_count
 from sidecar.ids import check_memory_id, escape_id
-from sidecar.snapshots.missing import count_scrubbed, describe_trimmed
+from sidecar.store.manifest import count_scrubbed, describe_trimmed
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
@@ -193,7 +194,7 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
         )
     if not await engine.repository.exists(args.memory):
         raise build_not_found_error(engine.repository, args.memory)
-    from sidecar.service.attachments import Attachments
+    from sidecar.service.attachments.attachment import Attachments
 
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)

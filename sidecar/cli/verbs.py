@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli.result import Result, Table, format_count, format_size
+from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.archives import adopt, download
+from sidecar.engine.archives.tarballs import adopt, download
 from sidecar.engine.privacy import describe_position
 from sidecar.errors import UsageError
-from sidecar.files import write_whole
-from sidecar.limits import REASONS
+from sidecar.host.files import write_whole
+from sidecar.host.sizes import format_count
+from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.wiring import open_sandbox
 
 EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3}
 RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
@@ -23,7 +23,7 @@ MOST_SHOWN = 20
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
+    sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = ExportRequest(
             memory=args.memory,
@@ -40,7 +40,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
-    sandbox = open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
+    sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = RestoreRequest(
             memory=args.memory,
@@ -204,6 +204,7 @@ def _describe_receipt(receipt: ExportReceipt | RestoreReceipt) -> list[str | Tab
             f"Databases among it: {', '.join(receipt.databases_not_taken)}. A layout in the config can take them."
         )
     words.append(
-        f"{format_count(receipt.round_trips, 'round trip')}, {format_size(receipt.transferred_bytes)} transferred, {receipt.duration_ms} ms"
+        f"{format_count(receipt.round_trips, 'round trip')}, {format_size(receipt.transferred_bytes)} transferred,"
+        f" {receipt.duration_ms} ms"
     )
     return words

@@ -11,8 +11,8 @@ import httpx
 
 from sidecar import __version__
 from sidecar.errors import BadConfig
-from sidecar.local_token import read_token
-from sidecar.loopback import is_loopback
+from sidecar.host.local_token import read_token
+from sidecar.host.loopback import is_loopback
 
 URL, TOKEN, CA = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN", "MEMORY_SIDECAR_CA"
 HERE = "http://127.0.0.1:8077"

@@ -14,17 +14,17 @@ from tenacity import Retrying
 
 from sidecar.client import calls
 from sidecar.client.answers import Event
+from sidecar.client.conversations import ConversationPlan, ConversationState
+from sidecar.client.events import PAUSE_SECONDS, SILENCE_SECONDS, EventParser
 from sidecar.client.files import open_archive
-from sidecar.client.listening import PAUSE_SECONDS, SILENCE_SECONDS, EventParser
 from sidecar.client.methods import copy_signature
 from sidecar.client.problems import ServiceUnreachable, translate_errors
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import build_client_settings
-from sidecar.client.talks import ConversationPlan, ConversationState
 from sidecar.client.termination import LAST_RETRIES, TERMINATION
 from sidecar.client.wire import Call, check_response
 from sidecar.errors import SidecarError
-from sidecar.files import write_whole
+from sidecar.host.files import write_whole
 
 P = ParamSpec("P")
 T = TypeVar("T")

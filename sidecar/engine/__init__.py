@@ -1,9 +1,9 @@
 """The two verbs, and what they share."""
 
-from sidecar.engine.export import export
-from sidecar.engine.exporting import ExportRequest
-from sidecar.engine.parts import Engine
-from sidecar.engine.placing import RestoreRequest
-from sidecar.engine.restore import restore
+from sidecar.engine.core import Engine
+from sidecar.engine.exports.run import ExportRequest
+from sidecar.engine.exports.steps import export
+from sidecar.engine.restores.placement import RestoreRequest
+from sidecar.engine.restores.steps import restore
 
 __all__ = ["Engine", "ExportRequest", "RestoreRequest", "export", "restore"]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import MemoryKeys
-from sidecar.repository import PARALLEL_READS, HeadState, Repository, Survey
-from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import EncryptedStore
-from sidecar.snapshots.fetch import check_sizes
-from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.verify import check_snapshot
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.signed_store import SignedStore
+from sidecar.store.fetch import check_sizes
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import PARALLEL_READS, HeadState, Repository, Survey
+from sidecar.store.verification import check_snapshot
 
 MOST_READ = 256 << 20
 """So many bytes of packs are read, of all heads together."""

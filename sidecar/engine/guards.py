@@ -8,13 +8,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sidecar.errors import UnknownReason
-from sidecar.inside.index import FILE, Entry
-from sidecar.inside.rules import compile_patterns
+from sidecar.format.index import FILE, Entry
+from sidecar.format.patterns import compile_patterns
+from sidecar.host.sizes import format_count
 from sidecar.layouts import Layout
-from sidecar.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
+from sidecar.policy.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
-from sidecar.sizes import format_count
-from sidecar.snapshots.manifest import Manifest
+from sidecar.store.manifest import Manifest
 
 Entries = Mapping[str, Entry]
 Layouts = Mapping[str, Layout]

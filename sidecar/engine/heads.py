@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from sidecar.errors import MemoryNotFound, NothingToAccept, SnapshotDamaged, SwapLost, UsageError
 from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, make_snapshot_id
 from sidecar.receipts import Reason
-from sidecar.repository import HeadState, Repository
-from sidecar.retention.pins import drop_automatic_pins, pin_automatically
-from sidecar.snapshots.fetch import check_sizes
-from sidecar.snapshots.manifest import Head, Manifest
-from sidecar.snapshots.marks import hold_packs
-from sidecar.snapshots.resolving import resolve_snapshot
+from sidecar.store.fetch import check_sizes
+from sidecar.store.manifest import Head, Manifest
+from sidecar.store.marks import hold_packs
+from sidecar.store.pins import drop_automatic_pins, pin_automatically
+from sidecar.store.repository import HeadState, Repository
+from sidecar.store.selectors import resolve_snapshot
 
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:

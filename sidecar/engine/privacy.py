@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sidecar.engine.asking import ExportAnswer
-from sidecar.inside.credentials import redact_name
-from sidecar.inside.index import Entry
-from sidecar.inside.scrubbing import MOST_PATHS
-from sidecar.limits import CREDENTIALS
-from sidecar.privacy import Privacy
+from sidecar.engine.sandbox.dialogue import ExportAnswer
+from sidecar.format.index import Entry
+from sidecar.policy.limits import CREDENTIALS
+from sidecar.policy.privacy import Privacy
+from sidecar.program.privacy.credentials import redact_name
+from sidecar.program.privacy.scrub import MOST_PATHS
 from sidecar.receipts import Reason
-from sidecar.snapshots.manifest import Manifest
+from sidecar.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from sidecar.engine.exporting import ExportRun
+    from sidecar.engine.exports.run import ExportRun
 
 MOST_NAMED = 3
 OTHERS = ""

@@ -16,32 +16,40 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sidecar import program
-from sidecar.engine.asking import ExportAnswer, FoundDatabase, FoundRoot, ProgramAnswer, ask, parse_answer, run_command
-from sidecar.engine.attending import clean_up
-from sidecar.engine.coverage import get_rules
-from sidecar.engine.homes import find_spec
-from sidecar.engine.identity import merge_notes
-from sidecar.engine.limiting import build_bounds
-from sidecar.engine.parts import CountedSandbox, Engine, new_upload_path
-from sidecar.engine.receiving import fetch_bundle
-from sidecar.engine.unpacked import build_member, unpack_members
+from sidecar.engine.archives.homes import find_spec
+from sidecar.engine.archives.unpack import build_member, unpack_members
+from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
+from sidecar.engine.exports.arrival import fetch_bundle
+from sidecar.engine.exports.coverage import get_rules
+from sidecar.engine.limits import build_bounds
+from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.dialogue import (
+    ExportAnswer,
+    FoundDatabase,
+    FoundRoot,
+    ProgramAnswer,
+    ask,
+    parse_answer,
+    run_command,
+)
+from sidecar.engine.sandbox.identity import merge_notes
+from sidecar.engine.sandbox.presence import clean_up
+from sidecar.engine.shell.scripts import Target, build_place, build_restore_script, list_roots
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
-from sidecar.inside.databases import quick_check
-from sidecar.inside.index import DIR, FILE
-from sidecar.inside.packing import CHUNK
-from sidecar.inside.roots import make_hint, project_of, split_number
-from sidecar.inside.rules import compile_patterns
-from sidecar.inside.walk import MOST_SKIPPED
+from sidecar.format.index import DIR, FILE
+from sidecar.format.packs import CHUNK
+from sidecar.format.patterns import compile_patterns
+from sidecar.host.progress import NoProgress
+from sidecar.host.spool import Spool, SpooledFile, read_chunks
+from sidecar.host.threads import run_in_thread
 from sidecar.layouts import RootSpec
-from sidecar.progress import NoProgress
+from sidecar.program.capture.roots import make_hint, project_of, split_number
+from sidecar.program.capture.walk import MOST_SKIPPED
+from sidecar.program.sqlite.backup import quick_check
 from sidecar.receipts import Skip
-from sidecar.shell import Target, build_place, build_restore_script, list_roots
-from sidecar.snapshots.claims import check_hint
-from sidecar.snapshots.fetch import FetchedSnapshot
-from sidecar.snapshots.fold import unpack_files
-from sidecar.spool import Spool, SpooledFile, read_chunks
-from sidecar.threads import run_in_thread
+from sidecar.store.claims import check_hint
+from sidecar.store.fetch import FetchedSnapshot
+from sidecar.store.fold import unpack_files
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -221,7 +229,7 @@ async def send_tarball(
         await sandbox.upload(path, read_chunks(tarball.file))
     script = build_restore_script(question, _plan_targets(engine, question, fetched), path, size)
     value, _ = await run_command(
-        sandbox, program.build_shell_command(script), timeout=engine.timing.command, output_limit=1 << 20
+        sandbox, delivery.build_shell_command(script), timeout=engine.timing.command, output_limit=1 << 20
     )
     checked = value.pop("checked", True)
     answer = parse_answer(value, ProgramAnswer, question)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import UnknownLayout
-from sidecar.inside.rules import Rules
+from sidecar.format.patterns import Rules
 
 AUTO = "auto"
 """In place of names: whatever is there."""
@@ -26,7 +26,7 @@ ALWAYS_TOLD = frozenset({"name", "roots", "paths", "keep", "databases", "never",
 """What a sandbox is told of a layout also where it is empty."""
 
 Patterns = tuple[str, ...]
-"""Explained in ``sidecar/inside/rules.py``."""
+"""Explained in ``sidecar/format/patterns.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

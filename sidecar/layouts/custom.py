@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import BadConfig
-from sidecar.inside.rules import Rules, expand_braces
+from sidecar.format.patterns import Rules, expand_braces
+from sidecar.host.sections import format_setting
 from sidecar.layouts import AUTO, Layout, load_built_in
-from sidecar.sections import format_setting
 
 At = tuple[str | int, ...]
 

@@ -15,8 +15,8 @@ import structlog
 
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments.trouble import find_save_problem
 from sidecar.service.events import Events, publish_accepted
-from sidecar.service.trouble import find_save_problem
 
 REMEMBERED = 1000
 Receipt = ExportReceipt | RestoreReceipt

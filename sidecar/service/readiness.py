@@ -12,14 +12,14 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from sidecar.engine import Engine
-from sidecar.engine.hot import check_hot_limits
+from sidecar.engine.hot_files import check_hot_limits
 from sidecar.errors import BadConfig
-from sidecar.local_token import check_token_folder, ensure_token
-from sidecar.loopback import is_loopback
-from sidecar.sealing.signed import SignedStore
+from sidecar.host.local_token import check_token_folder, ensure_token
+from sidecar.host.loopback import is_loopback
+from sidecar.service.door.tls import load_tls
+from sidecar.service.door.tokens import Tokens, check_bind, load_tokens
 from sidecar.service.settings import AUTO, Service, parse_address
-from sidecar.service.tls import load_tls
-from sidecar.service.tokens import Tokens, check_bind, load_tokens
+from sidecar.store.encryption.signed_store import SignedStore
 
 BACKLOG = 1024
 

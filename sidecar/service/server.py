@@ -17,23 +17,22 @@ import structlog
 import uvicorn
 
 from sidecar.engine import Engine
-from sidecar.local_token import find_token_path
-from sidecar.service.app import make_app
-from sidecar.service.attachments import Attachment
-from sidecar.service.connections import Connection, ConnectionLimits, Listener, limit_connections
-from sidecar.service.door import Hosts
-from sidecar.service.drills import DrillJob
-from sidecar.service.housekeeping import RetentionJob
-from sidecar.service.index_metrics import IndexMetrics
-from sidecar.service.indexing import IndexUpdater
-from sidecar.service.jobs import Jobs
-from sidecar.service.keeper import Keeper
+from sidecar.host.local_token import find_token_path
+from sidecar.service.api.app import make_app
+from sidecar.service.attachments.attachment import Attachment
+from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.core import Sidecar
+from sidecar.service.door.connections import Connection, ConnectionLimits, Listener, limit_connections
+from sidecar.service.door.door import Hosts
+from sidecar.service.jobs.drills import DrillJob
+from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
+from sidecar.service.jobs.retention import RetentionJob
+from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
-from sidecar.service.sidecar import Sidecar
-from sidecar.service.webhooks import Deliveries
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0

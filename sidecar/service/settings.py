@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
-from sidecar.local_policy import LocalPolicy
-from sidecar.loopback import is_loopback
-from sidecar.sections import check_least
-from sidecar.service.authorities import ANY, Authority
+from sidecar.host.loopback import is_loopback
+from sidecar.host.sections import check_least
+from sidecar.policy.local_folders import LocalPolicy
+from sidecar.service.door.door import ANY, Authority
 from sidecar.service.event_types import EVENTS
 
 FORMS = ("auto", "json", "console")
@@ -99,7 +99,7 @@ def check_service(settings: Service) -> Service:
     return settings
 
 
-def build_local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
+def narrow_local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
     """Which folders of this machine callers may name."""
     return replace(policy, confined=bool(settings.local_roots) or not is_loopback(parse_address(settings.bind)[0]))
 

@@ -14,12 +14,12 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from adapters.sinks.postgres import PostgresSearch, open_postgres
-from adapters.sinks.postgres_errors import Redactor
+from adapters.search.postgres import PostgresSearch, open_postgres
+from adapters.search.postgres_errors import Redactor
 from sidecar.errors import SearchBusy, SearchDenied, SearchError, SearchUnfit, SearchUnreachable
-from sidecar.sink.records import Record
-from sidecar.sink.settings import Postgres, check_postgres
-from sidecar.sink.sink import MemoryRef, Query, WriteCounts
+from sidecar.records.record import Record
+from sidecar.search.port import MemoryRef, Query, WriteCounts
+from sidecar.search.settings import Postgres, check_postgres
 from tests.parts.leaks import DATABASE_PASSWORD
 from tests.parts.postgres import Database
 
@@ -155,7 +155,7 @@ async def test_tables_that_somebody_dropped_are_made_again(database: Database) -
 async def test_whoever_holds_a_memory_too_long_is_not_waited_for_forever(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adapters.sinks.postgres.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("adapters.search.postgres.LOCK_SECONDS", 0.2)
     first, second = sink_of(database), sink_of(database)
     await first.standing("store")
 
@@ -191,7 +191,7 @@ async def test_one_that_stops_answering_is_not_waited_for_forever(
 ) -> None:
     sink = sink_of(database)
     await sink.standing("store")
-    monkeypatch.setattr("adapters.sinks.postgres.WRITE_SECONDS", 0.5)
+    monkeypatch.setattr("adapters.search.postgres.WRITE_SECONDS", 0.5)
 
     async def frozen() -> bool:
         freeze()

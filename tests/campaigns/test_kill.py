@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.repository import Repository
-from sidecar.snapshots.fetch import fetch
-from sidecar.snapshots.manifest import Head
-from sidecar.spool import open_spool
+from sidecar.host.spool import open_spool
+from sidecar.store.fetch import fetch
+from sidecar.store.manifest import Head
+from sidecar.store.repository import Repository
 from sidecar.wiring import open_store
 from tests.parts.commands import done, ended, start
 from tests.parts.homes import PROJECT, Ran, claude_mem_home, observe, run_cli, titles, write

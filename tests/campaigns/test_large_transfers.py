@@ -23,14 +23,14 @@ EXITS = 40
 MEASURED = """
 import asyncio, json, re, sys
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.repository import Repository
+from sidecar.store.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
 
 def peak():  # getrusage would tell of whoever started us as well
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
 async def main(store, small, large, target):
-    engine = Engine(repository=Repository(open_store(f"file:{store}")))
+    engine = Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{store}")))
     await export(engine, open_sandbox(small), ExportRequest(memory="small"))
     await restore(engine, open_sandbox(target), RestoreRequest(memory="small"))
     before = peak()

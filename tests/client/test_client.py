@@ -831,7 +831,7 @@ def test_both_clients_offer_the_same() -> None:
 
 
 def test_the_client_is_light() -> None:
-    heavy = ("adapters", "sidecar.engine", "sidecar.service", "sidecar.snapshots", "fastapi", "pydantic", "uvicorn")
+    heavy = ("adapters", "sidecar.engine", "sidecar.service", "sidecar.store", "fastapi", "pydantic", "uvicorn")
     program = f"""
 import sys, sidecar.client
 found = [name for name in sys.modules if name.startswith({(*heavy, "boto", "e2b", "daytona", "structlog")!r})]

@@ -20,9 +20,9 @@ import adapters
 from adapters.stores.urls import open_store
 from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.ports import Link, Store
-from sidecar.sealing.given import GivenKeys
-from sidecar.sealing.signed import SignedStore
-from sidecar.sealing.store import EncryptedStore
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.signed_store import SignedStore
 from sidecar.wiring import open_repository
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
 from tests.parts.keys import environment as environment_with
@@ -297,19 +297,19 @@ async def test_of_sixteen_racing_swaps_one_wins(place: Place, exists: bool) -> N
 
 _COUNTER = """
 import asyncio, sys
-from sidecar.errors import HeadMoved
-from sidecar.sealing.given import given
-from sidecar.sealing.settings import Encryption, Signing
+from sidecar.errors import SwapLost
+from sidecar.store.encryption.keys_given import read_given_keys
+from sidecar.store.encryption.settings import Encryption, Signing
 from sidecar.wiring import open_repository
 
 async def count(url, times):
-    store = open_repository(url, given(Encryption(), Signing())).store
+    store = open_repository(url, read_given_keys(Encryption(), Signing())).store
     while times:
         head = await store.get("memories/m/head")
         tally, who = (head.data.split()[0], head.version) if head else (b"0", None)
         try:
             await store.swap("memories/m/head", b"%d %s" % (int(tally) + 1, sys.argv[2].encode()), expected=who)
-        except HeadMoved:
+        except SwapLost:
             continue
         times -= 1
     await store.close()

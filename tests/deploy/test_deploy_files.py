@@ -20,7 +20,7 @@ import pytest
 
 from sidecar import __version__
 from sidecar.cli.arguments import build_parser
-from sidecar.service.app import OPEN_TO_ALL
+from sidecar.service.api.app import OPEN_TO_ALL
 from sidecar.service.settings import Service
 from sidecar.wiring import open_store
 

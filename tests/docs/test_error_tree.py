@@ -12,14 +12,23 @@ from docs.generate import error_classes, has_own_code, told, trees
 from sidecar import errors
 from sidecar.client import SidecarProblem
 from sidecar.errors import SidecarError
-from sidecar.service.problems import status_of
+from sidecar.service.api.problems import status_of
 from tests.parts.homes import PROJECT
 
 TREE = error_classes()
 WITHIN = {
-    *("Abandoned", "Altered", "BadSignature", "Begun", "NotDirect", "SourceFailed", "Unopened", "Unreadable"),
+    *(
+        "Abandoned",
+        "Altered",
+        "BadSignature",
+        "AlreadyBegun",
+        "NotDirect",
+        "SourceFailed",
+        "NotDecrypted",
+        "Unreadable",
+    ),
     # In the program inside the sandbox, which knows nothing of the tree.
-    *("Anew", "BadTarball", "Over", "Refusal", "Strange", "Unscrubbable"),
+    *("BadTarball", "BaseUnusable", "OverLimit", "Refusal", "UnexpectedPage", "Unscrubbable"),
 }
 """Signals between two functions, caught before anything reaches a caller."""
 

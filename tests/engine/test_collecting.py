@@ -15,16 +15,16 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
 from sidecar.errors import BaseCollected, StoreUnreachable
+from sidecar.host.progress import NoProgress
 from sidecar.ids import MemoryKeys
-from sidecar.progress import NoProgress
+from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome
-from sidecar.repository import Repository
-from sidecar.retention.forgetting import forget
-from sidecar.retention.pins import pin
-from sidecar.retention.settings import Retention
-from sidecar.snapshots.collect import collect
-from sidecar.snapshots.verify import verify_memory
-from sidecar.wiring import open_store
+from sidecar.store.collection import collect
+from sidecar.store.pins import pin
+from sidecar.store.repository import Repository
+from sidecar.store.retention import forget
+from sidecar.store.verification import verify_memory
+from sidecar.wiring import open_sandbox, open_store
 from tests.parts.commands import ended, start
 from tests.parts.homes import empty_home, write
 from tests.parts.s3_servers import S3Server
@@ -77,7 +77,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, credentials_of: Callable
 
 
 def engine_on(url: str, retention: Retention = ALL) -> Engine:
-    return Engine(repository=Repository(open_store(url)), retention=retention)
+    return Engine(open_sandbox=open_sandbox, repository=Repository(open_store(url)), retention=retention)
 
 
 def home_with(place: Path, text: str) -> Path:
@@ -143,7 +143,9 @@ async def test_a_base_collected_while_an_export_runs_is_not_built_on(
     store = open_store(url)
     paused: Any = Paused(store, call, prefix, other_process(url), after=after)
     force = prefix == KEYS.head  # only then would it get there
-    receipt = await exported(Engine(repository=Repository(paused)), home, "late work", force=force)
+    receipt = await exported(
+        Engine(open_sandbox=open_sandbox, repository=Repository(paused)), home, "late work", force=force
+    )
     assert paused.paused, "nothing happened in between"
     assert receipt.outcome is (ExportOutcome.COMMITTED if force else ExportOutcome.DIVERGED)
     engine = engine_on(url)
@@ -170,7 +172,9 @@ async def test_an_export_that_commits_while_a_collector_makes_up_its_mind_keeps_
         await decided.wait()
 
     exporting: Any = Paused(open_store(url), "put", KEYS.packs, wait_for_the_collector, always=True)
-    late = asyncio.create_task(exported(Engine(repository=Repository(exporting)), home, "late work"))
+    late = asyncio.create_task(
+        exported(Engine(open_sandbox=open_sandbox, repository=Repository(exporting)), home, "late work")
+    )
     await asyncio.wait_for(base_read.wait(), 60)
 
     async def let_it_commit() -> None:
@@ -197,7 +201,7 @@ async def test_an_export_that_took_longer_than_half_the_grace_period_does_not_co
     home = home_with(tmp_path / "home", "first")
     first = await exported(engine_on(url), home)
     slow: Any = Paused(open_store(url), "put", KEYS.packs, lambda: asyncio.sleep(0.6), always=always)
-    engine = Engine(repository=Repository(slow), retention=Retention(grace="1s"))
+    engine = Engine(open_sandbox=open_sandbox, repository=Repository(slow), retention=Retention(grace="1s"))
     if always:
         with pytest.raises(BaseCollected, match="more than half of the grace period") as refused:
             await exported(engine, home, "more")

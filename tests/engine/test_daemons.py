@@ -26,8 +26,8 @@ from sidecar.errors import (
     SandboxUnreachable,
     SandboxUnwritable,
 )
-from sidecar.inside import leftovers
 from sidecar.ports import Sandbox
+from sidecar.program import leftovers
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.wiring import open_sandbox
 from tests.parts.homes import memory_tree, project_tree, write
@@ -263,8 +263,8 @@ async def test_a_working_folder_that_was_removed_is_in_nobodys_way(engine: Engin
 
 def test_a_program_that_starts_in_a_folder_that_was_removed_takes_the_home_for_it(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    script = "import os; os.chdir('gone'); os.rmdir('../gone')\nfrom sidecar.inside.roots import working_folder"
-    script += "\nprint(working_folder('/home/agent'))"
+    script = "import os; os.chdir('gone'); os.rmdir('../gone')\nfrom sidecar.program.capture.roots import find_working_folder"
+    script += "\nprint(find_working_folder('/home/agent'))"
     here = {**os.environ, "PYTHONPATH": str(Path(leftovers.__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=here, capture_output=True, text=True)
     assert ran.stdout == "/home/agent\n", ran.stderr

@@ -13,9 +13,9 @@ import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SnapshotDamaged
-from sidecar.progress import NoProgress
+from sidecar.host.progress import NoProgress
 from sidecar.receipts import RestoreReceipt
-from sidecar.snapshots.verify import MemoryReport, verify_memory
+from sidecar.store.verification import MemoryReport, verify_memory
 from tests.parts.homes import (
     WatchedSandbox,
     claude_mem_home,

@@ -16,17 +16,17 @@ import pytest
 
 from emulators import Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.parts import Timing
+from sidecar.engine.core import Timing
 from sidecar.errors import SidecarError
+from sidecar.host.progress import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.ports import CommandResult, Link, Store
-from sidecar.progress import NoProgress
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.repository import Repository
-from sidecar.snapshots.fold import MOST_PACKS
-from sidecar.snapshots.manifest import Pack
-from sidecar.snapshots.verify import verify_memory
-from sidecar.wiring import open_store
+from sidecar.store.fold import MOST_PACKS
+from sidecar.store.manifest import Pack
+from sidecar.store.repository import Repository
+from sidecar.store.verification import verify_memory
+from sidecar.wiring import open_sandbox, open_store
 from tests.parts.forgery import framed, request_in
 from tests.parts.homes import forget_caches, titles, told, tree, without_cache
 from tests.parts.memories import (
@@ -449,7 +449,7 @@ def credulous(moto_server: S3Server, credentials_of: Become, monkeypatch: pytest
 
 def _spied(store: Store, **hooks: Any) -> tuple[Engine, Spied]:
     spied = Spied(store, **hooks)
-    return Engine(repository=Repository(spied), direct=True), spied  # type: ignore[arg-type]
+    return Engine(open_sandbox=open_sandbox, repository=Repository(spied), direct=True), spied  # type: ignore[arg-type]
 
 
 async def test_a_link_never_named_a_key_that_a_manifest_names(credulous: Store, local: Provider) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.engine.drilling import choose_drills, run_drill
+from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.ids import MemoryKeys
 from tests.parts.commands import start
 from tests.parts.homes import WatchedSandbox, claude_mem_home, empty_home, engine_at, observe, run_cli, write

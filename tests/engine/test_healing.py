@@ -11,7 +11,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.ids import MemoryKeys, is_snapshot_id, parse_snapshot_time
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.repository import Repository
+from sidecar.store.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+    return Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
 
 
 @pytest.fixture

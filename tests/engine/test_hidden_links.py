@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from sidecar import program
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, direct, export, restore
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.sandbox import delivery, links
 from sidecar.ports import CommandResult
 from tests.parts.homes import told, tree, without_cache
 from tests.parts.memories import Box, Name, Provider, Watched, engine_on, grow_large, plain_home
@@ -59,9 +59,9 @@ class Looking:
                     line, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
                 except OSError:
                     continue
-                if b"inside.main" in line:
+                if b"sidecar.program.main" in line:
                     self.shown.add(line)
-                if program.LINKS.encode() in environment:
+                if delivery.LINKS.encode() in environment:
                     self.kept.add(os.fsdecode(line.split(b"\0")[0]).rpartition("/")[2])
             time.sleep(0.02)
 
@@ -161,7 +161,7 @@ async def test_links_that_do_not_arrive_are_no_loss(slow: Engine, open_provider:
 async def test_links_too_long_for_a_variable_are_not_used(
     slow: Engine, open_provider: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "LONGEST_VARIABLE", 300)
+    monkeypatch.setattr(links, "LONGEST_VARIABLE", 300)
     local = open_provider("local")
     box, other = _large(local.box()), local.box()
     exported = await export(slow, box.open(), ExportRequest(memory=MEMORY))
@@ -177,4 +177,4 @@ def test_the_links_of_the_longest_chain_of_packs_fit_into_a_variable() -> None:
         {"bytes": 1, "link": {"url": f"https://bucket.s3.amazonaws.com/{n}?{noise.hex()}" + "x" * 900, "headers": {}}}
         for n in range(16)
     ]
-    assert len(program.encode_links(parts)) < program.LONGEST_VARIABLE // 10
+    assert len(delivery.encode_links(parts)) < delivery.LONGEST_VARIABLE // 10

@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SidecarError
-from sidecar.local_policy import LocalPolicy
+from sidecar.policy.local_folders import LocalPolicy
 from tests.parts.homes import PROJECT, engine_at, tree, write
 from tests.parts.hostile_trees import plant
 from tests.parts.in_process import InProcess

@@ -14,14 +14,14 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.ids import STORE_ID, MemoryKeys, build_memory_key
-from sidecar.inside.notes import LONGEST
 from sidecar.ports import StoredObject
+from sidecar.program.notes import LONGEST
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.repository import Repository
-from sidecar.sealing.given import GivenKeys
-from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
-from sidecar.wiring import open_repository, open_store
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.repository import Repository
+from sidecar.wiring import open_repository, open_sandbox, open_store
 from tests.parts.homes import memory_tree, write
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
 from tests.parts.memories import Box, Name, Provider, engine_on, grow, plain_home, shell_tools
@@ -402,13 +402,13 @@ async def test_notes_in_a_sandbox_without_python_are_not_believed(
 
 @pytest.mark.parametrize("given", [GivenKeys(), ENCRYPTED, SIGNED, BOTH], ids=["plain", "encrypted", "signed", "both"])
 async def test_every_store_has_an_id_from_its_first_write(local: Provider, store: Path, given: GivenKeys) -> None:
-    engine = Engine(repository=open_repository(f"file:{store}", given))
+    engine = Engine(open_sandbox=open_sandbox, repository=open_repository(f"file:{store}", given))
     box = _filled(local)
     await _committed(engine, box)
     id = (await engine.repository.head(MEMORY)).store_id
     assert len(id) == 32 and _read_notes(box)["store"] == id
     store.rename(store.with_name("away"))
-    again = Engine(repository=open_repository(f"file:{store}", given))
+    again = Engine(open_sandbox=open_sandbox, repository=open_repository(f"file:{store}", given))
     grow(box.home)
     await _refused(again, box, "unknown-lineage")
 
@@ -447,7 +447,7 @@ async def test_a_warm_export_and_a_restore_ask_no_more_of_the_store_for_it(local
     box, fresh = _filled(local), local.box()
     await _committed(engine, box)
     asked = _Asked(engine.repository)
-    watched = Engine(repository=Repository(asked))  # type: ignore[arg-type]
+    watched = Engine(open_sandbox=open_sandbox, repository=Repository(asked))  # type: ignore[arg-type]
     grow(box.home)
     warm = await _committed(watched, box)
     assert warm.trips == {"command": 1}
@@ -470,7 +470,7 @@ async def test_a_damaged_id_is_said_and_keeps_nothing_from_being_saved(local: Pr
 async def test_a_rollback_a_fork_and_an_import_write_the_id_too(
     local: Provider, engine: Engine, tmp_path: Path
 ) -> None:
-    from sidecar.engine.archives import adopt, download
+    from sidecar.engine.archives.tarballs import adopt, download
     from sidecar.engine.heads import fork
 
     box = _filled(local)

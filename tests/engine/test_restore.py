@@ -25,7 +25,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.snapshots.manifest import Manifest
+from sidecar.store.manifest import Manifest
 from tests.parts.forgery import request_in
 from tests.parts.homes import (
     KEPT_KEYS,

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore, storing
-from sidecar.progress import NoProgress
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.exports import commit
+from sidecar.host.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.repository import Repository
-from sidecar.snapshots.verify import verify_memory
+from sidecar.store.repository import Repository
+from sidecar.store.verification import verify_memory
 from sidecar.wiring import open_sandbox, open_store
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -135,8 +136,8 @@ def rows(path: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 async def test_every_snapshot_comes_back_as_it_was(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "MOST_PACKS", 3)
-    engine = Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+    monkeypatch.setattr(commit, "MOST_PACKS", 3)
+    engine = Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
     life = Life(tmp_path / "home", seed)
     past: dict[str, dict[str, object]] = {}
     kinds: set[tuple[str, ...]] = set()
@@ -167,7 +168,7 @@ async def test_every_snapshot_comes_back_as_it_was(tmp_path: Path, seed: int, mo
 
 
 async def test_an_export_of_one_layout_keeps_what_the_head_has_of_others(tmp_path: Path) -> None:
-    engine = Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+    engine = Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
     life = Life(tmp_path / "home", 1)
     sandbox = open_sandbox(f"local:{life.home}")
     await export(engine, sandbox, ExportRequest(memory="m"))

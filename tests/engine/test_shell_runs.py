@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.parts import Timing
+from sidecar.engine.core import Timing
 from sidecar.errors import SidecarError
 from tests.parts.homes import observe, titles, tree, without_cache, write
 from tests.parts.memories import Box, Name, Provider, engine_on, plain_home, shell_tools

@@ -17,10 +17,10 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.heads import accept, rollback
 from sidecar.errors import StoreFull
 from sidecar.ids import MemoryKeys
-from sidecar.limits import Limits
-from sidecar.privacy import Privacy
+from sidecar.policy.limits import Limits
+from sidecar.policy.privacy import Privacy
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.repository import Repository
+from sidecar.store.repository import Repository
 from tests.parts.homes import claude_mem_home, observe, titles, tree, without_cache, write
 from tests.parts.memories import (
     LARGE,

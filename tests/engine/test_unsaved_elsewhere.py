@@ -305,13 +305,14 @@ async def test_an_index_that_claims_that_nothing_changed_only_hurts_its_own_sand
     cache = box.home / f".cache/memory-sidecar/{MEMORY}"
     script = (
         "import sys, os; sys.path.insert(0, sys.argv[1])\n"
-        "from sidecar.inside import cache, index\n"
+        "from sidecar.format import index\n"
+        "from sidecar.program import cache\n"
         "folder, place = sys.argv[2:]\n"
-        "base = cache.load(folder, cache.lineage(folder, open(folder + '/lineage').read().split()))\n"
+        "base = cache.load_base(folder, cache.find_lineage(folder, open(folder + '/lineage').read().split()))\n"
         "status = os.stat(place)\n"
         "entry = index.Entry('project/memory/new.md', index.FILE, size=status.st_size, mtime=status.st_mtime_ns)\n"
-        "base.entries['project/memory/new.md'] = cache.Known(entry, cache.signature(status))\n"
-        "cache.begin(folder, base)\n"
+        "base.entries['project/memory/new.md'] = cache.KnownEntry(entry, cache.compute_signature(status))\n"
+        "cache.write_restored(folder, base)\n"
     )
     command = [sys.executable, "-c", script, str(PROJECT), str(cache), str(box.home / "memory/new.md")]
     subprocess.run(command, check=True, timeout=60)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.parts import Timing
+from sidecar.engine.core import Timing
 from sidecar.errors import ProgramFailed, SidecarError
-from sidecar.inside import places
+from sidecar.host.spool import open_spool
 from sidecar.ports import CommandResult
-from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import open_spool
+from sidecar.program import places
+from sidecar.store.fetch import fetch_entries
 from tests.parts.forgery import request_in
 from tests.parts.homes import (
     WatchedSandbox,

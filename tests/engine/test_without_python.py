@@ -18,11 +18,12 @@ import pytest
 from adapters.stores.urls import open_store
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import ProgramFailed
-from sidecar.limits import Guards
+from sidecar.host.spool import open_spool
+from sidecar.policy.limits import Guards
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.repository import Repository
-from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import open_spool
+from sidecar.store.fetch import fetch_entries
+from sidecar.store.repository import Repository
+from sidecar.wiring import open_sandbox
 from tests.parts.bare import BUSYBOX, KINDS, NOBODY, Open, as_nobody, busybox_tools, opener
 from tests.parts.homes import OwnMachine, Tree, three_tier_home, tree, write
 from tests.parts.memories import BareSandbox, Name, Provider, shell_tools
@@ -35,7 +36,7 @@ def tools(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return Engine(repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
+    return Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{tmp_path / 'store'}")))
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.inside import cache, index
+from sidecar.format import index
+from sidecar.program import cache
 from sidecar.wiring import open_sandbox
 from tests.parts.memories import engine_on
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.databases import copy_database, describe_free_pages, measure, quick_check
-from sidecar.inside.refusal import Refusal
+from sidecar.format.refusal import Refusal
+from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
 
 
 def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:

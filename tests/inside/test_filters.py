@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.inside.filters import drop_keys, list_secret_keys
 from sidecar.layouts import load_built_in
+from sidecar.program.privacy.settings_files import drop_keys, list_secret_keys
 
 DROP = list(load_built_in()["claude-mem"].filters["settings.json"])
 

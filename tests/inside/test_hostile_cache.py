@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sidecar.inside import cache, index, places, rows
+from sidecar.format import index
+from sidecar.program import cache, places, rows
 from tests.parts.commands import ended, start
 from tests.parts.homes import Ran, empty_home, project_tree, run_cli, three_tier_home, write
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from adapters.sandboxes.remote import LONGEST_ARGUMENT
-from sidecar import inside
+from sidecar import program
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.sandbox.delivery import build_command, build_shell_command, strip_comments
+from sidecar.engine.shell.scripts import build_export_script
 from sidecar.layouts import load_built_in
 from sidecar.ports import AllowedPaths, CommandResult
-from sidecar.program import build_command, build_shell_command, strip_comments
 from sidecar.receipts import RestoreReceipt
-from sidecar.shell import build_export_script
 from tests.parts.commands import python_38
 from tests.parts.homes import Tree, WatchedSandbox, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
 
-INSIDE = Path(inside.__file__).parent
+INSIDE = Path(program.__file__).parent
 SPARE = 2 << 10
 
 
@@ -160,6 +160,6 @@ async def test_on_this_machine_the_installed_program_runs(engine: Engine, tmp_pa
 def test_a_program_that_was_installed_since_this_process_began_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     request = {"do": "tidy", "memory": "m", "snapshot": "20261116T142916734Z-6122b165"}
     ours = build_command(request, installed=True).command
-    monkeypatch.setattr("sidecar.program._STAND", [("main.py", 1, 1)])
+    monkeypatch.setattr("sidecar.engine.sandbox.delivery._STAND", [("main.py", 1, 1)])
     sent = build_command(request, installed=True).command
     assert len(ours) < len(sent) - 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside import reaper
+from sidecar.program import reaper
 from tests.parts.services import until
 
 

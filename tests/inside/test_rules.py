@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.inside.rules import Rules, compile_patterns
+from sidecar.format.patterns import Rules, compile_patterns
 from sidecar.layouts import load_built_in
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside import scratch
-from sidecar.inside.refusal import Refusal
-from sidecar.inside.scratch import Scratch
+from sidecar.format.refusal import Refusal
+from sidecar.program import scratch
+from sidecar.program.scratch import Scratch
 
 
 @pytest.fixture

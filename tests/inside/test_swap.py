@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside import lineage
-from sidecar.inside.containment import Containment
-from sidecar.inside.refusal import Refusal
-from sidecar.inside.swap import PendingNotes, Swap, undo
+from sidecar.format.refusal import Refusal
+from sidecar.program import lineage
+from sidecar.program.places import Containment
+from sidecar.program.restore.swap import PendingNotes, Swap, undo
 
 ANYWHERE = Containment(None, frozenset())
 SNAPSHOT = "20261116T142916734Z-6122b165"
@@ -90,7 +90,7 @@ def test_a_file_that_somebody_made_meanwhile_is_not_overwritten(plan: Plan) -> N
 def test_one_that_was_killed_is_undone_wherever_it_was(plan: Plan, moves: int, aside: bool) -> None:
     target = plan.set_aside() if aside else plan.stage / "old/1"
     plan.replace(target)
-    plan.swap._write("swapping")
+    plan.swap._write_journal("swapping")
     if moves > 0:
         plan.place.rename(target)
     if moves > 1:
@@ -102,7 +102,7 @@ def test_one_that_was_killed_is_undone_wherever_it_was(plan: Plan, moves: int, a
 
 def test_what_took_the_place_of_an_old_file_is_set_aside_when_that_comes_back(plan: Plan) -> None:
     plan.replace()
-    plan.swap._write("swapping")
+    plan.swap._write_journal("swapping")
     plan.place.rename(plan.stage / "old/1")
     plan.place.write_bytes(b"made by somebody who found nothing")
     assert undo(str(plan.journal), ANYWHERE) is True

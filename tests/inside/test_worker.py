@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.inside import holders as holding
-from sidecar.inside import worker
+from sidecar.program.worker import holders as holding
+from sidecar.program.worker import worker
 from tests.parts.claude_mem import Worker, free_port
+from tests.parts.homes import PROJECT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="holders are found through /proc")
 
@@ -69,14 +70,15 @@ desk.serve_forever() if desk else time.sleep(60)
 
 DRIVER = """
 import json, os, sys, time
-sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))
-from inside import worker
+sys.path.insert(0, sys.argv[1])
+from sidecar.program.worker import worker
+from sidecar.program.worker.holders import find_holders
 request = json.load(sys.stdin)
-holders = worker.find_holders(request["paths"])
+holders = find_holders(request["paths"])
 answer = {"found": [holder._asdict() for holder in holders]}
 begin = time.monotonic()
 if "stop" in request:
-    answer["alive"] = [holder.pid for holder in worker.stop(holders, **request["stop"])]
+    answer["alive"] = [holder.pid for holder in worker.stop_holders(holders, **request["stop"])]
 answer["seconds"] = time.monotonic() - begin
 if request.get("start"):
     answer["problems"] = worker.start_again(holders)
@@ -139,7 +141,7 @@ class Room:
     def inside(self, python: str, **request: object) -> dict[str, Any]:
         """What the module answers when that interpreter runs it, alone and by its path."""
         finished = subprocess.run(
-            [python, "-W", "error", "-c", DRIVER, worker.__file__],
+            [python, "-W", "error", "-c", DRIVER, str(PROJECT)],
             input=json.dumps({"paths": [str(self.file)], **request}),
             capture_output=True,
             text=True,

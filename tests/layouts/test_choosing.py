@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.asking import ExportAnswer
+from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadConfig, UnknownLayout
 from sidecar.layouts import Layout, choose_layouts, load_built_in
 from sidecar.ports import Sandbox

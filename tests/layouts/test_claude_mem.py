@@ -18,9 +18,9 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.parts import Timing
-from sidecar.inside.holders import find_holders
-from sidecar.inside.versions import parse_version
+from sidecar.engine.core import Timing
+from sidecar.program.capture.versions import parse_version
+from sidecar.program.worker.holders import find_holders
 from tests.parts.claude_mem import Worker, free_port
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, titles, tree, write
 

@@ -11,14 +11,14 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.archives import adopt, download
-from sidecar.engine.asking import ExportAnswer, FoundRoot
-from sidecar.engine.receiving import _check_keyed
+from sidecar.engine.archives.tarballs import adopt, download
+from sidecar.engine.exports.arrival import _check_keyed
+from sidecar.engine.sandbox.dialogue import ExportAnswer, FoundRoot
 from sidecar.errors import UntrustedSandbox
-from sidecar.inside.keys import make_slug
+from sidecar.program.capture.project_folders import make_slug
 from sidecar.receipts import ExportReceipt
-from sidecar.snapshots.manifest import Manifest
-from sidecar.snapshots.resolving import resolve_snapshot
+from sidecar.store.manifest import Manifest
+from sidecar.store.selectors import resolve_snapshot
 from tests.parts.homes import empty_home, engine_at, forget_caches, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

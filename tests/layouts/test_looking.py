@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine.inspecting import Amount, SeenDatabase, SeenRoot
+from sidecar.engine.sandbox.inspection import Amount, SeenDatabase, SeenRoot
 from sidecar.layouts import load_built_in
 from tests.parts.homes import empty_home, run_cli, tree, write
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, memory

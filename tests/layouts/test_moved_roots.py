@@ -10,7 +10,7 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.looking import read_contents
+from sidecar.engine.queries import read_contents
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import empty_home, engine_at, tree, write
 

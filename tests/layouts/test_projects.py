@@ -12,9 +12,9 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.inside import projects
-from sidecar.inside.containment import Containment
-from sidecar.inside.projects import MOST_FOLDERS
+from sidecar.program.capture import projects
+from sidecar.program.capture.projects import MOST_FOLDERS
+from sidecar.program.places import Containment
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import claude_mem_home, empty_home, engine_at, observe, run_cli, titles, write
 

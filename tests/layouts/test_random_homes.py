@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.snapshots.fetch import fetch_entries
-from sidecar.spool import open_spool
+from sidecar.host.spool import open_spool
+from sidecar.store.fetch import fetch_entries
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.tiers import TierRules
 from sidecar.layouts import load_built_in
+from sidecar.program.limits.tiers import TierRules
 from tests.parts.homes import write
 from tests.parts.samples import OTHER_SESSION, SESSION
 

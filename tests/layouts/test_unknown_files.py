@@ -10,7 +10,7 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.limits import Limits
+from sidecar.policy.limits import Limits
 from sidecar.receipts import ExportReceipt
 from tests.parts.earlier import WITHOUT_IDS, earlier
 from tests.parts.homes import OwnMachine, claude_mem_home, empty_home, engine_at, observe, run_cli, write

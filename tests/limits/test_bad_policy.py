@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
-from sidecar.limits import Limits
-from sidecar.lines import TomlLines
-from sidecar.sizes import parse_size
+from sidecar.host.lines import TomlLines
+from sidecar.host.sizes import parse_size
+from sidecar.policy.limits import Limits
 
 WRONG = {
     "negative": ("[limits]\nbytes = 1000\nfile_bytes = -1\n", 3, "must not be negative"),

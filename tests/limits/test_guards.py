@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import UnknownReason
-from sidecar.limits import REASONS, Guards, Limits
+from sidecar.policy.limits import REASONS, Guards, Limits
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, run_cli, write

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sidecar.engine.asking import ANSWER_ALLOWANCE
-from sidecar.inside.refusal import Refusal
-from sidecar.inside.trimming import Dropped, Limit, Row, describe_dropped, plan_trimming
+from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE
+from sidecar.format.refusal import Refusal
+from sidecar.program.limits.trim import Dropped, Limit, Row, describe_dropped, plan_trimming
 
 TIERS = ("hot", "warm", "cold", "rebuildable")
 FIRST = ("rebuildable", "cold", "warm")

@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.host.progress import NoProgress
 from sidecar.ids import STORE_ID, MemoryKeys
-from sidecar.limits import Guards, Limits
-from sidecar.progress import NoProgress
+from sidecar.policy.limits import Guards, Limits
+from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportReceipt
-from sidecar.repository import Repository
-from sidecar.retention.forgetting import forget
-from sidecar.retention.pins import pin
-from sidecar.retention.settings import Retention
-from sidecar.sealing.checking import check_memory
-from sidecar.snapshots.verify import verify_memory
+from sidecar.store.encryption.check import check_memory
+from sidecar.store.pins import pin
+from sidecar.store.repository import Repository
+from sidecar.store.retention import forget
+from sidecar.store.verification import verify_memory
+from sidecar.wiring import open_sandbox
 from tests.parts.homes import Ran, WatchedSandbox, empty_home, engine_at, observe, run_cli, write
 from tests.parts.keys import BOTH, engine_with
 from tests.parts.memories import damage_database
@@ -311,7 +312,7 @@ class Clocked:
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.store = MemoryStore(time.time())
-        self.engine = Engine(repository=Repository(self.store), **settings)
+        self.engine = Engine(open_sandbox=open_sandbox, repository=Repository(self.store), **settings)
         self.home = home
 
     async def export(self, hours: float = 0.0, **asked: Any) -> ExportReceipt:
@@ -425,8 +426,8 @@ async def test_the_count_stays_small_however_long_it_goes_on(home: Path) -> None
 
 
 async def test_many_sandboxes_are_counted_in_bounds(home: Path) -> None:
-    from sidecar.snapshots.manifest import Head
-    from sidecar.snapshots.refusals import MOST_LINES, ExportOrigin, Refusals
+    from sidecar.store.manifest import Head
+    from sidecar.store.refusals import MOST_LINES, ExportOrigin, Refusals
 
     head = Head(memory=MEMORY, snapshot="s", generation=1, created="", files=1, bytes=1, history=[("s", "then")])
     counted = Refusals.over(head)
@@ -464,7 +465,7 @@ async def test_a_person_makes_an_automatic_pin_their_own(home: Path) -> None:
     delete_rows(home)
     for conversation in ("c1", "c2"):
         await clocked.export(conversation=conversation)
-    from sidecar.retention.pins import list_automatic_pins, unpin
+    from sidecar.store.pins import list_automatic_pins, unpin
 
     assert list(await list_automatic_pins(clocked.engine.repository, MEMORY)) == [head]
     await pin(clocked.engine.repository, MEMORY, head)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine import room as rooms
-from sidecar.limits import Limits
+from sidecar.engine import quota as rooms
+from sidecar.policy.limits import Limits
+from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportReceipt
-from sidecar.retention.pins import pin
-from sidecar.retention.settings import Retention
+from sidecar.store.pins import pin
 from tests.parts import forked_sidecar
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, run_cli, tree, write
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from sidecar.cli.verbs import build_export_result
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, limiting, restore
-from sidecar.engine.archives import adopt
-from sidecar.engine.looking import read_contents
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine import limits as limiting
+from sidecar.engine.archives.tarballs import adopt
+from sidecar.engine.queries import read_contents
 from sidecar.errors import BadAnswer
-from sidecar.limits import Limits
+from sidecar.policy.limits import Limits
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, forget_caches, observe, told, tree, write

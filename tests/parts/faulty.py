@@ -19,7 +19,7 @@ from adapters.sandboxes.local import open_local
 from adapters.sandboxes.remote import RemoteSandbox
 from emulators import DaytonaEmulator, E2BEmulator, Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.parts import Timing
+from sidecar.engine.core import Timing
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from tests.parts.homes import Tree, claude_mem_home, empty_home, engine_at, memory_tree, observe, write
@@ -141,13 +141,14 @@ class Scene:
 
 def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Note every path that an upload or a command uses outside the home."""
-    from sidecar.engine import parts, placing
+    from sidecar.engine import core
+    from sidecar.engine.restores import placement
 
     def noted() -> str:
-        scene.left.append(path := parts.new_upload_path())
+        scene.left.append(path := core.new_upload_path())
         return path
 
-    monkeypatch.setattr(placing, "new_upload_path", noted)
+    monkeypatch.setattr(placement, "new_upload_path", noted)
     made = patience.LongCommand.__init__
 
     def noting(self: patience.LongCommand, *args: Any, **more: Any) -> None:

@@ -29,7 +29,7 @@ import zstandard
 
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.errors import SidecarError
-from sidecar.inside import digests
+from sidecar.format import digests
 from sidecar.ports import CommandResult, SandboxStatus
 from tests.parts.homes import engine_at
 

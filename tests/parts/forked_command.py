@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adapters.sandboxes import local
 from adapters.sandboxes.local_command import Command
-from sidecar import program
+from sidecar.engine.sandbox import delivery
 from sidecar.errors import OutputTooLarge
 from sidecar.ports import CommandResult
 from tests.parts import forked_sidecar
@@ -24,7 +24,8 @@ class ForkedCommand(Command):
     def run(self, script: str) -> CommandResult:
         request = REQUEST.search(script)
         usual = self._environment.get("PATH", "").split(os.pathsep)[0] == str(Path(sys.executable).parent)
-        if request is None or not usual or program._CHECK + program._FIND + program._RUN not in script:
+        ours = delivery._CHECK + delivery._FIND + delivery._RUN in script
+        if request is None or not usual or not ours or not self._home.is_dir():
             return super().run(script)
         process = forked_sidecar.Sidecar(
             [request[1]],

@@ -102,17 +102,17 @@ def _serve(connection: socket.socket) -> None:
     os.chdir(request["home"])
     printed = io.BytesIO()
     sys.stdout = io.TextIOWrapper(printed)
-    from sidecar.inside.main import main
+    from sidecar.program.main import main
 
     code = main(request["text"])
     connection.sendall(b"%d %d\n" % (code, len(printed.getvalue())) + printed.getvalue())
 
 
 def _main(address: str) -> None:
-    import sidecar.inside
+    import sidecar.program
 
-    for module in pkgutil.iter_modules(sidecar.inside.__path__):
-        importlib.import_module(f"sidecar.inside.{module.name}")
+    for module in pkgutil.walk_packages(sidecar.program.__path__, "sidecar.program."):
+        importlib.import_module(module.name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

@@ -224,9 +224,11 @@ def _zygote(code: Path, kind: str) -> str:
 
 def _load_program() -> None:
     """Import all that a program may come to need, under the names it has in a sandbox."""
-    sys.path.append(str(PROJECT / "sidecar"))
-    for module in pkgutil.iter_modules([str(PROJECT / "sidecar/inside")]):
-        importlib.import_module(f"inside.{module.name}")
+    sys.path.append(str(PROJECT))
+    import sidecar.program
+
+    for module in pkgutil.walk_packages(sidecar.program.__path__, "sidecar.program."):
+        importlib.import_module(module.name)
 
 
 def _load_sidecar() -> None:
@@ -320,7 +322,7 @@ def _live(request: Mapping[str, Any]) -> None:
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace")
     kind, *words = request["words"]
     if kind == "program":
-        from inside.main import main  # type: ignore[import-not-found]
+        from sidecar.program.main import main
 
         code = main(*words)
         sys.stdout.flush()

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from sidecar import ids, repository
+from sidecar import ids
 from sidecar.engine import heads
+from sidecar.store import repository
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from sidecar.cli import main
 from sidecar.engine import Engine
 from sidecar.ports import AllowedPaths, CommandResult
 from sidecar.receipts import ExportReceipt
-from sidecar.repository import Repository
-from sidecar.wiring import open_store
+from sidecar.store.repository import Repository
+from sidecar.wiring import open_sandbox, open_store
 from tests.parts import forked_sidecar
 from tests.parts.leaks import leaked
 
@@ -227,7 +227,7 @@ def empty_home(path: Path) -> Path:
 
 def engine_at(store: Path, **settings: Any) -> Engine:
     """An engine over a ``file:`` store in this folder."""
-    return replace(Engine(repository=Repository(open_store(f"file:{store}"))), **settings)
+    return replace(Engine(open_sandbox=open_sandbox, repository=Repository(open_store(f"file:{store}"))), **settings)
 
 
 class OwnMachine(LocalSandbox):

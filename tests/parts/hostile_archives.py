@@ -25,10 +25,10 @@ from typing import Any
 import zstandard
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.engine.archives import adopt
+from sidecar.engine.archives.tarballs import adopt
 from sidecar.errors import SidecarError
-from sidecar.limits import Limits
-from sidecar.snapshots.sealed import decode_checksummed, encode_checksummed
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.policy.limits import Limits
 from tests.parts.forgery import Bundle, ForgedSandbox, header, pax, zeros
 from tests.parts.homes import engine_at
 from tests.parts.memory_use import peak_kib

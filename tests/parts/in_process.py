@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from adapters.sandboxes.local import LocalSandbox
-from sidecar.inside.main import main
 from sidecar.ports import CommandResult
+from sidecar.program.main import main
 from tests.parts.forgery import request_in
 
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sidecar.engine import Engine
-from sidecar.sealing.given import GivenKeys
-from sidecar.wiring import open_repository
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.wiring import open_repository, open_sandbox
 
 
 def identity() -> str:
@@ -60,7 +60,7 @@ def environment(given: GivenKeys) -> dict[str, str]:
 
 
 def engine_with(store: Path, given: GivenKeys, **settings: Any) -> Engine:
-    return replace(Engine(repository=open_repository(f"file:{store}", given)), **settings)
+    return replace(Engine(open_sandbox=open_sandbox, repository=open_repository(f"file:{store}", given)), **settings)
 
 
 def quickly_sealed(text: str, passphrase: str) -> bytes:

@@ -21,8 +21,8 @@ from emulators.processes import living
 from sidecar.engine import Engine
 from sidecar.ids import MemoryKeys
 from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
-from sidecar.repository import Repository
-from sidecar.snapshots.manifest import Manifest
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
 from tests.parts.forgery import request_in
 from tests.parts.homes import OwnMachine, observe, write
@@ -85,7 +85,7 @@ class Watched:
         return await self._sandbox.prolong(seconds)
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        request = request_in(command) if "inside" in command else {}
+        request = request_in(command) if "sidecar.program" in command else {}
         self.commands.append(request)
         if self._before is not None and inspect.isawaitable(acting := self._before(request)):
             await acting
@@ -226,7 +226,7 @@ def shell_tools(folder: Path) -> Path:
 
 
 def engine_on(url: str, **settings: Any) -> Engine:
-    return replace(Engine(repository=Repository(open_store(url))), **settings)
+    return replace(Engine(open_sandbox=open_sandbox, repository=Repository(open_store(url))), **settings)
 
 
 def plain_home(home: Path, rows: int = 40) -> Path:

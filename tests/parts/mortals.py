@@ -35,17 +35,17 @@ from adapters.sandboxes.local import LocalSandbox
 from adapters.sandboxes.remote import RemoteSandbox
 from adapters.stores.disk import DiskStore
 from sidecar.cli import main
-from sidecar.config import load_config
+from sidecar.config.own_files import build_local_policy
+from sidecar.config.settings import load_config
 from sidecar.engine import Engine
 from sidecar.errors import SandboxUnreachable, StoreUnreachable
-from sidecar.local_policy import build_policy
+from sidecar.host.progress import NoProgress
 from sidecar.ports import CommandResult
-from sidecar.progress import NoProgress
-from sidecar.sealing.given import read_given_keys
 from sidecar.service import server
 from sidecar.service.logs import configure_logs
 from sidecar.service.readiness import StartChecks
-from sidecar.wiring import open_repository
+from sidecar.store.encryption.keys_given import read_given_keys
+from sidecar.wiring import find_store_folder, open_repository, open_sandbox
 from tests.parts.forgery import request_in
 from tests.parts.forked_program import Forks, Job
 from tests.parts.homes import PROJECT
@@ -260,12 +260,13 @@ class ThreadedService:
         self._told = asyncio.Event(), asyncio.Event()
         config = load_config(str(self._config), store=self._store)
         engine = Engine(
+            open_sandbox=open_sandbox,
             repository=open_repository(config.store, read_given_keys(config.encryption, config.signing)),
             layouts=config.layouts,
             limits=config.limits,
             guards=config.guards,
             timing=config.timing,
-            local=build_policy(config, str(self._config)),
+            local=build_local_policy(config, str(self._config), find_store_folder(config.store)),
             progress=NoProgress(),
         )
         settings = replace(config.service, bind="127.0.0.1:0")

@@ -56,9 +56,9 @@ def writers(store: Path) -> Iterator[Writers]:
 
 
 async def _catch_up(url: str) -> None:
-    from sidecar.repository import Repository
-    from sidecar.sink.indexing import MemoryIndex
-    from sidecar.sink.settings import Postgres
+    from sidecar.search.index import MemoryIndex
+    from sidecar.search.settings import Postgres
+    from sidecar.store.repository import Repository
     from sidecar.wiring import open_search, open_store
 
     sink = open_search(Postgres())
@@ -68,7 +68,7 @@ async def _catch_up(url: str) -> None:
 
 
 def _main(url: str) -> None:
-    import sidecar.sink.indexing  # noqa: F401
+    import sidecar.search.index  # noqa: F401
 
     for _ in sys.stdin:
         pid = os.fork()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sidecar.inside.credentials import KINDS, CredentialFilter, may_hold
+from sidecar.program.privacy.credentials import KINDS, CredentialFilter, may_hold
 from tests.parts.secret_trees import CREDENTIALS, LETTERS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

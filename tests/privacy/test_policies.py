@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.archives import adopt
-from sidecar.engine.asking import ProgramError, build_error
-from sidecar.engine.looking import list_snapshots, read_contents
+from sidecar.engine.archives.tarballs import adopt
+from sidecar.engine.queries import list_snapshots, read_contents
+from sidecar.engine.sandbox.dialogue import ProgramError, build_error
 from sidecar.errors import BadConfig
-from sidecar.inside import credentials, scrubbing
-from sidecar.limits import Limits
-from sidecar.privacy import Privacy
+from sidecar.policy.limits import Limits
+from sidecar.policy.privacy import Privacy
+from sidecar.program.privacy import credentials, scrub
 from sidecar.receipts import ExportReceipt, Scrubbed
 from tests.parts.homes import OwnMachine, engine_at, run_cli, told, write
 from tests.parts.in_process import InProcess
@@ -190,9 +190,9 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     observed(home, "harmless")
     engine = engine_with(tmp_path)
     looks: list[int] = []
-    look = scrubbing.PrivacyPolicy.may_concern
+    look = scrub.PrivacyPolicy.may_concern
     monkeypatch.setattr(
-        scrubbing.PrivacyPolicy, "may_concern", lambda policy, data: looks.append(len(data)) or look(policy, data)
+        scrub.PrivacyPolicy, "may_concern", lambda policy, data: looks.append(len(data)) or look(policy, data)
     )
     await exported(engine, home)
     assert looks
@@ -210,7 +210,7 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     looks.clear()
     assert (await exported(stricter, home)).outcome == "unchanged" and not looks
     before = stricter.privacy.for_sandbox([], {})["policy"]
-    monkeypatch.setattr("sidecar.privacy.VERSION", credentials.VERSION + 1)
+    monkeypatch.setattr("sidecar.policy.privacy.VERSION", credentials.VERSION + 1)
     assert stricter.privacy.for_sandbox([], {})["policy"] != before
 
 
@@ -285,7 +285,7 @@ async def test_what_was_restored_under_the_same_policy_is_not_read_again(
     await exported(engine, tmp_path / "other")  # reads what is too young to be believed
     _age(tmp_path)
     await exported(engine, tmp_path / "other")
-    monkeypatch.setattr(scrubbing.PrivacyPolicy, "may_concern", None)
+    monkeypatch.setattr(scrub.PrivacyPolicy, "may_concern", None)
     assert (await exported(engine, tmp_path / "other")).outcome == "unchanged"
 
 

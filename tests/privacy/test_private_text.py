@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.private import MARK, PrivateFilter, holds_json, is_json, may_hold
+from sidecar.program.privacy.passages import MARK, PrivateFilter, holds_json, is_json, may_hold
 from tests.parts.private_model import without_private
 
 PIECES = (
@@ -157,8 +157,8 @@ def test_what_is_read_as_json() -> None:
 # Not by ru_maxrss, which begins with what the parent had.
 MEASURED = """
 import sys
-from sidecar.inside.scrubbing import Policy, scrub_file
-text, steady = scrub_file(sys.argv[1], sys.argv[2], Policy(True, "redact"))
+from sidecar.program.privacy.scrub import PrivacyPolicy, scrub_file
+text, steady = scrub_file(sys.argv[1], sys.argv[2], PrivacyPolicy(True, "redact"))
 with open("/proc/self/status") as status:
     print(text.taken[0], steady, next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM")))
 """

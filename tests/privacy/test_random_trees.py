@@ -13,8 +13,8 @@ import pytest
 
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
+from sidecar.policy.privacy import Privacy
 from sidecar.ports import Sandbox
-from sidecar.privacy import Privacy
 from tests.parts.commands import python_38
 from tests.parts.homes import engine_at
 from tests.parts.in_process import InProcess

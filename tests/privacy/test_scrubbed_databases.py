@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.inside.databases import read_page_size
-from sidecar.inside.pages import Pages, may_concern
-from sidecar.inside.scrubbing import PrivacyPolicy, PrivacyReport
-from sidecar.inside.tables import Unscrubbable, scrub
+from sidecar.program.privacy.scrub import PrivacyPolicy, PrivacyReport
+from sidecar.program.privacy.tables import Unscrubbable, scrub
+from sidecar.program.sqlite.backup import read_page_size
+from sidecar.program.sqlite.pages import Pages, may_concern
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -231,7 +231,9 @@ def test_pages_that_cannot_be_cleared_keep_the_database_back(tmp_path: Path, mon
     connection = sqlite3.connect(place)
     connection.executescript("PRAGMA secure_delete = OFF; DELETE FROM t WHERE id > 3; UPDATE t SET a = 'gone'")
     connection.close()
-    monkeypatch.setattr("sidecar.inside.pages._iterate_gaps", lambda *_: iter([(0, 8)]))  # wrong, and it does damage
+    monkeypatch.setattr(
+        "sidecar.program.sqlite.pages._iterate_gaps", lambda *_: iter([(0, 8)])
+    )  # wrong, and it does damage
     with pytest.raises(Unscrubbable, match="damage"):
         scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-from sidecar.retention.rules import SnapshotFacts
-from sidecar.retention.settings import RetentionRules
+from sidecar.policy.retention import RetentionRules, SnapshotFacts
 
 NAMES = {"hourly": "%Y-%m-%d %H", "daily": "%Y-%m-%d", "weekly": "%G week %V", "monthly": "%Y-%m", "yearly": "%Y"}
 HOURS = {"h": 1, "d": 24, "w": 24 * 7}

@@ -6,8 +6,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from sidecar.ids import parse_snapshot_time
-from sidecar.retention.rules import SnapshotFacts
-from sidecar.retention.settings import RetentionRules
+from sidecar.policy.retention import RetentionRules, SnapshotFacts
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SPANS = (timedelta(hours=3), timedelta(days=3), timedelta(days=60), timedelta(days=1500))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
-from sidecar.snapshots.manifest import Head, Manifest, Pack
+from sidecar.store.manifest import Head, Manifest, Pack
 
 CONTENTS = b"p" * 100
 

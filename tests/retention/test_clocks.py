@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sidecar import repository as repositories
 from sidecar.ids import MemoryKeys, make_snapshot_id
-from sidecar.repository import Repository
-from sidecar.retention import forgetting
-from sidecar.retention.settings import RetentionRules
-from sidecar.snapshots.resolving import resolve_snapshot
+from sidecar.policy.retention import RetentionRules
+from sidecar.store import repository as repositories
+from sidecar.store import retention
+from sidecar.store.repository import Repository
+from sidecar.store.selectors import resolve_snapshot
 from tests.parts.memory_store import MemoryStore
 from tests.retention.stores import manifest_of
 
@@ -30,7 +30,7 @@ class Clock(datetime):
 
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
-    for module in (forgetting, repositories):
+    for module in (retention, repositories):
         monkeypatch.setattr(module, "datetime", Clock)
     return Repository(MemoryStore(time.time()))
 
@@ -41,7 +41,7 @@ async def export(repository: Repository, at: datetime, rules: RetentionRules) ->
     manifest = manifest_of(MEMORY, make_snapshot_id(at, last), at, [])
     await repository.commit(manifest)
     await repository.move_head(await repository.head(MEMORY), manifest)
-    await forgetting.forget_lightly(repository, MEMORY, rules.policy())
+    await retention.forget_lightly(repository, MEMORY, rules.policy())
     return manifest.snapshot
 
 

@@ -8,9 +8,19 @@ from datetime import timedelta
 
 import pytest
 
-from sidecar.retention.planning import Plan, RetentionPolicy, count_exclusive_bytes, plan_memory, plan_store
-from sidecar.retention.rules import KeepLabelled, KeepLast, KeepPeriods, KeepWithin, SnapshotFacts
-from sidecar.retention.settings import RetentionRules
+from sidecar.policy.retention import (
+    KeepLabelled,
+    KeepLast,
+    KeepPeriods,
+    KeepWithin,
+    Plan,
+    RetentionPolicy,
+    RetentionRules,
+    SnapshotFacts,
+    count_exclusive_bytes,
+    plan_memory,
+    plan_store,
+)
 from tests.retention import model
 from tests.retention.states import NOW, new_id, random_rules, random_snapshots
 

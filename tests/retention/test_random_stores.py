@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 
 from sidecar.ids import MemoryKeys, parse_snapshot_time
-from sidecar.repository import Repository
-from sidecar.retention import forgetting
-from sidecar.retention.rules import SnapshotFacts
-from sidecar.retention.settings import Retention, RetentionRules
-from sidecar.snapshots.marks import State
+from sidecar.policy.retention import Retention, RetentionRules, SnapshotFacts
+from sidecar.store import retention as forgetting
+from sidecar.store.marks import State
+from sidecar.store.repository import Repository
 from tests.parts.memory_store import MemoryStore
 from tests.retention import model
 from tests.retention.states import NOW, random_rules, random_snapshots

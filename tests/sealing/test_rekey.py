@@ -15,21 +15,21 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded, NotSigned, StoreUnreachable, UsageError
+from sidecar.host.progress import NoProgress
 from sidecar.ids import STORE_ID, MemoryKeys, build_attachment_key, build_instance_key, build_outbox_prefix
+from sidecar.policy.retention import Retention
 from sidecar.ports import Store
-from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.repository import Repository
-from sidecar.retention.forgetting import forget
-from sidecar.retention.pins import pin
-from sidecar.retention.settings import Retention
-from sidecar.sealing import passphrase
-from sidecar.sealing.checking import check_store
-from sidecar.sealing.given import GivenKeys
-from sidecar.sealing.passphrase import IDENTITY
-from sidecar.sealing.rekey import RekeyReport, rekey
-from sidecar.snapshots.verify import verify_memory
-from sidecar.wiring import build_repository, open_store
+from sidecar.store.encryption import passphrase
+from sidecar.store.encryption.check import check_store
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.passphrase import IDENTITY
+from sidecar.store.encryption.rekey import RekeyReport, rekey
+from sidecar.store.pins import pin
+from sidecar.store.repository import Repository
+from sidecar.store.retention import forget
+from sidecar.store.verification import verify_memory
+from sidecar.wiring import build_repository, open_sandbox, open_store
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, run_cli
 from tests.parts.keys import (
     BOTH,
@@ -297,7 +297,7 @@ async def test_a_rekey_in_the_middle_of_an_export_does_not_cost_it_the_head(tmp_
     made = await memories(store, BOTH, home)
     observe(home, 1, "meanwhile")
     hooked: Any = Hooked(open_store(f"file:{store}"), "/head.json", lambda: rekeyed(store, ROTATING))
-    engine = Engine(repository=build_repository(hooked, ROTATING))
+    engine = Engine(open_sandbox=open_sandbox, repository=build_repository(hooked, ROTATING))
     receipt = await export(engine, open_local(str(home)), ExportRequest(memory=MEMORY))
     assert hooked.happened
     assert (receipt.outcome, receipt.head) == (ExportOutcome.COMMITTED, receipt.snapshot)

@@ -15,10 +15,10 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded
 from sidecar.ids import MemoryKeys
-from sidecar.limits import Limits
+from sidecar.policy.limits import Limits
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.sealing.given import GivenKeys
-from sidecar.snapshots.verify import verify_memory
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.verification import verify_memory
 from tests.parts.homes import (
     PROJECT,
     claude_mem_home,

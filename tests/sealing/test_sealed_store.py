@@ -18,17 +18,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
+from sidecar.host.spool import SpoolFull
 from sidecar.ids import MemoryKeys as MemoryKeys
-from sidecar.sealing import passphrase
-from sidecar.sealing.given import GivenKeys, read_given_keys
-from sidecar.sealing.identity import IdentityChange
-from sidecar.sealing.keyring import MAGIC, Keyring
-from sidecar.sealing.names import HiddenNames, is_opaque
-from sidecar.sealing.opening import EncryptionKeys, KeysLost
-from sidecar.sealing.record import COPY, RECORD
-from sidecar.sealing.settings import Encryption, Signing
-from sidecar.sealing.store import EncryptedStore
-from sidecar.spool import SpoolFull
+from sidecar.store.encryption import passphrase
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.identity import IdentityChange
+from sidecar.store.encryption.keyring import MAGIC, Keyring
+from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
+from sidecar.store.encryption.names import HiddenNames, is_opaque
+from sidecar.store.encryption.opening import EncryptionKeys, KeysLost
+from sidecar.store.encryption.record import COPY, RECORD
+from sidecar.store.encryption.settings import Encryption, Signing
 from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
 from tests.parts.memory_store import MemoryStore
 
@@ -145,7 +145,7 @@ async def test_without_the_key_nothing_is_missing_and_nothing_is_written(identit
 
 
 async def test_a_plain_sidecar_stops_when_a_store_becomes_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sidecar.sealing import opening
+    from sidecar.store.encryption import opening
 
     monkeypatch.setattr(opening, "BELIEVED_SECONDS", 0.0)
     inner = MemoryStore()
@@ -389,9 +389,9 @@ def test_no_keys_are_no_keys() -> None:
 def test_only_the_libraries_that_keys_need_are_loaded(tmp_path: Path, given_keys: str, loaded: list[str]) -> None:
     program = f"""
 import asyncio, sys
-from sidecar.sealing.given import Given
+from sidecar.store.encryption.keys_given import GivenKeys
 from sidecar.wiring import open_repository
-store = open_repository("file:{tmp_path}", Given({given_keys})).store
+store = open_repository("file:{tmp_path}", GivenKeys({given_keys})).store
 asyncio.run(store.put("memories/conductor/head.json", b"1"))
 print([name for name in ("pyrage", "cryptography") if name in sys.modules])
 """

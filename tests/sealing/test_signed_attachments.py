@@ -12,13 +12,13 @@ import structlog.testing
 
 from sidecar.errors import NotSigned, ObjectRefused
 from sidecar.ids import build_attachment_key, build_conversation_key
-from sidecar.sealing.given import GivenKeys
-from sidecar.sealing.names import is_opaque
-from sidecar.service.attachments import Attachment, CareOptions
-from sidecar.service.jobs import Jobs
-from sidecar.service.keeper import Keeper
+from sidecar.service.attachments.attachment import Attachment, CareOptions
+from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.core import Sidecar
+from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.settings import Service
-from sidecar.service.sidecar import Sidecar
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.names import is_opaque
 from tests.parts.keys import ENCRYPTED, SIGNED, engine_with
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

@@ -14,28 +14,28 @@ import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.choosing import choose_snapshot
 from sidecar.engine.heads import rollback
+from sidecar.engine.restores.choice import choose_snapshot
 from sidecar.errors import SnapshotDamaged
+from sidecar.host.progress import NoProgress
+from sidecar.host.spool import open_spool
 from sidecar.ids import MemoryKeys, build_attachment_key, build_outbox_prefix
-from sidecar.progress import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.repository import Repository
-from sidecar.retention.pins import pin
-from sidecar.sealing.checking import check_keys, check_memory, check_store
-from sidecar.sealing.given import GivenKeys
-from sidecar.sealing.record import COPY, RECORD
-from sidecar.sealing.rekey import rekey
-from sidecar.sealing.signatures import Signatures
-from sidecar.sealing.signed import MARK, SignedStore
-from sidecar.sealing.store import EncryptedStore
-from sidecar.service.attachments import Attachment, Attachments
-from sidecar.service.repeated import RememberedCall, _encode
-from sidecar.snapshots import witnesses
-from sidecar.snapshots.marks import Marks, State
-from sidecar.snapshots.portable import SIGNPOST
-from sidecar.snapshots.verify import verify_memory
-from sidecar.spool import open_spool
+from sidecar.service.api.idempotency import RememberedCall, _encode
+from sidecar.service.attachments.attachment import Attachment, Attachments
+from sidecar.store import witnesses
+from sidecar.store.encryption.check import check_keys, check_memory, check_store
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.record import COPY, RECORD
+from sidecar.store.encryption.rekey import rekey
+from sidecar.store.encryption.signatures import Signatures
+from sidecar.store.encryption.signed_store import MARK, SignedStore
+from sidecar.store.marks import Marks, State
+from sidecar.store.pins import pin
+from sidecar.store.portable import SIGNPOST
+from sidecar.store.repository import Repository
+from sidecar.store.verification import verify_memory
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
 from tests.parts.keys import BOTH, ONE, OTHER_SIGNING, SIGNED, SIGNING, engine_with, recipient
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from sidecar.client import Client
-from sidecar.service.uploads import MEDIA_TYPES
+from sidecar.service.api.uploads import MEDIA_TYPES
 from tests.parts.homes import claude_mem_home, empty_home, three_tier_home
 from tests.parts.hostile_archives import ARCHIVES, ELSEWHERE, GIB, GOOD, NAME, _gz, file, header, zeros
 from tests.parts.services import TOKEN, Service, path, serving, until

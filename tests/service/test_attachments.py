@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from emulators import E2BEmulator
-from sidecar.service.attachments import ATTACHED, FORGOTTEN_AFTER, OPEN, Attachment, _decode, _encode
-from sidecar.snapshots.sealed import decode_checksummed
+from sidecar.format.checksums import decode_checksummed
+from sidecar.service.attachments.attachment import ATTACHED, FORGOTTEN_AFTER, OPEN, Attachment, _decode, _encode
 from tests.parts.homes import claude_mem_home, empty_home, memory_tree, observe
 from tests.parts.s3_servers import S3Server
 from tests.parts.services import Service, path, serving, until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import BadConfig
-from sidecar.service.door import Hosts
+from sidecar.service.door.door import Hosts
 from sidecar.service.settings import Service as Settings
 from sidecar.service.settings import check_service
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches

@@ -9,10 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidecar.errors import SearchUnreachable
+from sidecar.search.index import IndexResult
 from sidecar.service.events import Events
-from sidecar.service.index_metrics import IndexMetrics
-from sidecar.service.indexing import IndexUpdater
-from sidecar.sink.indexing import IndexResult
+from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -94,8 +93,8 @@ async def test_what_changes_while_it_is_read_is_read_again() -> None:
 
 
 async def test_trouble_is_told_once_and_everything_is_looked_at_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.service.indexing.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("sidecar.service.indexing.LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("sidecar.service.jobs.index.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("sidecar.service.jobs.index.LONGEST_PAUSE", 0.02)
     watch = Watch()
     watch.index.down = True
     await until(lambda: watch.figure("failures_total") >= 3)
@@ -132,7 +131,7 @@ async def test_a_memory_that_failed_is_behind_until_it_goes_well() -> None:
 
 
 async def test_what_may_go_well_in_a_moment_is_tried_again_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.service.indexing.LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("sidecar.service.jobs.index.LONGEST_PAUSE", 0.02)
     watch = Watch()
     watch.index.problem, watch.index.retryable = "busy", True
     watch.index.behind_now = ["a"]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sidecar.service import jobs
-from sidecar.service.jobs import Jobs
+from sidecar.service.jobs import scheduler
+from sidecar.service.jobs.scheduler import Jobs
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -19,8 +19,8 @@ async def test_what_is_due_in_an_hour_is_due_now_when_the_clock_is_put_back_by_a
 ) -> None:
     back = 0.0
     clock = SimpleNamespace(time=lambda: time.time() - back, monotonic=time.monotonic)
-    monkeypatch.setattr(jobs, "time", clock)
-    monkeypatch.setattr(jobs, "LOOK_AT_CLOCK", 0.05)
+    monkeypatch.setattr(scheduler, "time", clock)
+    monkeypatch.setattr(scheduler, "LOOK_AT_CLOCK", 0.05)
     done, scheduled = asyncio.Event(), Jobs()
 
     async def work() -> None:

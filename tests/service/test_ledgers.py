@@ -10,14 +10,14 @@ import pytest
 
 from sidecar.ids import build_attachment_key
 from sidecar.receipts import ExportReceipt
-from sidecar.service import schedule
-from sidecar.service.attachments import Attachment, Attachments, CareOptions, format_now
+from sidecar.service.attachments import schedule
+from sidecar.service.attachments.attachment import Attachment, Attachments, CareOptions, format_now
+from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.core import Sidecar
 from sidecar.service.events import Events
-from sidecar.service.jobs import Jobs
-from sidecar.service.keeper import Keeper
+from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Operation, Operations, TooBusy
 from sidecar.service.settings import Service
-from sidecar.service.sidecar import Sidecar
 from tests.parts.homes import empty_home, engine_at, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

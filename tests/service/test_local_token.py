@@ -17,7 +17,7 @@ import pytest
 from sidecar.client import Client
 from sidecar.client.settings import build_client_settings
 from sidecar.errors import BadConfig
-from sidecar.local_token import ensure_token, find_token_path, read_token
+from sidecar.host.local_token import ensure_token, find_token_path, read_token
 from tests.parts import forked_sidecar
 from tests.parts.homes import PROJECT, empty_home
 from tests.parts.s3_servers import free_port
@@ -76,7 +76,7 @@ def test_the_first_start_makes_a_token_and_later_ones_keep_it(tmp_path: Path, st
 
 
 def test_services_that_start_at_the_same_time_agree(state: Path) -> None:
-    program = "from sidecar.local_token import make_token; print(make_token())"
+    program = "from sidecar.host.local_token import ensure_token; print(ensure_token())"
     started = [
         subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
         for _ in range(12)

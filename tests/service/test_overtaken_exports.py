@@ -11,10 +11,10 @@ import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt
-from sidecar.service.jobs import Jobs
-from sidecar.service.keeper import Keeper
+from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.core import Sidecar
+from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.settings import Service
-from sidecar.service.sidecar import Sidecar
 from tests.parts.homes import empty_home, engine_at, write
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from sidecar.service import logs
-from sidecar.service.repeats import KINDS, REST, LogThrottle
+from sidecar.service.logs import KINDS, REST, LogThrottle
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.client import Client
 from sidecar.engine import ExportRequest, RestoreRequest
-from sidecar.service.sidecar import _encode_request
+from sidecar.service.core import _encode_request
 from tests.parts.homes import empty_home, write
 from tests.parts.memories import grow, grow_large, plain_home
 from tests.parts.services import TOKEN, Service, path, serving, until

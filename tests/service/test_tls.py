@@ -18,8 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from sidecar.client import Client, Retries, ServiceUnreachable
 from sidecar.errors import BadConfig
+from sidecar.service.door.tls import load_tls
 from sidecar.service.settings import Service as Settings
-from sidecar.service.tls import load_tls
 from tests.parts import forked_sidecar
 from tests.parts.services import TOKEN, serving
 

@@ -18,10 +18,10 @@ from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.heads import fork, rollback
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import MemoryKeys
-from sidecar.sink.indexing import IndexResult, MemoryIndex
-from sidecar.sink.records import Record
-from sidecar.sink.settings import Postgres
-from sidecar.sink.sink import MemoryRef, Query, RecordSource, Still, WriteCounts
+from sidecar.records.record import Record
+from sidecar.search.index import IndexResult, MemoryIndex
+from sidecar.search.port import MemoryRef, Query, RecordSource, Still, WriteCounts
+from sidecar.search.settings import Postgres
 from sidecar.wiring import open_search
 from tests.parts.homes import engine_at
 from tests.parts.postgres import Database
@@ -242,7 +242,7 @@ async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
 async def test_a_memory_whose_rows_somebody_holds_does_not_keep_others_from_being_written(
     engine: Engine, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adapters.sinks.postgres.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("adapters.search.postgres.LOCK_SECONDS", 0.2)
     index = index_of(engine)
     for memory in ("held", "other"):
         await exported(engine, agent, memory)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.sink.claude_mem import join_items
-from sidecar.sink.codymaster import read_file
-from sidecar.sink.markdown import read_sections, split_sections
-from sidecar.sink.records import KEY_LENGTH, TEXT_BYTES, bound_key, build_record, clean_text, cut_text, parse_time
+from sidecar.records.claude_mem import join_items
+from sidecar.records.codymaster import read_file
+from sidecar.records.markdown import read_sections, split_sections
+from sidecar.records.record import KEY_LENGTH, TEXT_BYTES, bound_key, build_record, clean_text, cut_text, parse_time
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_without_postgres_it_is_said_what_to_set(tmp_path: Path) -> None:
 
 def test_without_the_driver_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", NOWHERE)
-    monkeypatch.setitem(sys.modules, "adapters.sinks.postgres", None)
+    monkeypatch.setitem(sys.modules, "adapters.search.postgres", None)
     ran = run_cli("search", "x", store=tmp_path / "store")
     assert (ran.code, ran.error) == (2, "driver-missing")
     assert "memory-sidecar[postgres]" in ran.document["error"]["hint"]
@@ -254,7 +254,7 @@ def test_no_trouble_with_search_takes_a_receipt_away(
     def fail(*_: object) -> None:
         raise problem
 
-    monkeypatch.setattr("sidecar.sink.snapshot.unpack_files", fail)
+    monkeypatch.setattr("sidecar.records.snapshot.unpack_files", fail)
     ran = export(agent, tmp_path / "store")
     assert (ran.code, ran.document["outcome"]) == (0, "committed")
     assert str(problem) in told(ran.document)[0]

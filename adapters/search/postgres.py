@@ -1,0 +1,258 @@
+"""A sink in Postgres (Supabase is one), by psycopg 3.
+
+Nothing is kept between two calls but the knowledge that the tables are there, and nothing is set outside of a transaction:
+a pooler that hands out connections by the transaction is fine. One transaction makes a memory's rows equal to a snapshot,
+so whatever is cut short leaves the rows as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import AsyncCursor
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Composed, Identifier
+
+from adapters.search import postgres_query, postgres_schema
+from adapters.search.postgres_errors import Redactor, SchemaGone, translate_errors
+from sidecar.errors import BadConfig
+from sidecar.records.record import READER, Record
+from sidecar.search.port import MemoryRef, Query, RecordSource, SearchHits, Still, WriteCounts
+from sidecar.search.settings import HOW, Postgres
+
+LOCK_SECONDS = 60.0
+WRITE_SECONDS = 900.0
+IDLE_SECONDS = 300.0
+"""How long Postgres waits for a caller that has stopped in the middle, before it lets others have their turn."""
+CANCEL_SECONDS = 1.0
+MOST_SEARCHES = 8
+"""At once, each on a connection of its own: others need some of Postgres's connections too."""
+DEAD_AFTER: dict[str, Any] = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+LIMITS = """
+SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),
+    set_config('idle_in_transaction_session_timeout', %s, true)
+"""
+INCOMING = (
+    "CREATE TEMPORARY TABLE incoming (n bigint, kind text, key text, title text, body text, project text, session text,"
+    " at timestamptz, path text, digest bytea) ON COMMIT DROP"
+)
+GONE = "CREATE TEMPORARY TABLE gone (digest bytea) ON COMMIT DROP"
+STANDING = """
+SELECT memory, snapshot, reader FROM {schema}.memories
+WHERE store = %(store)s AND (%(memory)s = '' OR memory = %(memory)s)
+"""
+REMOVE_GONE = """
+DELETE FROM {schema}.records r USING pg_temp.gone g WHERE r.memory_id = %s AND r.digest = g.digest
+"""
+INSERT = """
+INSERT INTO {schema}.records (memory_id, kind, key, title, body, project, session, at, path, digest, words)
+SELECT DISTINCT ON (kind, key) %(id)s::bigint, kind, key, title, body, project, session, at, path, digest,
+    setweight(to_tsvector(%(text_search)s::regconfig, translate(title, %(joined)s, %(blanks)s)), 'A')
+        || setweight(to_tsvector(%(text_search)s::regconfig, translate(body, %(joined)s, %(blanks)s)), 'B')
+FROM pg_temp.incoming ORDER BY kind, key, n
+ON CONFLICT (memory_id, kind, key) DO NOTHING
+"""
+CLAIM = """
+INSERT INTO {schema}.memories (store, memory, snapshot, reader, records, problems, indexed)
+VALUES (%s, %s, '', '', 0, '{{}}', now())
+ON CONFLICT (store, memory) DO UPDATE SET store = excluded.store RETURNING id, snapshot, reader, records
+"""
+SETTLE = """
+UPDATE {schema}.memories SET snapshot = %(snapshot)s, reader = %(reader)s, problems = %(problems)s, indexed = now(),
+    records = (SELECT count(*) FROM {schema}.records WHERE memory_id = %(id)s)
+WHERE id = %(id)s RETURNING records
+"""
+
+# What the driver says when it is cut short is said by us, in a receipt or an error.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
+
+
+def open_postgres(url: str, settings: Postgres) -> PostgresSearch:
+    """The sink behind a URL, which is not tried yet. Raise ``BadConfig`` when it is not one."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.Error:
+        raise BadConfig(f"{settings.url_env} is not the URL of a Postgres database.", hint=HOW) from None
+    return PostgresSearch(url, settings)
+
+
+class PostgresSearch:
+    def __init__(self, url: str, settings: Postgres) -> None:
+        self._url = url
+        self._settings = settings
+        self._redacted = Redactor(url)
+        self._prepared = False
+        self._searches = asyncio.Semaphore(MOST_SEARCHES)
+        self._reader = f"{READER} {settings.text_search}"
+
+    def __repr__(self) -> str:
+        return f"PostgresSink(schema={self._settings.schema!r})"
+
+    async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
+        async with self._open_transaction(self._settings.timeout) as cursor:
+            await cursor.execute(self._format_sql(STANDING), {"store": store, "memory": memory})
+            return {memory: snapshot if reader == self._reader else "" async for memory, snapshot, reader in cursor}
+
+    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+        async with self._open_transaction(WRITE_SECONDS) as cursor:
+            await self._take_turn(cursor, place)
+            if not await still():
+                return None
+            await cursor.execute(self._format_sql(CLAIM), (place.store, place.memory))
+            id, held, reader, count = await cursor.fetchone() or (0, "", "", 0)
+            if (held, reader) == (snapshot, self._reader):
+                return WriteCounts(records=count)
+            removed = 0
+            if reader != self._reader:  # what is there was made in another way
+                await cursor.execute(self._format_sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
+                removed = cursor.rowcount
+            gone = await self._insert_missing(cursor, id, records)
+            removed += await self._remove(cursor, id, gone)
+            parted = {"joined": postgres_query.JOINED, "blanks": postgres_query.BLANKS}
+            await cursor.execute(
+                self._format_sql(INSERT), {"id": id, "text_search": self._settings.text_search, **parted}
+            )
+            written = cursor.rowcount
+            about = {"id": id, "snapshot": snapshot, "reader": self._reader, "problems": records.problems}
+            await cursor.execute(self._format_sql(SETTLE), about)
+            (now,) = await cursor.fetchone() or (0,)
+            return WriteCounts(records=now, written=written, removed=removed)
+
+    async def remove(self, place: MemoryRef, still: Still) -> int | None:
+        async with self._open_transaction(WRITE_SECONDS) as cursor:
+            await self._take_turn(cursor, place)
+            if not await still():
+                return None
+            about = (place.store, place.memory)
+            await cursor.execute(
+                self._format_sql("DELETE FROM {schema}.memories WHERE store = %s AND memory = %s RETURNING records"),
+                about,
+            )
+            row = await cursor.fetchone()
+            return int(row[0]) if row else 0
+
+    async def search(self, query: Query) -> SearchHits:
+        seconds = self._settings.timeout
+        with translate_errors(self._redacted):
+            async with (
+                asyncio.timeout(_compute_patience(seconds)),
+                self._searches,
+                self._open_transaction(seconds) as cursor,
+            ):
+                return await postgres_query.search(cursor, self._settings.schema, self._settings.text_search, query)
+
+    async def _take_turn(self, cursor: AsyncCursor[Any], place: MemoryRef) -> None:
+        """Wait until nobody else writes this memory's rows; nobody else will until the transaction ends."""
+        name = f"{self._settings.schema} {place.store} {place.memory}"
+        await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+
+    async def _insert_missing(self, cursor: AsyncCursor[Any], id: int, records: RecordSource) -> set[bytes]:
+        """Tell Postgres the records it does not have. Return the digests of the rows that are of none of them any more.
+
+        Only digests come from there, and only what changed goes there: most of a memory is the same after a conversation.
+        """
+        await cursor.execute(self._format_sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
+        held = {digest async for (digest,) in cursor}
+        await cursor.execute(INCOMING)
+        async with (
+            cursor.copy("COPY pg_temp.incoming FROM STDIN") as copy,
+            aclosing(records.batches()) as batches,
+        ):
+            number = 0
+            async for batch in batches:
+                for record in batch:
+                    digest = record.digest
+                    if digest in held:
+                        held.discard(digest)
+                    else:
+                        await copy.write_row((number, *_list_columns(record), digest))
+                        number += 1
+        return held
+
+    async def _remove(self, cursor: AsyncCursor[Any], id: int, digests: set[bytes]) -> int:
+        await cursor.execute(GONE)
+        async with cursor.copy("COPY pg_temp.gone FROM STDIN") as copy:
+            for digest in digests:
+                await copy.write_row((digest,))
+        await cursor.execute(self._format_sql(REMOVE_GONE), (id,))
+        return cursor.rowcount
+
+    def _format_sql(self, statement: LiteralString) -> Composed:
+        return SQL(statement).format(schema=Identifier(self._settings.schema))
+
+    @asynccontextmanager
+    async def _open_transaction(self, seconds: float) -> AsyncIterator[AsyncCursor[Any]]:
+        """A transaction on a connection of its own, with the tables there. Raise a ``SinkError``.
+
+        Postgres ends what takes longer than ``seconds``. One that is there and says nothing is not waited for either.
+        """
+        try:
+            with translate_errors(self._redacted):
+                async with asyncio.timeout(_compute_patience(seconds)), await self._connect() as connection:
+                    if not self._prepared:
+                        async with connection.transaction(), connection.cursor() as cursor:
+                            await _set_limits(cursor, WRITE_SECONDS)
+                            await postgres_schema.prepare_schema(cursor, self._settings.schema)
+                        self._prepared = True
+                    async with connection.transaction(), connection.cursor() as cursor:
+                        await _set_limits(cursor, seconds)
+                        yield cursor
+        except SchemaGone:
+            self._prepared = False
+            raise
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        async with asyncio.timeout(self._settings.timeout):
+            return await _Connection.connect(
+                self._url,
+                autocommit=True,
+                prepare_threshold=None,
+                connect_timeout=max(2, round(self._settings.timeout)),
+                application_name="memory-sidecar",
+                client_encoding="utf8",  # whatever PGCLIENTENCODING says
+                **DEAD_AFTER,
+            )
+
+
+class _Connection(psycopg.AsyncConnection[Any]):
+    """One that is closed when it is cut short. The driver would wait for Postgres to say that it has stopped."""
+
+    async def cancel_safe(self, *, timeout: float = CANCEL_SECONDS) -> None:
+        try:
+            await super().cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
+        finally:
+            self.pgconn.finish()
+
+
+def _compute_patience(seconds: float) -> float:
+    """How long to wait for Postgres to keep to ``seconds`` by itself, connecting included."""
+    return 2 * seconds + 1
+
+
+async def _set_limits(cursor: AsyncCursor[Any], seconds: float) -> None:
+    """How long anything may take, for this transaction alone."""
+    await cursor.execute(LIMITS, [f"{round(value * 1000)}ms" for value in (seconds, LOCK_SECONDS, IDLE_SECONDS)])
+
+
+def _list_columns(record: Record) -> tuple[Any, ...]:
+    return (
+        record.kind,
+        record.key,
+        record.title,
+        record.text,
+        record.project,
+        record.session,
+        record.at,
+        record.path,
+    )

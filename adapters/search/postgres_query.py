@@ -1,0 +1,98 @@
+"""Full-text search over the rows: what fits best and is newest comes first."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from psycopg import AsyncCursor
+from psycopg.sql import SQL, Identifier
+
+from sidecar.records.record import clean_text
+from sidecar.search.port import Hit, Query, SearchHits
+
+HALF_LIFE_DAYS = 180
+"""After so long, a record has to fit twice as well."""
+HEADLINE_CHARACTERS = 50_000
+"""How far into a text a snippet is looked for."""
+HEADLINE = "StartSel=**, StopSel=**, MaxWords=30, MinWords=12, MaxFragments=2, FragmentDelimiter=' … '"
+JOINED = "/\\.:@?&=#%~<>"
+"""Postgres takes paths, addresses, versions and tags for one word each, or for none. With blanks instead, their parts are
+words."""
+BLANKS = " " * len(JOINED)
+_JOINED_WORD = re.compile(rf"(-?)(\S*[{re.escape(JOINED)}]\S*)")
+
+SEARCH = """
+WITH wanted AS (SELECT websearch_to_tsquery(%(text_search)s::regconfig, %(words)s) AS words),
+found AS (
+    SELECT m.memory, r.kind, r.key, r.title, r.body, r.project, r.session, r.at, r.path, m.snapshot, m.indexed,
+        ts_rank(r.words, wanted.words, 1)
+            / (1 + greatest(0, extract(epoch FROM now() - coalesce(r.at, 'epoch'))) / 86400 / %(half_life)s) AS score
+    FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id, wanted
+    WHERE r.words @@ wanted.words AND m.store = %(store)s
+        AND (%(memories)s::text[] IS NULL OR m.memory = ANY (%(memories)s::text[]))
+        AND (%(kinds)s::text[] IS NULL OR r.kind = ANY (%(kinds)s::text[]))
+    ORDER BY score DESC, r.at DESC NULLS LAST, m.memory, r.kind, r.key
+    LIMIT %(limit)s OFFSET %(offset)s
+)
+SELECT memory, kind, key, title,
+    CASE WHEN strpos(snippet, '**') > 0 THEN snippet ELSE
+        ts_headline(%(text_search)s::regconfig, translate(start, %(joined)s, %(blanks)s), wanted.words, %(headline)s)
+    END,
+    project, session, at, path, snapshot, indexed, score
+FROM found, wanted, LATERAL left(body, %(characters)s) AS start,
+    LATERAL ts_headline(%(text_search)s::regconfig, start, wanted.words, %(headline)s) AS snippet
+ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
+"""
+
+
+async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query: Query) -> SearchHits:
+    await cursor.execute(
+        SQL(SEARCH).format(schema=Identifier(schema)),
+        {
+            "words": _split_words(clean_text(query.words)),
+            "store": query.store,
+            "memories": list(map(clean_text, query.memories)) or None,
+            "kinds": list(query.kinds) or None,
+            "limit": query.limit + 1,
+            "offset": query.offset,
+            "text_search": text_search,
+            "half_life": HALF_LIFE_DAYS,
+            "characters": HEADLINE_CHARACTERS,
+            "headline": HEADLINE,
+            "joined": JOINED,
+            "blanks": BLANKS,
+        },
+    )
+    hits = [_make_hit(row) for row in await cursor.fetchall()]
+    return SearchHits(hits=hits[: query.limit], more=len(hits) > query.limit)
+
+
+def _split_words(words: str) -> str:
+    """The words with their parts apart, as they are in the rows; what was one word is looked for ``"in this order"``."""
+    parts = words.split('"')
+    parts[::2] = [_JOINED_WORD.sub(r'\1"\2"', part) for part in parts[::2]]
+    return '"'.join(parts).translate(str.maketrans(JOINED, BLANKS))
+
+
+def _make_hit(row: tuple[Any, ...]) -> Hit:
+    memory, kind, key, title, snippet, project, session, at, path, snapshot, indexed, score = row
+    return Hit(
+        memory=memory,
+        kind=kind,
+        key=key,
+        title=title,
+        snippet=" ".join(snippet.split()),
+        project=project,
+        session=session,
+        at=_format_time(at),
+        path=path,
+        snapshot=snapshot,
+        indexed=_format_time(indexed) or "",
+        score=round(float(score), 6),
+    )
+
+
+def _format_time(moment: datetime | None) -> str | None:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds") if moment else None

@@ -1,0 +1,250 @@
+"""``config``: is the configuration right, and what can be set."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any
+
+from sidecar.cli.result import Result, Table
+from sidecar.config.settings import (
+    SECTIONS,
+    Config,
+    add_location,
+    add_store_location,
+    build_default_store,
+    find_config_file,
+    list_unknown_variables,
+    load_config,
+)
+from sidecar.engine import Engine
+from sidecar.errors import BadConfig, BadReference, SidecarError
+from sidecar.host.sections import list_settable, name_variable
+from sidecar.host.sizes import format_count
+from sidecar.layouts import load_built_in
+from sidecar.service.readiness import StartChecks
+from sidecar.service.settings import Webhook
+from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
+from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
+
+RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
+
+
+def run_config(args: argparse.Namespace) -> Result:
+    if args.action == "options":
+        page = render_options_page()
+        return Result({"page": page}, [*page.split("\n")])
+    try:
+        config = load_config(args.config, store=args.store)
+    except BadConfig as problem:
+        return _build_result({}, [], [], [problem])
+    if args.bind:
+        config = replace(config, service=replace(config.service, bind=args.bind))
+    found = asyncio.run(_try_to_start(config, args))
+    changed = _list_changes(config)
+    document = {
+        "store": config.store,
+        "direct": config.direct,
+        **{name: asdict(getattr(config, name)) for name in SECTIONS},
+        "searched": found.searched,
+        "webhooks": [asdict(hook) for hook in config.webhooks],
+        "layouts": sorted(config.layouts),
+        "encrypts": found.keys.encrypts,
+        "signs": found.keys.signs,
+        "key_warnings": list(found.keys.warnings),
+        "unknown_variables": sorted(unknown := list_unknown_variables()),
+        "changed": {name: value for name, value, _ in changed},
+    }
+    rows = [(name, _format_value(value), _format_value(default)) for name, value, default in changed]
+    table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
+    warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
+    warnings += [*found.keys.warnings, *found.notes]
+    return _build_result(document, [table], warnings, found.problems)
+
+
+def _build_result(
+    document: dict[str, Any], words: list[str | Table], warnings: list[str], problems: list[SidecarError]
+) -> Result:
+    """What was found, and last of all whether it is right."""
+    told = [problem.as_dict() for problem in problems]
+    document = {"ok": not problems, "problems": told, "warnings": warnings, **document}
+    if problems:
+        document["error"] = told[0]
+    words = [*words, *(f"Warning: {warning}" for warning in warnings)]
+    words += [f"Wrong: {problem.message} {problem.hint}".rstrip() for problem in problems]
+    wrong = f"The configuration is not right: {format_count(len(problems), 'problem')}; `memory-sidecar serve` would not start."
+    # As serve exits, which stops at the first.
+    return Result(document, [*words, wrong if problems else RIGHT], problems[0].exit_code if problems else 0)
+
+
+@dataclass(slots=True)
+class _StartReport:
+    """What came of trying to start."""
+
+    keys: GivenKeys = field(default_factory=GivenKeys)
+    searched: bool = False
+    notes: list[str] = field(default_factory=list)
+    problems: list[SidecarError] = field(default_factory=list)
+
+
+async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartReport:
+    """Go through all that ``serve`` does before it listens, and go on where it would stop."""
+    found = _StartReport()
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except BadConfig as problem:
+            found.problems.append(add_location(problem, find_config_file(args.config)))
+        except BadReference as problem:
+            found.problems.append(add_store_location(problem, args.config, args.store))
+        except SidecarError as problem:
+            found.problems.append(problem)
+
+    with noted():
+        found.searched = open_search(config.postgres) is not None
+    with noted():
+        found.keys = read_given_keys(config.encryption, config.signing)
+    repository = None
+    with noted():
+        repository = open_repository(config.store, found.keys)
+    readiness = StartChecks(
+        Engine(
+            repository=repository or open_repository(SOME_STORE, GivenKeys()),
+            open_sandbox=open_sandbox,
+            limits=config.limits,
+        ),
+        config.service,
+        trying=True,
+    )
+    usable = repository is not None
+    with _remove_new_folders(config.store):
+        for step in readiness.steps:
+            if not usable and step in (readiness.prepare_store, readiness.check_limits):
+                continue  # said already
+            before = len(found.problems)
+            with noted():
+                await step()
+            if step == readiness.prepare_store:
+                usable = len(found.problems) == before
+    if repository is not None:
+        await repository.store.close()
+    found.notes += readiness.notes
+    return found
+
+
+SOME_STORE = "file:/nowhere"
+"""Never opened: it stands for one whose URL is none."""
+
+
+@contextmanager
+def _remove_new_folders(url: str) -> Iterator[None]:
+    """Take away again the folders of a store that were not there before: whoever checks may be another user than whoever
+    serves, and the folders are for their owner alone."""
+    try:
+        folder = find_store_folder(url)
+    except BadReference:
+        folder = None
+    missing = [] if folder is None else [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something is in it by now
+            for made in missing:
+                made.rmdir()
+
+
+def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
+    """Each option that differs from its default: its name, its value, the default."""
+    plain = Config()
+    rows: list[tuple[str, Any, Any]] = [
+        ("store", config.store, build_default_store()),
+        ("direct", config.direct, plain.direct),
+    ]
+    for name, kind in SECTIONS.items():
+        default = asdict(kind())
+        rows += [(f"{name}.{key}", value, default[key]) for key, value in asdict(getattr(config, name)).items()]
+    rows.append(("webhooks", [hook.url.partition("?")[0] for hook in config.webhooks], []))
+    known = load_built_in()
+    rows.append(("layouts", [name for name in config.layouts if config.layouts[name] != known.get(name)], []))
+    return [row for row in rows if row[1] != row[2]]
+
+
+def render_options_page() -> str:
+    """Every option, from the code that reads it."""
+    lines = [
+        "# Every option",
+        "",
+        "In a TOML file (`--config FILE` or `MEMORY_SIDECAR_CONFIG`), or in the environment variable beside it, which wins.",
+        "`memory-sidecar config check` says whether all is right. This page is made by `memory-sidecar config options`.",
+        "",
+        "| option | variable | default | |",
+        "|---|---|---|---|",
+        "| `store` | `MEMORY_SIDECAR_STORE` | a folder under the user's data home | Where snapshots live |",
+        "| `direct` | `MEMORY_SIDECAR_DIRECT` | `false` | Packs straight between sandbox and bucket |",
+        "| | `MEMORY_SIDECAR_TOKEN` | | Bearer tokens the service accepts, separated by commas |",
+        "| | `MEMORY_SIDECAR_URL`, `MEMORY_SIDECAR_CA` | | For the [client](conductor.md): where the service is, and a file "
+        "with the certificates that vouch for it |",
+        "| | `MEMORY_SIDECAR_POSTGRES` | | The URL of a Postgres database to search memories in: see [search](search.md) |",
+    ]
+    for section, kind in SECTIONS.items():
+        lines += ["", f"## [{section}]", "", "| option | variable | default | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{name}` | `{name_variable(section, name)}` | `{_format_value(default)}` | {about} |"
+            for name, default, about in _list_options(kind)
+            if name not in _list_tables(kind)
+        ]
+        lines += [
+            f"| `[{section}.{name}.…]` | | | {about} |"
+            for name, _, about in _list_options(kind)
+            if name in _list_tables(kind)
+        ]
+    lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Webhook)]
+    lines += [
+        "",
+        "## [layouts.NAME]",
+        "",
+        "Layouts of your own, and options of ours: see [layouts](layouts.md).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:
+    """Name, default and description of each field; the description is the text below it in the source."""
+    about: dict[str, str] = {}
+    last = ""
+    for node in [node for one in reversed(kind.__mro__[:-1]) for node in _parse_body(one)[1:]]:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
+            about[last] = " ".join(str(node.value.value).split())
+    return [(entry.name, _find_default(entry), about.get(entry.name, "")) for entry in fields(kind)]
+
+
+def _parse_body(kind: type[Any]) -> list[ast.stmt]:
+    """The statements of a class, its description first (an empty one, where it has none)."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]
+
+
+def _list_tables(kind: type[Any]) -> set[str]:
+    return {entry.name for entry in fields(kind)} - {entry.name for entry in list_settable(kind)}
+
+
+def _find_default(entry: Any) -> Any:
+    if entry.default is not MISSING:
+        return entry.default
+    return entry.default_factory() if entry.default_factory is not MISSING else ""
+
+
+def _format_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

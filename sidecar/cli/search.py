@@ -1,0 +1,142 @@
+"""``search`` and ``index``: find what memories say, and bring the rows that are searched up to date.
+
+After a command has changed a memory: its rows are brought up to date, if that goes quickly.
+
+By now the command has done what it is for, and nothing here changes its outcome or its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from sidecar.cli.result import Result, Table, format_time
+from sidecar.engine import Engine
+from sidecar.engine.queries import build_not_found_error
+from sidecar.errors import NoIndex, SidecarError, UsageError
+from sidecar.host.sizes import format_count
+from sidecar.ids import check_memory_id
+from sidecar.search import KINDS
+from sidecar.search.index import IndexResult, MemoryIndex
+from sidecar.search.port import Hit, Query
+
+MOST = 1000
+SNIPPET = 100
+MOST_NAMED = 5
+
+
+def get_index(engine: Engine) -> MemoryIndex:
+    """Raise ``NoIndex`` when nothing is indexed."""
+    if engine.index is None:
+        raise NoIndex("Searching needs a Postgres database, and none is set.")
+    return engine.index
+
+
+async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
+    index = get_index(engine)
+    words = " ".join(args.words).strip()
+    if not words:
+        raise UsageError("There is nothing to search for.", hint='memory-sidecar search "some words"')
+    if not 1 <= args.limit <= MOST:
+        raise UsageError(f"--limit must be from 1 to {MOST}.")
+    if unknown := [kind for kind in args.kind if kind not in KINDS]:
+        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(KINDS)}.")
+    memories = [check_memory_id(memory) for memory in args.in_memory]
+    answer = await index.search(Query(words=words, memories=memories, kinds=args.kind, limit=args.limit))
+    table = Table(
+        ("MEMORY", "KIND", "WHEN (UTC)", "TITLE", "WHERE IT SAYS SO"),
+        [_build_row(hit) for hit in answer.found.hits],
+        _describe_no_hits(answer.unindexed),
+    )
+    more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.found.more else []
+    behind = [f"{memory}: {BEHIND}" for memory in answer.behind]
+    document = {
+        "query": words,
+        "hits": [asdict(hit) for hit in answer.found.hits],
+        "more": answer.found.more,
+        "behind": answer.behind,
+        "unindexed": answer.unindexed,
+    }
+    return Result(document, [table, *more, *behind])
+
+
+def _describe_no_hits(unindexed: Sequence[str]) -> str:
+    if not unindexed:
+        return "Nothing found."
+    more = f" and {len(unindexed) - MOST_NAMED:,} more" if len(unindexed) > MOST_NAMED else ""
+    named = ", ".join(unindexed[:MOST_NAMED]) + more
+    return f"Nothing found, but {named} could not be searched: not indexed yet. `memory-sidecar index` does that."
+
+
+BEHIND = "what was found is of an earlier snapshot than the head; `memory-sidecar index` brings it up to date."
+
+
+def _build_row(hit: Hit) -> tuple[str, ...]:
+    # The first word that was searched for stays in sight.
+    start = max(0, hit.snippet.find("**") - SNIPPET // 2)
+    snippet = f"…{hit.snippet[start:]}" if start else hit.snippet
+    return (
+        hit.memory,
+        hit.kind,
+        format_time(hit.at) if hit.at else "",
+        _shorten(hit.title, SNIPPET // 2),
+        _shorten(snippet, SNIPPET),
+    )
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+async def run_index(engine: Engine, args: argparse.Namespace) -> Result:
+    index = get_index(engine)
+    memories = [args.memory] if args.memory else None
+    done = [one async for one in index.catch_up(memories)]
+    if args.memory and done[0].state == "current" and not done[0].snapshot:
+        raise build_not_found_error(engine.repository, args.memory)
+    ok = all(one.state != "failed" for one in done)
+    rows = [(one.memory, one.snapshot, _describe_result(one)) for one in done]
+    table = Table(("MEMORY", "SNAPSHOT", "WHAT WAS DONE"), rows, "Everything was up to date.")
+    problems = [f"Warning: {one.memory}: {problem}" for one in done for problem in one.problems]
+    return Result({"ok": ok, "memories": [asdict(one) for one in done]}, [table, *problems], 0 if ok else 1)
+
+
+def _describe_result(one: IndexResult) -> str:
+    if one.state == "written":
+        changes = f"{format_count(one.written, 'record')} written, {one.removed:,} removed"
+        return f"{changes}; {format_count(one.records, 'record')} now"
+    if one.state == "removed":
+        return f"{format_count(one.removed, 'record')} removed: there is no such memory any more"
+    return one.problem or "up to date"
+
+
+CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
+LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
+
+
+async def update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
+    """The same result, with a warning when what can be searched is behind it."""
+    if engine.index is None or args.command not in CHANGING:
+        return result
+    memory = args.new if args.command == "fork" else args.memory
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.index.update_memory(memory)
+    except TimeoutError:
+        return _add_warning(
+            result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}"
+        )
+    except SidecarError as problem:
+        return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
+    except Exception as problem:  # a mistake of ours, which takes nobody's receipt away
+        return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
+    except asyncio.CancelledError:  # told to end: the receipt is still to be printed
+        return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
+    return result
+
+
+def _add_warning(result: Result, warning: str) -> Result:
+    document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
+    return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

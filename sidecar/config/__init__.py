@@ -1,0 +1,1 @@
+"""The configuration: a TOML file, environment variables, defaults."""

@@ -1,0 +1,231 @@
+"""Settings: a TOML file, a few environment variables, and defaults that work with nothing but Python."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
+from sidecar.errors import BadConfig, BadReference
+from sidecar.host.lines import TomlLines
+from sidecar.host.sections import (
+    PREFIX,
+    check_known,
+    check_value,
+    convert,
+    format_setting,
+    list_given_keys,
+    list_settable,
+    name_variable,
+    read_section,
+    read_variable,
+)
+from sidecar.layouts import Layout, load_built_in
+from sidecar.layouts.custom import read_custom_layouts
+from sidecar.policy.limits import Guards, Limits
+from sidecar.policy.patterns import check_layout_patterns
+from sidecar.policy.privacy import Privacy
+from sidecar.policy.retention import Retention, RetentionRules, check_retention
+from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy
+from sidecar.search.settings import Postgres, check_postgres
+from sidecar.service.settings import Service, Webhook, check_events, check_service
+from sidecar.store.encryption.keys_given import VARIABLES
+from sidecar.store.encryption.settings import Encryption, Signing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything a user can set. A file may hold these keys and no others."""
+
+    store: str = ""
+    direct: bool = False
+    """Let packs go straight between sandbox and bucket (``s3:`` stores)."""
+    limits: Limits = Limits()
+    guards: Guards = Guards()
+    privacy: Privacy = Privacy()
+    timing: Timing = Timing()
+    retention: Retention = Retention()
+    restore: RestoreSettings = RestoreSettings()
+    service: Service = Service()
+    postgres: Postgres = Postgres()
+    encryption: Encryption = Encryption()
+    signing: Signing = Signing()
+    webhooks: list[Webhook] = field(default_factory=list)
+    layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
+
+
+def build_default_store() -> str:
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return f"file:{data}/memory-sidecar"
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "limits": Limits,
+    "guards": Guards,
+    "privacy": Privacy,
+    "timing": Timing,
+    "retention": Retention,
+    "restore": RestoreSettings,
+    "service": Service,
+    "postgres": Postgres,
+    "encryption": Encryption,
+    "signing": Signing,
+}
+OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
+"""What else may follow the prefix, beside SECTION_KEY."""
+
+
+def load_config(path: str | None, *, store: str | None = None) -> Config:
+    """Read the config: ``path``, else ``MEMORY_SIDECAR_CONFIG``, else only defaults; then ``MEMORY_SIDECAR_SECTION_KEY`` of
+    the environment, which wins; and a store given here wins over all.
+
+    Raise ``BadConfig`` naming the line and the key that is wrong, and the nearest right one.
+    """
+    file = find_config_file(path)
+    text = _read_text(file) if file else ""
+    try:
+        return _build_config(_parse_toml(text, file), store)
+    except BadConfig as problem:
+        raise add_location(problem, file, text) from None
+
+
+def find_config_file(path: str | None) -> str:
+    """The file that is read; empty when there is none."""
+    return path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
+
+
+def add_location(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
+    """The same problem, with the variable or the line of the file that it is in."""
+    message = problem.message
+    for at, name in _list_set_variables().items():
+        message = re.sub(re.escape(format_setting(at)) + r"(?!\w)", name, message)
+        if at == problem.at:
+            return BadConfig(message if name in message else f"{name}: {message}", hint=problem.hint)
+    if file and problem.at:
+        message = f"{_find_location(file, problem.at, text)}: {message}"
+    return BadConfig(message, hint=problem.hint)
+
+
+def add_store_location(problem: BadReference, path: str | None, store: str | None) -> BadReference:
+    """The same problem with a store's URL, with the variable or the line that it was read from."""
+    if store:
+        return problem
+    file, name = find_config_file(path), "MEMORY_SIDECAR_STORE"
+    where = name if os.environ.get(name) else _find_location(file, ("store",)) if file else "store"
+    return BadReference(f"{where}: {problem.message}", hint=problem.hint)
+
+
+def _find_location(file: str, at: tuple[str | int, ...], text: str | None = None) -> str:
+    line = TomlLines(_read_text(file) if text is None else text).of(at)
+    return f"{file}:{line}" if line else file
+
+
+def _list_set_variables() -> dict[tuple[str | int, ...], str]:
+    """The options that the environment sets, each with its variable."""
+    variables = {
+        (name, entry.name): name_variable(name, entry.name)
+        for name in SECTIONS
+        for entry in list_settable(SECTIONS[name])
+    }
+    return {at: name for at, name in variables.items() if os.environ.get(name)}
+
+
+def _build_config(table: dict[str, Any], store: str | None) -> Config:
+    check_known(table, [entry.name for entry in fields(Config)], ())
+    wanted = store or os.environ.get("MEMORY_SIDECAR_STORE") or table.get("store") or build_default_store()
+    if not isinstance(wanted, str):
+        raise BadConfig("store must be a text.", hint='Write store = "file:/var/lib/memories".', at=("store",))
+    direct = read_variable("MEMORY_SIDECAR_DIRECT", bool)
+    direct = table.get("direct", False) if direct is None else direct
+    if not isinstance(direct, bool):
+        raise BadConfig("direct must be true or false.", at=("direct",))
+    layouts = {**load_built_in(), **read_custom_layouts(table.get("layouts", {}))}
+    check_layout_patterns(layouts.values())
+    limits = check_limits(read_section(table, "limits", Limits), list_given_keys(table, "limits", Limits), layouts)
+    guards = check_guards(read_section(table, "guards", Guards), layouts)
+    timing = check_timing(read_section(table, "timing", Timing))
+    return Config(
+        store=wanted,
+        direct=direct,
+        limits=limits,
+        guards=guards,
+        privacy=check_privacy(read_section(table, "privacy", Privacy), layouts),
+        timing=timing,
+        retention=_build_retention(table, timing),
+        restore=check_restore(read_section(table, "restore", RestoreSettings)),
+        service=check_service(read_section(table, "service", Service)),
+        postgres=check_postgres(read_section(table, "postgres", Postgres)),
+        encryption=read_section(table, "encryption", Encryption),
+        signing=read_section(table, "signing", Signing),
+        webhooks=_build_webhooks(table.get("webhooks", [])),
+        layouts=apply_required(layouts, guards),
+    )
+
+
+def list_unknown_variables() -> dict[str, str]:
+    """Variables that look like ours and are not, each with the nearest that is."""
+    known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
+    known |= {PREFIX + name for name in OTHERS}
+    found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
+    return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+
+
+def _build_webhooks(rows: Any) -> list[Webhook]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadConfig("webhooks must be written as [[webhooks]].", at=("webhooks",))
+    hooks = []
+    for place, row in enumerate(rows):
+        check_known(row, [entry.name for entry in fields(Webhook)], ("webhooks", place))
+        hook = convert(row, Webhook, ("webhooks", place))
+        if not hook.url.startswith(("http://", "https://")):
+            raise BadConfig("A webhook's url must begin with http:// or https://.", at=("webhooks", place, "url"))
+        if hook.secret_env and not os.environ.get(hook.secret_env):
+            raise BadConfig(
+                f"{hook.secret_env}, which is to sign a webhook's calls, is not set.",
+                at=("webhooks", place, "secret_env"),
+            )
+        check_events(hook.events, ("webhooks", place, "events"))
+        hooks.append(hook)
+    return hooks
+
+
+def _read_text(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8")
+    except OSError as problem:
+        raise BadConfig(f"The config {file} cannot be read: {problem.strerror}.") from None
+    except UnicodeDecodeError as problem:
+        raise BadConfig(f"The config {file} is not TOML: {problem}.") from None
+
+
+def _build_retention(table: dict[str, Any], timing: Timing) -> Retention:
+    rows = table.get("retention", {})
+    tables = rows.get("memories", {}) if isinstance(rows, dict) else {}
+    memories: dict[str, dict[str, Any]] = {}
+    for pattern, rules in tables.items() if isinstance(tables, dict) else ():
+        at = ("retention", "memories", pattern)
+        if not isinstance(rules, dict):
+            raise BadConfig(f"{format_setting(at)} must be a table.", at=at)
+        check_known(rules, RetentionRules.__dataclass_fields__, at)
+        memories[pattern] = {key: check_value(value, (*at, key)) for key, value in rules.items()}
+    if memories:
+        table = {**table, "retention": {**rows, "memories": memories}}
+    retention = read_section(table, "retention", Retention)
+    keys = {key: set(memories[key]) for key in memories}
+    check_retention(retention, {"": list_given_keys(table, "retention", Retention), **keys}, timing.command)
+    return retention
+
+
+def _parse_toml(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        line = re.search(r"at line (\d+)", str(problem))
+        where = f"{file}:{line[1]}" if line else file
+        raise BadConfig(f"{where}: the config is not TOML: {problem}.") from None

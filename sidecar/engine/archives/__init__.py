@@ -1,0 +1,1 @@
+"""Ordinary tarballs, out and in."""

@@ -1,0 +1,245 @@
+"""Tar members of entries, and safe unpacking of tarballs that others made into a folder of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import posixpath
+import sys
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from sidecar.engine.limits import Bounds
+from sidecar.errors import BadAnswer, PackBomb, SidecarError, UnsafeLink, UnsafeMember, UnsafePath
+from sidecar.format.digests import Readable
+from sidecar.format.index import DIR, LINK, Entry
+from sidecar.format.packs import CHUNK
+from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
+from sidecar.host.spool import build_full_error
+from sidecar.host.threads import Deadline
+from sidecar.store.arrival import UNREADABLE, decompress_file, iterate_tar_members
+from sidecar.store.claims import FARTHEST_TIME, LONGEST_PATH, check_path
+
+LONGEST_HEADER = 256 << 10
+"""Of a tarball that others made: what it says of projects is in one."""
+LONGEST_TAIL = 16 << 20
+"""How much may come after the mark for the end: tapes are filled up to whole records."""
+NAME_ALLOWANCE, LEAST_NAMES = 256, 1 << 20
+"""Bytes that the name of a member may take in our memory, on average over as many as there may be."""
+MOST_LEFT_OUT = 50
+
+
+class NotAnArchive(SidecarError):
+    """The file is not a whole tarball, or holds no memory."""
+
+    code = "not-an-archive"
+    default_hint = "Give a .tar, .tar.gz or .tar.zst of a home that holds a memory, such as .claude-mem/."
+
+
+def build_member(entry: Entry, name: str) -> tarfile.TarInfo:
+    """An entry as a tar member under another name."""
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = entry.mode, entry.mtime / 1e9
+    if entry.type == DIR:
+        member.type, member.mtime = tarfile.DIRTYPE, 0
+    elif entry.type == LINK:
+        member.type, member.linkname, member.mode, member.mtime = tarfile.SYMTYPE, entry.target, 0o777, 0
+    else:
+        member.size = entry.size
+    return member
+
+
+def read_members(
+    archive: Path, within: Bounds, deadline: Deadline, what: str = ""
+) -> Iterator[tuple[str, tarfile.TarInfo, Readable]]:
+    """A tarball's members, whatever its codec: the plain name of each, what its header says, and its contents.
+
+    They are counted as they come. Raise ``NotAnArchive`` when it is not a whole tarball, and when anything in it is unsafe
+    or beyond the bounds.
+    """
+    what = what or archive.name
+    most = within.most.bytes + HEADER_ALLOWANCE * (within.most.files + 8)
+    longest = max(NAME_ALLOWANCE * within.most.files, LEAST_NAMES)
+    files = names = 0
+    with _report_unreadable(what), decompress_file(archive, _detect_codec(archive), most, deadline=deadline) as plain:
+        for member, contents in iterate_tar_members(plain, most, LONGEST_HEADER):
+            files, names = files + 1, names + sys.getsizeof(member.name) + sys.getsizeof(member.linkname)
+            within.check("files", files, f"The tarball holds {files:,} files, folders and links or more")
+            if names > longest:
+                raise PackBomb("The names in the tarball are longer than those of any memory.")
+            yield check_name(member), member, _Contents(contents, what)
+        tail = 0
+        while data := plain.read(CHUNK):
+            tail += len(data)
+            if tail > LONGEST_TAIL:
+                raise PackBomb("The tarball goes on for long after its end.")
+
+
+def _detect_codec(archive: Path) -> str:
+    with archive.open("rb") as file:
+        return {b"\x1f\x8b": "gz", b"\x28\xb5": "zst", b"\x50\x2a": "zst"}.get(file.read(2), "")
+
+
+@contextlib.contextmanager
+def _report_unreadable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as problem:
+        raise NotAnArchive(f"{what} cannot be read as a tarball: {problem}.") from None
+
+
+class _Contents:
+    """A member's contents, read where files are written: whose fault it is when something fails must stay clear."""
+
+    def __init__(self, contents: MemberContents, what: str) -> None:
+        self._contents, self._what = contents, what
+
+    def read(self, size: int, /) -> bytes:
+        with _report_unreadable(self._what):
+            return self._contents.read(size)
+
+
+def check_name(member: tarfile.TarInfo) -> str:
+    """A member's name without a leading ``./``. Raise when it, or what it is, has no place in a memory."""
+    name = member.name.removeprefix("./")
+    if name in ("", "."):
+        return ""
+    check_path(name)
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise UnsafeMember(f"{name!r} is neither a file, a folder nor a symbolic link.")
+    return name
+
+
+def unpack_archive(
+    archive: Path,
+    home: Path,
+    place: Callable[[str], str | None],
+    within: Bounds,
+    deadline: Deadline,
+    what: str = "",
+    aim: Callable[[str, str], str | None] | None = None,
+) -> list[str]:
+    """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the first names left out.
+
+    Links are made last, so that no member can be written through one, and lead where ``aim`` says, which gets a link's name and
+    target (``None``: there is to be none). Raise when anything is unsafe or beyond the bounds.
+    """
+    links: dict[str, str] = {}
+    folders: list[tuple[str, int]] = []
+    left: list[str] = []
+    total = 0
+    for name, member, contents in read_members(archive, within, deadline, what):
+        relative = place(name) if name else None
+        if relative is None:
+            left += [name] if name and not member.isdir() and len(left) < MOST_LEFT_OUT else []
+        elif member.issym():
+            target = aim(name, member.linkname) if aim is not None else member.linkname
+            if target is not None:
+                _check_link(relative, target)
+                links[relative] = target
+        elif member.isdir():
+            with _report_unwritable(name):
+                (home / relative).mkdir(parents=True, exist_ok=True)
+            folders.append((relative, member.mode & 0o777 | 0o700))
+        else:
+            total += member.size
+            within.check("file_bytes", member.size, f"{name!r} has {member.size:,} bytes")
+            within.check("bytes", total, f"The tarball holds {total:,} bytes or more")
+            links.pop(relative, None)
+            with _report_unwritable(name):
+                _write_member(home / relative, contents, member)
+    _make_links(home, links)
+    for folder, mode in folders:
+        os.chmod(home / folder, mode)
+    return left
+
+
+def _check_link(relative: str, link: str) -> None:
+    inside = os.path.normpath(os.path.join(os.path.dirname(relative), link))
+    if not link or os.path.isabs(link) or "\0" in link or inside == ".." or inside.startswith("../"):
+        raise UnsafeLink(f"The link {relative!r} in the tarball leads out of the memory.")
+    if len(os.fsencode(link)) > LONGEST_PATH:
+        raise UnsafeLink(f"The link {relative!r} in the tarball leads farther than a file system takes.")
+
+
+def _make_links(home: Path, links: Mapping[str, str]) -> None:
+    # All folders before any link: none is made through a link then, and what is below a link has a folder in its place.
+    for relative in links:
+        with _report_unwritable(relative):
+            (home / relative).parent.mkdir(parents=True, exist_ok=True)
+    for relative, link in links.items():
+        with _report_unwritable(relative):
+            if (home / relative).is_dir():
+                raise IsADirectoryError
+            (home / relative).unlink(missing_ok=True)
+            (home / relative).symlink_to(link)
+
+
+def unpack_members(
+    archive: Path,
+    home: Path,
+    places: Mapping[str, str],
+    there: Mapping[str, Collection[str]],
+    within: Bounds,
+    deadline: Deadline,
+) -> list[str]:
+    """Unpack a tarball that a sandbox brought, whose first folders are names of roots, each to its own place. Return the links
+    that lead out of their root, which are not made.
+
+    ``there`` is where each root is in the sandbox: a link by such a path leads into the root.
+    """
+    leaving: list[str] = []
+    home.mkdir()
+    for folder in places.values():
+        (home / folder).mkdir(parents=True, exist_ok=True)
+
+    def place(name: str) -> str | None:
+        root, _, rest = name.partition("/")
+        return f"{places[root]}/{rest}".lstrip("/") if root in places and rest else None
+
+    def aim(name: str, target: str) -> str | None:
+        root, _, rest = name.partition("/")
+        for folder in there.get(root, ()):
+            if target == folder or target.startswith(f"{folder}/"):
+                target = posixpath.relpath(target, posixpath.dirname(f"{folder}/{rest}"))
+                break
+        inside = posixpath.normpath(posixpath.join(posixpath.dirname(rest), target))
+        if posixpath.isabs(target) or inside == ".." or inside.startswith("../"):
+            leaving.append(name)
+            return None
+        return target
+
+    try:
+        unpack_archive(archive, home, place, within, deadline, "What the sandbox brought", aim)
+    except NotAnArchive as problem:
+        raise BadAnswer(problem.message) from None
+    return leaving
+
+
+@contextlib.contextmanager
+def _report_unwritable(name: str) -> Iterator[None]:
+    """Say what it means when something cannot be made in a folder of our own."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise UnsafePath(f"{name!r} is both a folder and something else in the tarball.") from None
+    except OSError as problem:
+        if full := build_full_error(problem):
+            raise full from None
+        if problem.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ELOOP):
+            raise UnsafePath(f"{name!r} is not a name that the file system here takes.") from None
+        raise
+
+
+def _write_member(target: Path, contents: Readable, member: tarfile.TarInfo) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        while data := contents.read(CHUNK):
+            file.write(data)
+    os.chmod(target, member.mode & 0o777 | 0o600)
+    seconds = member.mtime if math.isfinite(member.mtime) else 0
+    moment = max(-FARTHEST_TIME, min(FARTHEST_TIME, round(seconds * 1e9)))
+    os.utime(target, ns=(moment, moment))

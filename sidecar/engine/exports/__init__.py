@@ -1,0 +1,1 @@
+"""Export: a sandbox's memory becomes a snapshot."""

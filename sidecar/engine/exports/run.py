@@ -1,0 +1,195 @@
+"""One export: what was asked for, what was known when it began, and the receipt that it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sidecar.engine.archives.notes import TarballNotes
+from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.privacy import redact
+from sidecar.engine.sandbox.dialogue import ExportAnswer
+from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
+from sidecar.format.index import Entry, Index
+from sidecar.host.sizes import format_count
+from sidecar.layouts import Layout
+from sidecar.ports import SandboxStatus
+from sidecar.program.capture.roots import split_number
+from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
+from sidecar.store.manifest import Manifest, count_scrubbed
+from sidecar.store.repository import HeadState, Survey
+
+Base = tuple[Manifest, dict[str, Entry], list[Index]]
+"""A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
+CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
+LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
+
+
+NOT_TAKEN = (
+    "Databases that the layouts do not know were seen and not taken: {paths}. `databases` in the config's [layouts.…] adds"
+    " one."
+)
+
+
+def describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
+    """What to say of databases in agents' folders; those in a project's own folder are the project's."""
+    projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
+    paths = [
+        redact(path)
+        for path in answer.databases_not_taken
+        if (root := path.split("/")[0]) not in projects and split_number(root)[0] not in projects
+    ]
+    return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    memory: str
+    layouts: tuple[str, ...] = ()
+    projects: tuple[str, ...] | None = None
+    conversation: str = ""
+    label: str = ""
+    force: bool = False
+    """Move the head whatever the guards say, and wherever the sandbox started from."""
+    allow: tuple[str, ...] = ()
+    """Guards that are not to object, by their reason."""
+    origin: str = "export"
+    beside: bool = False
+    """Store it beside the head, whatever the sandbox started from."""
+    adopt: bool = False
+    """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
+    noted: TarballNotes | None = None
+    """What the tarball of an import says besides its files."""
+    snapshot: str = ""
+    """The id for the new snapshot, when somebody has to know it beforehand."""
+
+
+@dataclass(slots=True)
+class ExportRun:
+    """One export: what was known when it began."""
+
+    engine: Engine
+    sandbox: CountedSandbox
+    request: ExportRequest
+    started: float
+    state: HeadState
+    survey: Survey
+    known: list[str]
+    snapshot: str
+    presence: SandboxStatus
+    warnings: list[str] = field(default_factory=list)
+    ahead: asyncio.Task[Base] | None = None
+    """The head, being read while the sandbox works."""
+    unclaimed: set[str] = field(default_factory=set)
+    """Keys of objects that are in the store already, and that no snapshot names."""
+    replaces: Manifest | None = None
+    """The manifest of the head, where it can be read."""
+    pinned: bool = False
+    """The head was pinned because this export is to replace it though guards objected."""
+
+    def parent(self, answer: ExportAnswer) -> str:
+        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
+
+    async def continues_head(self, answer: ExportAnswer) -> bool:
+        """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
+
+        It did when it was last restored from or exported to it, and also when its last export never became the head but
+        the one before did: it was cut short, or lost a race against another export of the same sandbox.
+        """
+        if self.request.beside:
+            return False
+        if self.request.force or self.request.adopt:
+            return True
+        if answer.reader:
+            return False
+        origin, head = self.parent(answer), self.state.snapshot
+        if self.state.head is None and not self.state.problem:
+            return bool(origin) or not await self.engine.repository.has_eligible(
+                self.request.memory, self.survey.snapshots
+            )
+        if self.state.head is None:
+            return False
+        if origin == head or (head in answer.lineage and not self.state.head.was_head(origin)):
+            return True
+        # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
+        return head in self.survey.damaged and self.state.head.was_head(origin)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the sandbox is to note of this memory."""
+        allowed = {*self.request.allow, *self.engine.guards.allow}
+        free = self.request.force or self.request.adopt
+        return {
+            **build_notes(self.sandbox, self.request, self.state.store_id),
+            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
+            "allow": [code for code in MIX_UPS if free or code in allowed],
+        }
+
+    def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
+        """Why this export would continue another store's memory, or another memory, unless that is allowed."""
+        reason = find_mix_up(self.notes, answer, self.engine.repository.store.url)
+        return None if reason is None or reason.code in self.notes["allow"] else reason
+
+    def receipt(
+        self,
+        outcome: ExportOutcome,
+        state: HeadState,
+        answer: ExportAnswer | None = None,
+        manifest: Manifest | None = None,
+        reason: Reason | None = None,
+        added: int = 0,
+        accepted: Accepted | None = None,
+    ) -> ExportReceipt:
+        skipped = [replace(row, path=redact(row.path)) for row in answer.skipped] if answer else []
+        if answer and answer.skipped_more:
+            skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
+        warnings = [*self.warnings, *(map(redact, answer.warnings) if answer else [])]
+        if answer and answer.dropped_files:
+            files, size = format_count(answer.dropped_files, "file"), format_count(answer.dropped_bytes, "byte")
+            warnings.append(LEFT_OUT.format(files=files, bytes=size))
+        if answer and answer.found.get("warned"):
+            warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
+        if answer and answer.databases_not_taken:
+            warnings += describe_databases_not_taken(answer, self.engine.layouts)
+        if answer and outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
+            warnings += describe_other_home(self.sandbox, answer, self.replaces)
+        if accepted is not None:
+            warnings.insert(0, accepted.words)
+        return ExportReceipt(
+            outcome=outcome,
+            memory=self.request.memory,
+            snapshot=manifest.snapshot if manifest else None,
+            parent=(manifest.parent or None) if manifest else None,
+            head=state.snapshot or None,
+            sandbox=self.sandbox.ref,
+            home=redact(answer.home) if answer else "",
+            user=redact(answer.user) if answer else "",
+            kind=answer.kind if answer and added else "",
+            files=manifest.files if manifest else 0,
+            bytes=manifest.bytes if manifest else 0,
+            packed_bytes=added,
+            transferred_bytes=self.sandbox.transferred_bytes,
+            round_trips=sum(self.sandbox.trips.values()),
+            trips=self.sandbox.trips,
+            duration_ms=round((time.monotonic() - self.started) * 1000),
+            databases=[row.report() for row in answer.databases] if answer else [],
+            skipped=skipped,
+            warnings=warnings,
+            reason=reason,
+            conversation=self.request.conversation,
+            label=self.request.label,
+            dropped=[replace(row, path=redact(row.path)) for row in answer.dropped] if answer else [],
+            dropped_more=answer.dropped_more if answer else 0,
+            dropped_files=answer.dropped_files if answer else 0,
+            dropped_bytes=answer.dropped_bytes if answer else 0,
+            findings=[replace(row, path=redact(row.path)) for row in answer.findings] if answer else [],
+            findings_more=answer.findings_more if answer else 0,
+            found=dict(answer.found) if answer else {},
+            scrubbed=count_scrubbed(manifest) if manifest else Scrubbed(),
+            accepted=accepted,
+            not_taken=dict(answer.not_taken) if answer else {},
+            databases_not_taken=[redact(path) for path in answer.databases_not_taken] if answer else [],
+        )

@@ -1,0 +1,166 @@
+"""The limits of one export, outside the sandbox: what it is told of them, what is checked on arrival, what comes near."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sidecar.engine.core import Engine
+from sidecar.engine.sandbox.dialogue import ExportAnswer
+from sidecar.errors import BadAnswer, LimitExceeded
+from sidecar.format.index import FILE, Entry
+from sidecar.format.patterns import compile_patterns
+from sidecar.layouts import Layout
+from sidecar.policy.limits import CODES, OF_FILES, Limits
+from sidecar.store.manifest import Manifest
+
+Entries = Mapping[str, Entry]
+
+RELAXED = 4
+"""A tarball that is still to be trimmed here may be so many times larger than what is left of it, and as large as any
+memory may be where nothing is set: it is spooled to disk, and the bound is there for a tarball made to fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may arrive to be unpacked here: more than the limits allow, where it is trimmed after that."""
+
+    limits: Limits
+    most: Limits
+
+    def check(self, key: str, have: int, what: str) -> None:
+        """Raise ``LimitExceeded``, naming the limit and, where it is another, the bound."""
+        most, own = getattr(self.most, key), getattr(self.limits, key)
+        if have > most:
+            trimmed = f" No more than {most:,} is taken here to be trimmed to it." if most > own else ""
+            raise LimitExceeded(f"{what}; limits.{key} allows {own:,}.{trimmed}", code=CODES[key])
+
+
+def narrow_engine(engine: Engine, memory: str) -> Engine:
+    """The engine with the limits, guards and privacy of one memory."""
+    return replace(
+        engine,
+        limits=engine.limits.of(memory),
+        guards=engine.guards.of(memory),
+        privacy=engine.privacy.of(memory),
+    )
+
+
+def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
+    """What the in-sandbox program is told. ``room`` is how much the pack may add to the store."""
+
+    def told(table: Limits) -> dict[str, Any]:
+        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.list_trimming(OF_FILES)}
+
+    parts = {name: told(limits.narrow_to_layout(name)) for name in limits.layouts if name in layouts}
+    trim = limits.list_trimming((*OF_FILES, "packed_bytes"))
+    return {**told(limits), "trim": trim, "packed_bytes": limits.packed_bytes, "room": room, "layouts": parts}
+
+
+def loosen_limits(limits: Limits) -> Limits:
+    """Limits that hold whatever layout a file is of."""
+    parts = [limits, *(limits.narrow_to_layout(name) for name in limits.layouts)]
+    return replace(limits, file_bytes=max(part.file_bytes for part in parts), depth=max(part.depth for part in parts))
+
+
+def build_bounds(limits: Limits) -> Bounds:
+    """Of a tarball that is unpacked here before the in-sandbox program holds it to the limits."""
+    most, default = loosen_limits(limits), Limits()
+    if _has_trimming(limits):
+        most = replace(
+            most,
+            **{key: max(getattr(most, key) * RELAXED, getattr(default, key)) for key in (*OF_FILES, "packed_bytes")},
+        )
+    return Bounds(loosen_limits(limits), most)
+
+
+def _has_trimming(limits: Limits) -> bool:
+    return bool(limits.list_trimming()) or any(limits.narrow_to_layout(name).list_trimming() for name in limits.layouts)
+
+
+def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits) -> None:
+    """Check what arrived against the limits of each layout's files. Raise ``LimitExceeded``."""
+    if not limits.layouts:
+        return
+    own = {name: limits.narrow_to_layout(name) for name in limits.layouts}
+    sums = {name: [0, 0] for name in own}
+    for path, entry in entries.items():
+        layout = layout_of.get(path.split("/")[0], "")
+        mine = own.get(layout, limits)
+        if entry.size > mine.file_bytes:
+            raise _build_exceeded_error("file_bytes", layout, f"{path!r} has {entry.size:,} bytes", mine)
+        if path.count("/") > mine.depth:
+            raise _build_exceeded_error("depth", layout, f"{path[:200]!r} is {path.count('/')} parts deep", mine)
+        if layout in sums:
+            sums[layout][0] += entry.size
+            sums[layout][1] += 1
+    for layout, (size, files) in sums.items():
+        if size > own[layout].bytes:
+            raise _build_exceeded_error(
+                "bytes", layout, f"The files of layout {layout} have {size:,} bytes", own[layout]
+            )
+        if files > own[layout].files:
+            raise _build_exceeded_error(
+                "files", layout, f"Layout {layout} has {files:,} files, folders and links", own[layout]
+            )
+
+
+def _build_exceeded_error(key: str, layout: str, what: str, limits: Limits) -> LimitExceeded:
+    name = f"limits.layouts.{layout}.{key}" if layout else f"limits.{key}"
+    return LimitExceeded(f"{what}; {name} allows {getattr(limits, key):,}.", code=CODES[key])
+
+
+def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
+    """What a sandbox says it left out is its own word; but it may leave out nothing where nothing is to be trimmed."""
+    if not _has_trimming(limits) and (answer.dropped or answer.dropped_files or answer.dropped_more):
+        raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
+
+
+def list_hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
+    """What of a memory no size limit may drop."""
+    hot = compile_patterns(
+        f"{root}/{pattern}"
+        for root, name in layout_of.items()
+        if name in layouts
+        for pattern in (*layouts[name].tiers.hot, *layouts[name].required)
+    ).match
+    return [entry for path, entry in entries.items() if entry.type == FILE and hot(path)]
+
+
+def describe_near_limits(
+    limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
+) -> list[str]:
+    """A warning for each limit that is nearly reached. ``entries`` may be empty: then less is known."""
+    return [
+        f"{have * 100 // most} % of {name} is used: {have:,} of {most:,}{about}."
+        for name, have, most, about in _measure_use(limits, manifest, entries, packed, in_store)
+        if most and have >= most * limits.warn_at
+    ]
+
+
+def _measure_use(
+    limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
+) -> Iterator[tuple[str, int, int, str]]:
+    layout_of = {root.name: root.layout for root in manifest.roots}
+    yield "limits.bytes", manifest.bytes, limits.bytes, " bytes"
+    yield "limits.files", len(entries) or manifest.files, limits.files, " files, folders and links"
+    yield "limits.packed_bytes", packed, limits.packed_bytes, " bytes"
+    for key, have in in_store.items():
+        yield f"limits.{key}", have, getattr(limits, key), " bytes"
+    for layout in {"", *limits.layouts}:
+        mine = limits.narrow_to_layout(layout)
+        own = [
+            entry
+            for path, entry in entries.items()
+            if not limits.layouts
+            or layout == (name if (name := layout_of.get(path.split("/")[0], "")) in limits.layouts else "")
+        ]
+        prefix = f"limits.layouts.{layout}" if layout else "limits"
+        if own:
+            largest, deepest = max(own, key=lambda row: row.size), max(own, key=lambda row: row.path.count("/"))
+            yield f"{prefix}.file_bytes", largest.size, mine.file_bytes, f" bytes, by {largest.path}"
+            yield f"{prefix}.depth", deepest.path.count("/"), mine.depth, f" parts, by {deepest.path}"
+        if layout:
+            yield f"{prefix}.bytes", sum(row.size for row in own), mine.bytes, " bytes"
+            yield f"{prefix}.files", len(own), mine.files, " files, folders and links"

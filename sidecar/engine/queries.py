@@ -1,0 +1,284 @@
+"""Look into a store: its memories, their snapshots, what is in one, and what differs between two."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
+from sidecar.format.index import Entry
+from sidecar.host.spool import open_spool
+from sidecar.ids import check_memory_id
+from sidecar.store.fetch import check_sizes, fetch_entries
+from sidecar.store.manifest import Head, Manifest
+from sidecar.store.pins import AutomaticPin, list_automatic_pins
+from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.selectors import resolve_snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    memory: str
+    head: str | None
+    snapshots: int
+    created: str | None = None
+    """When the head was made."""
+    files: int = 0
+    bytes: int = 0
+    stored_bytes: int = 0
+    """What all its snapshots need in the store together."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRow:
+    snapshot: str
+    standing: str
+    """"head", "earlier head", "diverged", "rejected" or "damaged" (whatever it was before; ``problem`` says what is wrong)."""
+    created: str = ""
+    parent: str = ""
+    label: str = ""
+    conversation: str = ""
+    sandbox: str = ""
+    origin: str = ""
+    rejected: str = ""
+    problem: str = ""
+    files: int = 0
+    bytes: int = 0
+    packs: int = 0
+    stored_bytes: int = 0
+    """What its packs need in the store; some may be those of other snapshots too."""
+    pinned: bool = False
+    """No rule may take it."""
+    pinned_because: str = ""
+    """Why the sidecar pinned it by itself; empty when a person did."""
+    dropped: int = 0
+    """How many files a size limit left out."""
+    scrubbed: int = 0
+    """How many private passages and credentials were taken out before it was stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRow:
+    path: str
+    type: str
+    mode: int
+    size: int
+    mtime: int
+    digest: str
+    block: int
+    target: str
+    database: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotContents:
+    """A snapshot and every entry in it."""
+
+    manifest: Manifest
+    row: SnapshotRow
+    entries: list[EntryRow]
+    head: str = ""
+    """The memory's head, as far as it can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRow:
+    path: str
+    old_size: int
+    new_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    old: str
+    new: str
+    added: list[SizeRow]
+    removed: list[SizeRow]
+    changed: list[ChangeRow]
+
+
+async def list_memories(repository: Repository) -> list[MemoryRow]:
+    return [await _build_memory_row(repository, memory) for memory in await repository.memories()]
+
+
+async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
+    """Raise ``MemoryNotFound``."""
+    row = await _build_memory_row(repository, check_memory_id(memory))
+    if not row.snapshots and row.head is None:
+        raise build_not_found_error(repository, memory)
+    return row
+
+
+async def _build_memory_row(repository: Repository, memory: str) -> MemoryRow:
+    state = await repository.head(memory)
+    survey = await repository.survey(memory)
+    return MemoryRow(
+        memory=memory,
+        head=state.snapshot or None,
+        snapshots=len(survey.snapshots),
+        created=state.head.created if state.head else None,
+        files=state.head.files if state.head else 0,
+        bytes=state.head.bytes if state.head else 0,
+        stored_bytes=sum(survey.sizes.values()),
+        problem=state.problem,
+    )
+
+
+def build_not_found_error(repository: Repository, memory: str) -> MemoryNotFound:
+    return MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
+
+
+async def list_existing_ids(repository: Repository, memory: str) -> list[str]:
+    """The ids of a memory's snapshots, newest first. Raise ``MemoryNotFound`` when there are none."""
+    if ids := await repository.list_snapshot_ids(check_memory_id(memory)):
+        return ids
+    raise build_not_found_error(repository, memory)
+
+
+async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
+    """The head, with what is wrong with it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
+    survey = await repository.survey(check_memory_id(memory))
+    if not (ids := survey.snapshots):
+        raise build_not_found_error(repository, memory)
+    standings = await _read_standings(repository, memory, ids, survey)
+    state = replace(standings.state, problem=standings.state.trouble(standings.manifests))
+    return state, [standings.row(name) for name in sorted(standings.manifests, reverse=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Standings:
+    """All that tells how snapshots relate to the head."""
+
+    state: HeadState
+    head: Head | None
+    """The head; where it cannot be read, what the manifests tell of it."""
+    manifests: Mapping[str, Manifest | SnapshotDamaged]
+    damaged: Mapping[str, str]
+    """What is wrong with the snapshots of which that is known."""
+    pinned: Collection[str]
+    automatic: Mapping[str, AutomaticPin]
+
+    def row(self, snapshot: str) -> SnapshotRow:
+        manifest, pin = self.manifests[snapshot], self.automatic.get(snapshot)
+        row = SnapshotRow(
+            snapshot=snapshot,
+            standing="damaged",
+            pinned=snapshot in self.pinned,
+            pinned_because=pin.words if pin else "",
+        )
+        if isinstance(manifest, SnapshotDamaged):
+            return replace(row, problem=manifest.message)
+        return replace(
+            row,
+            standing=self._find_standing(manifest),
+            created=manifest.created,
+            parent=manifest.parent,
+            label=manifest.label,
+            conversation=manifest.conversation,
+            sandbox=manifest.sandbox,
+            origin=manifest.origin,
+            rejected=manifest.rejected,
+            problem=self.damaged.get(snapshot, ""),
+            files=manifest.files,
+            bytes=manifest.bytes,
+            packs=len(manifest.packs),
+            stored_bytes=manifest.packed_bytes,
+            dropped=manifest.dropped,
+            scrubbed=sum(manifest.taken_out),
+        )
+
+    def _find_standing(self, manifest: Manifest) -> str:
+        if manifest.snapshot in self.damaged:
+            return "damaged"
+        if manifest.snapshot == self.state.snapshot:
+            return "head"
+        if self.head is not None and self.head.was_head(manifest.snapshot):
+            return "earlier head"
+        return "rejected" if manifest.rejected else "diverged"
+
+
+async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
+    """Of some snapshots of a memory, after it was listed."""
+    state = await repository.head(memory)
+    manifests = await repository.manifests(memory, ids)
+    if state.snapshot and state.snapshot not in manifests:  # it has moved since, or its manifest is gone
+        manifests |= await repository.manifests(memory, [state.snapshot])
+    whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
+    damaged = _find_cut_short(whole, survey.sizes)
+    if damaged:  # an export may have added a pack and its manifest while that was listed
+        damaged = _find_cut_short(whole, (await repository.survey(memory)).sizes)
+    noted = await repository.read_damage(memory, survey.damaged.intersection(ids) - set(damaged))
+    damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
+    head = state.head or (await repository.rebuild_head(memory) if ids else None)
+    automatic = await list_automatic_pins(repository, memory) if survey.pinned else {}
+    return _Standings(state, head, manifests, damaged, survey.pinned, automatic)
+
+
+def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:
+    """The snapshots of which a pack is not there, or not whole, by a listing."""
+    found = {}
+    for manifest in manifests:
+        try:
+            check_sizes(manifest, sizes)
+        except SnapshotDamaged as damage:
+            found[manifest.snapshot] = damage.message
+    return found
+
+
+async def read_contents(repository: Repository, memory: str, wanted: str) -> SnapshotContents:
+    manifest, entries = await _read_entries(repository, memory, wanted)
+    standings = await _read_standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
+    if manifest.snapshot not in standings.manifests:
+        raise SnapshotNotFound(f"{memory} has no snapshot {manifest.snapshot}.")
+    return SnapshotContents(
+        manifest=manifest,
+        row=standings.row(manifest.snapshot),
+        entries=[_build_entry_row(entries[path]) for path in sorted(entries)],
+        head=standings.state.snapshot,
+    )
+
+
+def _build_entry_row(entry: Entry) -> EntryRow:
+    row = entry._asdict()
+    del row["sums"]
+    return EntryRow(**row)
+
+
+async def compare_snapshots(repository: Repository, memory: str, old: str, new: str) -> Difference:
+    """What changed from one snapshot to another; ``old`` may be empty: the parent of ``new``."""
+    later, after = await _read_entries(repository, memory, new)
+    if not old and not later.parent:
+        raise UsageError(
+            f"{later.snapshot} has no parent to compare it with.", hint="Name two snapshots: diff MEMORY A B."
+        )
+    earlier, before = await _read_entries(repository, memory, old or later.parent)
+    both = [path for path in sorted(after) if path in before]
+    return Difference(
+        old=earlier.snapshot,
+        new=later.snapshot,
+        added=[SizeRow(path=path, size=after[path].size) for path in sorted(after) if path not in before],
+        removed=[SizeRow(path=path, size=before[path].size) for path in sorted(before) if path not in after],
+        changed=[
+            ChangeRow(path=path, old_size=before[path].size, new_size=after[path].size)
+            for path in both
+            if _pick_contents(after[path]) != _pick_contents(before[path])
+        ],
+    )
+
+
+def _pick_contents(entry: Entry) -> tuple[object, ...]:
+    return entry.type, entry.mode, entry.size, entry.digest, entry.target
+
+
+async def _read_entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, Entry]]:
+    manifest = await repository.manifest(memory, await resolve_snapshot(repository, check_memory_id(memory), wanted))
+    async with open_spool() as scratch:
+        entries, _, _ = await fetch_entries(repository.store, manifest, scratch)
+    return manifest, entries

@@ -1,0 +1,121 @@
+"""Is there room in the store for one more snapshot?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sidecar.errors import LimitExceeded
+from sidecar.ids import ROOT
+from sidecar.policy.limits import CODES
+from sidecar.policy.retention import SnapshotFacts
+from sidecar.ports import Store
+from sidecar.store.retention import RoomPlan, plan_room
+
+if TYPE_CHECKING:
+    from sidecar.engine.core import Engine
+
+STALE_SECONDS = 300.0
+FORGOTTEN = "To make room in the store for this one, {count:,} of the oldest snapshots of {memory} {were} forgotten."
+
+
+class StoreUse:
+    """How many bytes all memories have in a store: counted by a listing now and then, and in between by what is added here.
+
+    What others add shows after five minutes at the latest. What is removed never makes an export fail: before one is
+    refused, it is counted again.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._counted = -STALE_SECONDS
+
+    async def bytes(self, store: Store, *, fresh: bool = False) -> int:
+        if fresh or time.monotonic() - self._counted >= STALE_SECONDS:
+            self._bytes = sum([info.size async for info in store.list(ROOT)])
+            self._counted = time.monotonic()
+        return self._bytes
+
+    def add(self, count: int) -> None:
+        self._bytes += count
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFound:
+    """There is room: how much of each limit is used then, and what goes for it."""
+
+    used: Mapping[str, int]
+    room: RoomPlan | None = None
+
+    @property
+    def going(self) -> Collection[str]:
+        """The snapshots that are to go."""
+        return self.room.going if self.room is not None else ()
+
+    async def make(self, engine: Engine) -> list[str]:
+        """Let go what has to, now that its place is taken. Return what there is to say of it."""
+        gone = await self.room.make(engine.repository) if self.room is not None and self.room.going else 0
+        if not gone or self.room is None:
+            return []
+        if engine.forgot is not None:
+            engine.forgot(self.room.memory, gone)
+        return [FORGOTTEN.format(count=gone, memory=self.room.memory, were="was" if gone == 1 else "were")]
+
+
+def compute_room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
+    """How much a memory may still get, by a listing of it; ``None`` when there is no limit, or more room can be made."""
+    limits = engine.limits
+    if not limits.memory_bytes or limits.trims("memory_bytes"):
+        return None
+    return max(0, limits.memory_bytes - sum(sizes.values()))
+
+
+async def check_room(
+    engine: Engine, memory: str, coming: SnapshotFacts, added: int, growth: int, held: int, keep: Collection[str]
+) -> RoomFound:
+    """Make sure that ``coming`` may add so many bytes, of which its head takes the ``growth``, to the ``held`` ones.
+
+    Where a limit says "trim", it is planned which old snapshots go for it, but for those to ``keep``; what they alone
+    needed no longer counts, though it goes only after the grace period. Nothing has gone yet. Raise ``LimitExceeded``
+    when that would not be enough.
+    """
+    limits, used = engine.limits, {}
+    if limits.memory_bytes:
+        used["memory_bytes"] = held + added
+    if limits.store_bytes:
+        store = engine.repository.store
+        used["store_bytes"] = await engine.use.bytes(store) + added
+        if used["store_bytes"] > limits.store_bytes:
+            used["store_bytes"] = await engine.use.bytes(store, fresh=True) + added
+    over = _find_excess(engine, used)
+    if not over:
+        return RoomFound(used)
+    room = None
+    if all(map(limits.trims, over)):
+        labelled = engine.retention.build_policy_for(memory).labelled
+        most = held + added - growth - max(over.values())
+        room = await plan_room(engine.repository, memory, coming, most, keep, labelled)
+        used = {key: have - (held + added) + room.bytes + growth for key, have in used.items()}
+        over = _find_excess(engine, used)
+    if over:
+        raise _build_full_error(engine, memory, used, next(iter(over)))
+    return RoomFound(used, room)
+
+
+def _find_excess(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
+    """By how much more is used than each limit allows."""
+    most = {key: getattr(engine.limits, key) for key in used}
+    return {key: have - most[key] for key, have in used.items() if have > most[key]}
+
+
+def _build_full_error(engine: Engine, memory: str, used: Mapping[str, int], key: str) -> LimitExceeded:
+    which = (
+        f"{memory} would have {{:,}} bytes in the store" if key == "memory_bytes" else "The store would hold {:,} bytes"
+    )
+    also = "Nothing was added; forget snapshots of it, or raise the limit."
+    if engine.limits.trims(key):
+        also = "Nothing was added, and nothing forgotten: without the snapshots that may be forgotten it is still too much."
+    most = getattr(engine.limits, key)
+    return LimitExceeded(f"{which.format(used[key])}; limits.{key} allows {most:,}. {also}", code=CODES[key])

@@ -1,0 +1,1 @@
+"""Restore: a snapshot becomes a sandbox's memory again."""

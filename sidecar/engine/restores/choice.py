@@ -1,0 +1,93 @@
+"""Which snapshot to restore: the one asked for, or the newest one that can be read."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from sidecar.engine.sandbox.identity import read_identified_head
+from sidecar.engine.sandbox.links import NotDirect
+from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
+from sidecar.host.spool import Spool
+from sidecar.store.fetch import FetchedSnapshot, fetch
+from sidecar.store.manifest import Head, Manifest
+from sidecar.store.repository import HeadState, Repository
+from sidecar.store.selectors import parse_time, resolve_snapshot
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The snapshot to restore: the one wanted, or the newest one that could be read and why."""
+
+    fetched: FetchedSnapshot
+    warnings: list[str]
+    wanted: str = ""
+    problems: str = ""
+    """What is wrong with the one that was wanted."""
+    keep: tuple[str, ...] = ()
+    """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
+    head: Head | None = None
+    """The memory's head, where ``latest`` or a time was asked for and it can be read."""
+    store: str = ""
+    """The store's id, if it has one."""
+
+
+async def choose_snapshot(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
+    """The snapshot asked for, whole and on our disk; when the head cannot be read, the newest one that can.
+
+    ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read, ``BadReference`` for no time at all.
+    """
+    if wanted.startswith("@"):
+        parse_time(wanted[1:])  # wrong also where there is no snapshot yet
+    if wanted != LATEST and not wanted.startswith("@"):
+        manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
+        identity = await repository.add_store_id(HeadState())
+        return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
+    state = await read_identified_head(repository, memory)
+    if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
+        return None
+    first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
+    candidates = [snapshot async for snapshot in repository.iterate_candidates(memory)]
+    if first:
+        candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
+    problems = [] if state.head else [state.problem or "The head is missing."]
+    for snapshot in candidates:
+        try:
+            manifest = await repository.manifest(memory, snapshot)
+            if manifest.rejected and snapshot != first:
+                continue
+            fetched = await fetch(repository.store, manifest, scratch)
+        except SnapshotError as damage:
+            problems.append(damage.message)
+            await _mark_damaged(repository, memory, snapshot, damage)
+            continue
+        noticed = [state.notice] if state.notice else []
+        keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
+        if not problems:
+            return Choice(fetched, noticed, keep=keep, head=state.head, store=state.store_id)
+        told = " ".join(dict.fromkeys(problems))
+        return Choice(fetched, noticed, first or "head", told, keep, state.head, state.store_id)
+    raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
+
+
+async def _mark_damaged(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
+    """Tell later exports; a store that may only be read must not keep anyone from restoring."""
+    with contextlib.suppress(StoreError):
+        await repository.mark_damaged(memory, snapshot, damage)
+
+
+async def choose_manifest(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
+    """The manifest of the snapshot asked for, and the head as far as it was looked at, with the store's id. Raise
+    ``NotDirect`` when there is anything odd."""
+    try:
+        if wanted != LATEST:
+            manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
+            return manifest, await repository.add_store_id(HeadState())
+        state = await read_identified_head(repository, memory)
+        if state.head is None or state.notice:
+            raise NotDirect
+        return await repository.manifest(memory, state.snapshot), state
+    except SnapshotError:
+        raise NotDirect from None

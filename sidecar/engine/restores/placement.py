@@ -1,0 +1,258 @@
+"""Bring a chosen snapshot into a sandbox and have it put in place: through the sidecar, or straight from the bucket."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
+from sidecar.engine.exports.coverage import get_rules
+from sidecar.engine.restores.choice import LATEST
+from sidecar.engine.restores.unsaved import StoreFacts
+from sidecar.engine.sandbox.dialogue import ProgramAnswer, ask
+from sidecar.engine.sandbox.identity import build_notes
+from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
+from sidecar.engine.without_python import Tarball, send_tarball
+from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
+from sidecar.format.compression import decompress
+from sidecar.host.retries import retry_safely
+from sidecar.host.spool import Spool, SpooledFile, read_chunks
+from sidecar.host.threads import run_in_thread
+from sidecar.ids import build_memory_key
+from sidecar.store.fetch import FetchedSnapshot
+from sidecar.store.manifest import Manifest, Pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    memory: str
+    snapshot: str = LATEST
+    mode: str = "replace"
+    projects: tuple[str, ...] | None = None
+    force: bool = False
+    must_exist: bool = False
+    """A memory that is not there is an error, not a first start."""
+    conversation: str = ""
+    discard: bool = False
+    """Replace what no snapshot has, and what came with the sandbox, without keeping it."""
+    read_only: bool = False
+    """What is exported from this sandbox later is to be stored beside the head."""
+    withhold_projects: bool | None = None
+    """Leave out projects that nobody named and whose folders are not there yet; ``None``: as the settings say."""
+    in_use: bool = False
+    """The sandbox was worked with before: ask what it holds before much is sent to it."""
+
+
+@dataclass(slots=True)
+class SnapshotUpload:
+    """A snapshot on its way into a sandbox. What was uploaded stays there while something has to be saved first."""
+
+    fetched: FetchedSnapshot
+    scratch: Spool
+    uploads: list[str] = field(default_factory=list)
+    """Every path that something was uploaded to."""
+    packs: list[SpooledFile] = field(default_factory=list)
+    codecs: list[str] = field(default_factory=list)
+    bundle: dict[str, Any] | None = None
+    """What is there now."""
+    tarball: Tarball | None = None
+    """The same for a sandbox without Python."""
+
+    def __post_init__(self) -> None:
+        self.packs = list(self.fetched.packs)
+        self.codecs = [pack.codec for pack in self.fetched.manifest.packs]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def parts(self) -> list[SpooledFile]:
+        return [file for pair in zip(self.fetched.index_files, self.packs, strict=True) for file in pair]
+
+    def list_sent_packs(self) -> list[Pack]:
+        return [
+            replace(pack, bytes=file.size, codec=codec)
+            for pack, file, codec in zip(self.fetched.manifest.packs, self.packs, self.codecs, strict=True)
+        ]
+
+
+async def place_directly(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
+    """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
+    the snapshot is not all there: then somebody has to look for an older one."""
+    question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+    question["links"] = await make_links(engine, manifest)
+    try:
+        async for attempt in retry_safely():
+            with attempt:
+                answer = await _ask_and_check(sandbox, question, manifest, engine.timing.command)
+    except ProgramFailed as problem:
+        if problem.code in UNABLE:
+            raise NotDirect(problem.message) from None
+        raise
+    if answer.status == "no-python":
+        raise NotDirect
+    if answer.status == "complete":
+        sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
+    return answer
+
+
+async def ask_first(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
+    """Ask what the sandbox holds, and send nothing. The status "clear" says that it can be restored."""
+    manifest = parcel.fetched.manifest
+    question = _build_question(engine, sandbox, request, manifest, [], standing, operation)
+    return await _ask_and_check(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
+
+
+async def place_through_sidecar(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
+    """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
+    manifest = parcel.fetched.manifest
+    async for attempt in retry_safely():
+        with attempt:
+            try:
+                if parcel.tarball is None:
+                    answer = await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
+                    if answer.status != "no-python":
+                        return answer
+                question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+                parcel.tarball = parcel.tarball or Tarball()
+                return await send_tarball(
+                    engine, sandbox, question, parcel.fetched, parcel.scratch, parcel.tarball, parcel.uploads
+                )
+            except ProgramFailed as problem:
+                if problem.code != "no-zstd":
+                    raise
+                parcel.packs = [
+                    await run_in_thread(_recompress, pack, parcel.scratch) if codec == "zst" else pack
+                    for pack, codec in zip(parcel.packs, parcel.codecs, strict=True)
+                ]
+                parcel.codecs = ["gz"] * len(parcel.packs)
+                return await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
+    raise AssertionError("unreachable")
+
+
+async def _upload_and_ask(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    parcel: SnapshotUpload,
+    standing: StoreFacts,
+    operation: str,
+) -> ProgramAnswer:
+    """Upload it, unless it is there already, and ask. It stays there only when something has to be saved first."""
+    bundle, parcel.bundle = parcel.bundle, None
+    if bundle is None:
+        bundle = await _upload(engine, sandbox, parcel)
+    engine.progress.step("putting it in place")
+    question = _build_question(
+        engine, sandbox, request, parcel.fetched.manifest, parcel.list_sent_packs(), standing, operation
+    )
+    question["bundle"] = bundle
+    question["uploads"] = parcel.uploads
+    answer = await _ask_and_check(sandbox, question, parcel.fetched.manifest, engine.timing.command)
+    parcel.bundle = bundle if answer.status == "unsaved" else None
+    return answer
+
+
+async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUpload) -> dict[str, Any]:
+    parcel.uploads.append(path := new_upload_path())
+    digest = hashlib.sha256()
+    engine.progress.step("sending", parcel.size)
+    await sandbox.upload(path, _chain_files(parcel.parts, digest))
+    return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
+
+
+async def _ask_and_check(
+    sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float
+) -> ProgramAnswer:
+    answer, _ = await ask(sandbox, question, ProgramAnswer, timeout=timeout)
+    missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
+    if answer.status == "complete" and missing > 0:
+        raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
+    return answer
+
+
+def _build_question(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    request: RestoreRequest,
+    manifest: Manifest,
+    packs: Sequence[Pack],
+    standing: StoreFacts,
+    operation: str,
+) -> dict[str, Any]:
+    names = {root.layout for root in manifest.roots}
+    if unknown := names - set(engine.layouts):
+        raise UnknownLayout(
+            f"This memory was exported with the layout {min(unknown)!r}, which is not known here.",
+            hint="Use the config file that defines it.",
+        )
+    return {
+        "do": "restore",
+        "memory": request.memory,
+        "key": build_memory_key(request.memory),
+        "snapshot": manifest.snapshot,
+        "operation": operation,
+        "notes": build_notes(sandbox, request, standing.store),
+        "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
+        "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
+        "projects": None if request.projects is None else list(request.projects),
+        "project_hints": manifest.projects,
+        "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
+        "covered": {name: asdict(rules) for name, rules in get_rules(manifest).items() if rules.keep},
+        "keyed": manifest.keyed,
+        "versions": manifest.versions,
+        "policy": manifest.privacy,
+        "mode": request.mode,
+        "force": request.force,
+        "discard": request.discard,
+        "read_only": request.read_only,
+        **asdict(standing),
+        "set_aside_bytes": engine.set_aside_bytes,
+        "turn_wait": engine.timing.turn_wait,
+        "worker_wait": engine.timing.worker_wait,
+        "packs": [{"index_bytes": pack.index_bytes, "bytes": pack.bytes, "codec": pack.codec} for pack in packs],
+    }
+
+
+async def _chain_files(parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+    for part in parts:
+        async for chunk in read_chunks(part.path):
+            digest.update(chunk)
+            yield chunk
+
+
+def _recompress(pack: SpooledFile, scratch: Spool) -> SpooledFile:
+    path = scratch.new()
+    with (
+        pack.path.open("rb") as source,
+        decompress(source, "zst") as plain,
+        gzip.open(path, "wb", compresslevel=1) as target,
+    ):
+        shutil.copyfileobj(plain, target, 1 << 20)
+    return SpooledFile(path, path.stat().st_size, "")

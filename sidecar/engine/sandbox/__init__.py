@@ -1,0 +1,1 @@
+"""The conversation with a sandbox: deliver the program, ask, check the answer."""

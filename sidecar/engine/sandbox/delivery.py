@@ -1,0 +1,253 @@
+"""Deliver the in-sandbox program: one shell command that carries it, the request, and the way back for the answer."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import secrets
+import shlex
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sidecar.errors import BadAnswer
+
+ENTRIES = {
+    "export": ("program.capture.export", "program.limits.fit", "program.reaper", "program.restore.swap"),
+    "restore": ("program.restore.restore", "program.restore.swap"),
+    "tidy": ("program.restore.swap",),
+    "send": ("program.links",),
+    "look": ("program.inspection",),
+}
+"""What ``program.main`` imports for each verb. A verb is sent these, and all that they import."""
+
+LINKED = {"links", "parts"}
+"""What of a request has links in it, one for each part: a restore's, and what is to be sent."""
+
+UNSUITABLE = 97
+"""Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
+
+_RECENT = "import sys; sys.exit(sys.version_info < (3, 8))"
+_CHECK = """import sys
+if sys.version_info < (3, 8): sys.exit(97)
+try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
+except ImportError: sys.exit(97)
+if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
+"""
+# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
+_UNPACK = """texts = dict(json.loads(zlib.decompress(base64.b85decode(sys.argv[1]))))
+packages = {name[:end] for name in texts for end, letter in enumerate(name) if letter == "."}
+class Sent:
+    def find_spec(self, name, path=None, target=None):
+        if name in texts or name in packages: return type(sys.__spec__)(name, self, is_package=name in packages)
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        name = module.__name__
+        exec(compile(texts.get(name, ""), "<" + name.replace(".", "/") + ".py>", "exec"), module.__dict__)
+sys.meta_path.insert(0, Sent())
+"""
+# On the sidecar's own machine the installed package is there, compiled already. Its folder comes last on the path: other
+# packages lie there too, whose names must not hide any of the standard library's.
+_FIND = """sys.path.append(sys.argv[1])
+"""
+# In the end nothing is taken apart: with thousands of files that takes a while, and nobody needs it.
+_RUN = """from sidecar.program.main import main
+code = main(sys.argv[2])
+sys.stdout.flush()
+os._exit(code)
+"""
+
+_PACKAGE = Path(__file__).parents[2]
+_ROOMS = ("format", "program")
+
+
+def _list_installed() -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the installed modules of the program."""
+    found = []
+    with contextlib.suppress(OSError):
+        for room in _ROOMS:
+            for path in (_PACKAGE / room).rglob("*.py"):
+                status = path.stat()
+                found.append((str(path.relative_to(_PACKAGE)), status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+_STAND = _list_installed()
+
+
+# What a command may be has an end: 128 KiB on Linux, and quotes in it may have to be quoted twice.
+_DOCSTRING = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^ *#.*$", re.MULTILINE)
+
+
+def strip_comments(text: str) -> str:
+    """A module without what only its readers need; every line keeps its number."""
+    text = _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text)
+    return _COMMENT.sub("", text)
+
+
+@functools.cache
+def _read_modules() -> dict[str, str]:
+    """The texts of all modules that may be sent, by their names below ``sidecar``."""
+    texts = {}
+    for room in _ROOMS:
+        for path in sorted((_PACKAGE / room).rglob("*.py")):
+            name = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
+            if not name.endswith(".__init__"):
+                texts[name] = path.read_text("utf-8")
+    return texts
+
+
+def list_modules(verb: str) -> list[str]:
+    """The modules that a verb needs: its entries, and whatever these import, in functions too."""
+    texts = _read_modules()
+    needed, todo = {"program.main"}, [*ENTRIES[verb], *_list_imports(texts["program.main"], lazy=False)]
+    while todo:
+        name = todo.pop()
+        if name not in needed:
+            needed.add(name)
+            todo += _list_imports(texts[name], lazy=True)
+    return sorted(needed)
+
+
+def _list_imports(text: str, *, lazy: bool) -> list[str]:
+    """The modules of ours that a module imports; ``lazy``: in functions too. Types alone do not count."""
+    texts, found = _read_modules(), []
+    todo: list[ast.AST] = list(ast.parse(text).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sidecar."):
+            base = (node.module or "")[len("sidecar.") :]
+            found += [name for name in (base, *(f"{base}.{alias.name}" for alias in node.names)) if name in texts]
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            todo += node.orelse
+        elif lazy or not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            todo += ast.iter_child_nodes(node)
+    return found
+
+
+@functools.cache
+def _pack_modules(verb: str) -> str:
+    texts = [(f"sidecar.{name}", strip_comments(_read_modules()[name])) for name in list_modules(verb)]
+    # Denser than base 64 by a sixteenth, and without quotes or backslashes; `$` and the like need single quotes around it.
+    return base64.b85encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+
+
+def pack_programs(*verbs: str) -> None:
+    """Pack what commands carry now, for these verbs or for all, rather than with the first of them."""
+    for verb in verbs or ENTRIES:
+        _pack_modules(verb)
+
+
+LINKS = "MEMORY_SIDECAR_LINKS"
+LONGEST_VARIABLE = 120 << 10
+"""Of the environment; Linux takes 128 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxCommand:
+    """One request on its way: the command to run, the environment it needs, and the mark its answer will carry."""
+
+    command: str
+    nonce: str
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def build_command(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> SandboxCommand:
+    """The command for a request; ``fallback`` is a short shell script to run where no suitable Python is found. Without one, a
+    sandbox without Python answers ``no-python``.
+
+    A Python that cannot run any program, or knows none of our options (before 3.4), is as good as none. It is asked once more,
+    for no more than its version: a command that is too long ends with 126 too, and a program of ours that fails with 1.
+
+    ``installed``: the command runs on this machine, where it finds the program as it is installed, unless that was replaced
+    by another version since this process began.
+
+    The links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
+    """
+    nonce = secrets.token_hex(8)
+    environment = {}
+    for name in LINKED & request.keys():
+        environment[LINKS] = encode_links(request[name])
+        request = {**request, name: [{key: part[key] for key in part if key != "link"} for part in request[name]]}
+    text = _pack_json({**request, "nonce": nonce})
+    if installed and _STAND and _list_installed() == _STAND:
+        bootstrap, source = _CHECK + _FIND + _RUN, shlex.quote(str(_PACKAGE.parent))
+    else:
+        bootstrap, source = _CHECK + _UNPACK + _RUN, f"'{_pack_modules(request['do'])}'"
+    command = f"""r={UNSUITABLE}
+for p in python3 python; do
+command -v $p >/dev/null 2>&1 || continue
+$p -I -S -c '{bootstrap}' {source} {text} </dev/null
+r=$?
+case $r in
+{UNSUITABLE}) ;;
+1|2|126|127) $p -E -S -c '{_RECENT}' </dev/null >/dev/null 2>&1 && break
+r={UNSUITABLE};;
+*) break;;
+esac
+done
+if [ $r = {UNSUITABLE} ]; then
+nonce={nonce}
+{fallback or _build_no_python_answer(request, nonce)}
+r=$?
+fi
+exit $r
+"""
+    return SandboxCommand(command, nonce, environment)
+
+
+def build_shell_command(script: str) -> SandboxCommand:
+    """The command for a shell script that answers as the program does."""
+    nonce = secrets.token_hex(8)
+    return SandboxCommand(f"nonce={nonce}\n{script}", nonce)
+
+
+def encode_links(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The links of these parts as a variable's value; longer than ``LONGEST_VARIABLE``, no sandbox may take it."""
+    return _pack_json([part["link"] for part in parts])
+
+
+def _pack_json(value: Any) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
+
+
+def _build_no_python_answer(request: dict[str, Any], nonce: str) -> str:
+    text = json.dumps({"status": "no-python", "memory": request["memory"], "snapshot": request["snapshot"]})
+    begin, end = (f"memory-sidecar {nonce} {word}" for word in ("begin", "end"))
+    removed = "".join(f"rm -f {shlex.quote(path)}\n" for path in request.get("uploads", ()))
+    return f"{removed}printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
+
+
+def parse_output(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
+    """Find the framed answer in a command's output: the JSON object and the bundle that came along, if any.
+
+    Raise ``BadAnswer`` when there is none, it is not what the program prints, or did not arrive as it was printed (then a
+    retry can help). The shell scripts print no hash; whoever can drop it could as well have printed something else.
+    """
+    mark = f"memory-sidecar {nonce} ".encode()
+    frame = re.search(
+        re.escape(mark) + rb"begin\n(.*)" + re.escape(mark) + rb"end(?: ([0-9a-f]{64}))?\n",
+        output.replace(b"\r\n", b"\n"),
+        re.DOTALL,
+    )
+    if frame is None or (frame[2] and hashlib.sha256(frame[1]).hexdigest().encode() != frame[2]):
+        cut = BadAnswer("The sandbox's answer did not arrive whole.")
+        cut.retryable = True
+        raise cut
+    text, _, inline = frame[1].partition(b"\n")
+    try:
+        value = json.loads(text.decode("utf-8", "replace"))  # a shell prints names as they are
+        bundle = base64.b64decode(inline.strip(), validate=True)
+    except (ValueError, RecursionError) as problem:
+        raise BadAnswer(f"The sandbox's answer is not what its program prints: {problem}") from None
+    if not isinstance(value, dict):
+        raise BadAnswer("The sandbox's answer is not a JSON object.")
+    return value, bundle

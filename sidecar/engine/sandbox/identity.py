@@ -1,0 +1,221 @@
+"""Which store and which memory a sandbox belongs to, and what to say when it is not the one that was asked for.
+
+Memories whose ids look like one that is not there: found with a bounded number of requests, however large the store is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import posixpath
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from sidecar.engine.core import CountedSandbox
+from sidecar.engine.privacy import redact
+from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, SandboxNotes
+from sidecar.errors import MemoryNotFound
+from sidecar.ids import ROOT, MemoryKeys, build_memory_key
+from sidecar.ports import Store
+from sidecar.program import notes
+from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
+from sidecar.receipts import Reason
+from sidecar.store.folders import read_id
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import HeadState, Repository, Survey
+
+MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
+"""These guards are never let go of by repetition: only a person knows which store and which memory is meant."""
+BEGUN = "A new store was begun at {store}: nothing was in it. "
+HELD_NOTHING = "{store} held no memory before this one. "
+NOTHING = "{store} holds no memory at all. "
+SHOULD_IT = "If there should be memories, the store was moved away, is not mounted, or is not the one that was meant."
+ABSENT = "There is no memory {memory!r} in {store}: a first start, or another store?"
+NEVER_HEAD = "None of the snapshots of {memory!r} in {store} ever became its head: {snapshots}."
+OTHER_HOME = (
+    "The memory {memory!r} came from the home {was}, and commands in this sandbox run in {now}. If that is not meant, say as"
+    " whom with --user NAME."
+)
+MOST_NAMED = 5
+ANOTHER_STORE = (
+    "By its notes, this sandbox's memory {memory!r} is in the store with the id {theirs}; {store} has the id {ours}. A store"
+    " that was moved away, or is not mounted, is begun again like this. Export to the right store; or say that this one is"
+    " right, with --allow unknown-lineage or --force."
+)
+ANOTHER_MEMORY = (
+    "By its notes, this sandbox holds the memory {other!r} (in {folders}), and {memory!r} was never restored or exported here."
+    " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
+)
+
+
+def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest: Manifest | None) -> list[str]:
+    """What to say when commands in a sandbox run in another home than the one a snapshot came from, at the same provider.
+
+    A daemon that was started again may take another user, who has none of the memory. Folders of this machine are named by
+    whoever uses them, and imports come from nowhere.
+    """
+    if manifest is None or not manifest.home or not answer.home or sandbox.ground(None) is not None:
+        return []
+    home, user = redact(answer.home), redact(answer.user)
+    # The same user's home may be on another disk: it has the same name then.
+    same = posixpath.basename(home) == posixpath.basename(manifest.home) and user == manifest.user
+    if same or home == manifest.home or manifest.sandbox.partition(":")[0] != sandbox.ref.partition(":")[0]:
+        return []
+    was, now = (f"{at} (user {whose or 'unknown'})" for at, whose in ((manifest.home, manifest.user), (home, user)))
+    return [OTHER_HOME.format(memory=manifest.memory, was=was, now=now)]
+
+
+async def read_identified_head(repository: Repository, memory: str) -> HeadState:
+    """A memory's head, with the store's id. It takes a second request only where the head does not have the id."""
+    return await repository.add_store_id(await repository.head(memory))
+
+
+async def describe_new_store(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
+    """What to say of the first export of a memory when it is the first one of the store, too."""
+    if survey.snapshots or await has_other_memories(repository, memory):
+        return []
+    return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
+
+
+async def describe_absence(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
+    """What to say when there is nothing to restore of a memory; ``beside`` are the snapshots it has all the same."""
+    words = (NEVER_HEAD if beside else ABSENT).format(
+        memory=memory, store=repository.store.url, snapshots=_join_some(beside)
+    )
+    if alike := await find_look_alikes(repository.store, memory):
+        return [words, f"Is it {' or '.join(map(repr, alike))}?"]
+    if beside or await has_other_memories(repository, memory):
+        return [words]
+    return [words, NOTHING.format(store=repository.store.url) + SHOULD_IT]
+
+
+async def build_absence_error(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
+    """The same as an error, for who says that the memory must exist."""
+    _, *more = words = await describe_absence(repository, memory, beside)
+    if beside:
+        hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
+        return MemoryNotFound(" ".join(words), hint=hint)
+    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
+
+
+def _join_some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+class Request(Protocol):
+    """What an export and a restore are both asked."""
+
+    @property
+    def memory(self) -> str: ...
+    @property
+    def projects(self) -> tuple[str, ...] | None: ...
+    @property
+    def conversation(self) -> str: ...
+
+
+def build_notes(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
+    """What a sandbox is to note of a memory; where it is a folder of this machine, of which machine."""
+    ours = sandbox.ground(request.projects) is not None
+    return {
+        "store": store,
+        "memory": request.memory,
+        "sandbox": sandbox.ref,
+        "machine": socket.gethostname() if ours else "",
+        "conversation": request.conversation,
+    }
+
+
+def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+    """The answer of a sandbox without Python with the notes it has as types; and what it is to note, if anything."""
+    found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
+    own = next((one for one in found if one.memory == told["memory"]), None)
+    others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
+    answer = replace(
+        answer,
+        notes=SandboxNotes(**own.as_dict()) if own else None,
+        others=[SandboxNotes(**one.as_dict()) for one in others],
+    )
+    objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
+    refused = bool(objection) and objection not in told["allow"]
+    if refused and own:
+        return answer, ""
+    # Which of its earlier folders are still there is not known here: only those that were found are noted.
+    before = own._replace(roots={}) if own else None
+    now = notes.build_after_export(told, before, answer.folders)
+    return answer, json.dumps(now._replace(current=not refused).as_dict())
+
+
+def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
+    """Why an export would continue another store's memory or another memory, by the notes the sandbox had before it.
+
+    ``told`` is what the sandbox was asked to note, ``store`` what people call the store.
+    """
+    own = answer.notes.checked() if answer.notes is not None else None
+    others = [found for one in answer.others if (found := one.checked()) is not None]
+    code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
+    if code == UNKNOWN_LINEAGE:
+        assert own is not None
+        message = ANOTHER_STORE.format(memory=told["memory"], theirs=own.store, store=store, ours=told["store"])
+        return Reason(code=code, message=message)
+    if code == OTHER_MEMORY:
+        other = notes.find_owners(told, others, answer.folders)[0]
+        shared = [repr(redact(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
+        message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=_join_some(shared), memory=told["memory"])
+        return Reason(code=code, message=message)
+    return None
+
+
+MOST_FOLDERS = 5_000
+"""So many memories are compared; a store lists a thousand at a time."""
+MOST_READ = 6
+MOST_SHOWN = 3
+MOST_TRIED = 20
+ALIKE = 0.8
+"""How much of two ids has to be the same, as ``difflib`` counts."""
+
+
+async def find_look_alikes(store: Store, memory: str) -> list[str]:
+    """The ids of at most three memories with a head that look like ``memory``, the most similar first."""
+    own, names = build_memory_key(memory), await store.folders(ROOT, most=MOST_FOLDERS)
+    # Folders have only a part of an id that is no plain name: what the head says is compared once more.
+    folders = _find_closest(own.partition("~")[0], {name: name.partition("~")[0] for name in names if name != own})
+    heads = [(name, MemoryKeys(f"{ROOT}{name}/").head) for name in folders]
+    ids = [(await read_id(store, name, [head]))[0] for name, head in heads]
+    return _find_closest(memory, {id: id for id in ids if id})[:MOST_SHOWN]
+
+
+async def has_other_memories(repository: Repository, but: str) -> bool:
+    """Whether a store has any memory but this one: a folder with snapshots in it. Others only remember calls."""
+    names = [name for name in await repository.store.folders(ROOT, most=MOST_TRIED) if name != build_memory_key(but)]
+    for name in names:
+        if "snapshots" in await repository.store.folders(f"{ROOT}{name}/", most=MOST_TRIED):
+            return True
+    # Many that hold none, one after the other: rare, and then it takes a listing to be sure.
+    return len(names) >= MOST_TRIED - 1 and bool({*await repository.memories()} - {but})
+
+
+def _find_closest(wanted: str, texts: Mapping[str, str]) -> list[str]:
+    """The keys whose texts are most like the one wanted, those that differ only in capitals and separators first.
+
+    In a numbered family (``agent-1`` to ``agent-50``) each is like all the others: those are left out, unless they are few.
+    """
+    folded, keys = _fold_text(wanted), dict[str, list[str]]()
+    for key, text in texts.items():
+        keys.setdefault(_fold_text(text), []).append(key)
+    siblings = [text for text in keys if text != folded and _strip_digits(text) == _strip_digits(folded)]
+    if len(siblings) > MOST_SHOWN:
+        keys = {text: found for text, found in keys.items() if text not in set(siblings)}
+    close = difflib.get_close_matches(folded, keys, MOST_READ, ALIKE) if folded else []
+    return [key for text in close for key in keys[text]][:MOST_READ]
+
+
+def _fold_text(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def _strip_digits(text: str) -> str:
+    return re.sub(r"[0-9]", "", text)

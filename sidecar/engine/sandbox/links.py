@@ -1,0 +1,140 @@
+"""Straight to the bucket: packs travel between sandbox and store by links, and the sidecar only checks what arrived.
+
+A sandbox writes under names of its own. The pack is copied inside the store to a name it has no link to *before* it is
+checked, so nothing can be put in its place afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.sandbox.delivery import LONGEST_VARIABLE, encode_links
+from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, ask
+from sidecar.errors import ObjectMissing, ProgramFailed, StoreError
+from sidecar.host.spool import Spool, SpooledFile
+from sidecar.ids import MemoryKeys, make_pack_id
+from sidecar.ports import Link, Store
+from sidecar.store.manifest import Manifest
+
+RELAYED = "The sandbox and the bucket did not reach each other ({reason}); it went through the sidecar instead."
+UNABLE = ("no-direct", "no-zstd")
+"""What the program says when it could not, and somebody else can."""
+
+
+class NotDirect(Exception):
+    """This time it has to go through the sidecar."""
+
+
+async def receive_through_bucket(
+    engine: Engine,
+    sandbox: CountedSandbox,
+    answer: ExportAnswer,
+    question: dict[str, Any],
+    spool: Spool,
+    unclaimed: set[str],
+) -> tuple[SpooledFile, str]:
+    """Have the sandbox put its bundle into the bucket. Return it, read back, and the id of the pack that is stored now.
+
+    ``unclaimed`` gets the keys of all objects made: the caller deletes what no snapshot comes to name. Raise ``NotDirect``.
+    """
+    assert answer.bundle is not None
+    store, keys, name = engine.repository.store, MemoryKeys.of(question["memory"]), make_pack_id()
+    parked, index_bytes = make_pack_id(), answer.bundle.bytes - answer.pack_bytes
+    parts = [
+        (keys.pack(parked, answer.codec), 0, answer.pack_bytes, answer.pack_sha256),
+        (keys.index(parked), answer.pack_bytes, index_bytes, answer.index_sha256),
+    ]
+    links = [await _make_put_link(engine, key, size, digest) for key, _, size, digest in parts]
+    if None in links:
+        raise NotDirect
+    request: dict[str, Any] = {
+        "do": "send",
+        "memory": question["memory"],
+        "snapshot": question["snapshot"],
+        "path": answer.bundle.path,
+        "parts": [
+            {"start": start, "bytes": size, "link": _encode_link(link)}
+            for (_, start, size, _), link in zip(parts, links, strict=True)
+            if link is not None
+        ],
+    }
+    _check_length(request["parts"])
+    engine.progress.step("sending to the bucket", answer.bundle.bytes)
+    (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
+    unclaimed |= {pack, index, ours}
+    await _ask_to_send(engine, sandbox, request)
+    sandbox.transferred_bytes += answer.bundle.bytes
+    await store.prepare()
+    try:
+        await store.copy(pack, ours)
+        return await spool.take(_chain_objects(store, [ours, index]), most=answer.bundle.bytes), name
+    except ObjectMissing:
+        raise NotDirect("what it says it sent is not there") from None
+
+
+@asynccontextmanager
+async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
+    """A set of keys for the body to fill: what is in it at the end is deleted from the store."""
+    keys: set[str] = set()
+    try:
+        yield keys
+    finally:
+        if keys:
+            with contextlib.suppress(StoreError):  # a collection finds what stays, a day later
+                await store.delete(keys)
+
+
+async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
+    """What a sandbox needs to fetch a snapshot by itself: each index with its pack, in order. Raise ``NotDirect``."""
+    keys, parts = MemoryKeys.of(manifest.memory), []
+    for pack in manifest.packs:
+        for key, size, digest in (
+            (keys.index(pack.id), pack.index_bytes, pack.index_sha256),
+            (keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256),
+        ):
+            link = await engine.repository.store.link_to_get(key, seconds=engine.timing.direct)
+            if link is None:
+                raise NotDirect
+            parts.append({"bytes": size, "sha256": digest, "link": _encode_link(link)})
+    _check_length(parts)
+    return parts
+
+
+def _check_length(parts: list[dict[str, Any]]) -> None:
+    if len(encode_links(parts)) > LONGEST_VARIABLE:
+        raise NotDirect("its links are too long")
+
+
+async def _make_put_link(engine: Engine, key: str, size: int, sha256: str) -> Link | None:
+    if len(sha256) != 64:
+        return None
+    return await engine.repository.store.link_to_put(key, size=size, sha256=sha256, seconds=engine.timing.direct)
+
+
+async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any]) -> None:
+    try:
+        answer, _ = await ask(sandbox, request, SendAnswer, timeout=engine.timing.command)
+    except ProgramFailed as problem:
+        if problem.code in UNABLE:
+            raise NotDirect(problem.message) from None
+        raise
+    if answer.status != "sent":
+        raise NotDirect("it has no Python any more")
+
+
+class SendAnswer(ProgramAnswer):
+    statuses = frozenset({"sent", "no-python", "error"})
+
+
+def _encode_link(link: Link) -> dict[str, Any]:
+    return {"url": link.url, "headers": dict(link.headers)}
+
+
+async def _chain_objects(store: Store, keys: list[str]) -> AsyncIterator[bytes]:
+    for key in keys:
+        async for chunk in store.stream(key):
+            yield chunk

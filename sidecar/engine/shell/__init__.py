@@ -1,0 +1,1 @@
+"""The way without Python: shell scripts for an export and a restore."""

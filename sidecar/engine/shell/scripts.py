@@ -1,0 +1,440 @@
+"""The way without Python: shell scripts for an export and a restore, made from a layout's patterns.
+
+They choose a little too much rather than too little (``find`` patterns are coarser); the sidecar applies the exact rules
+to what arrives. Secrets, and files that would have to be cleared of them first, never leave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any
+
+from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
+from sidecar.layouts import CoveredRules, Layout, RootSpec
+from sidecar.program.capture.roots import split_number
+from sidecar.program.capture.walk import SQLITE_TAILS
+
+MOST_KNOWN = 40
+"""So many projects of the head are looked for: a command has only so much room."""
+
+
+def list_roots(
+    layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[Mapping[str, str]] = ()
+) -> list[tuple[str, Layout, RootSpec, str]]:
+    """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is.
+
+    Projects are those named; else those of the head (``known``), the working folder and the home: a shell looks for no
+    others. Of two names for one folder the first counts.
+    """
+    named = []
+    for layout in layouts:
+        for root in layout.roots:
+            if not root.project:
+                if root.paths:
+                    named.append((root.name, layout, root, build_place(root, None, projects, exporting=True)))
+                continue
+            places = _find_known_places(root, known) if projects is None else {}
+            for place in (_build_project_place(root, _quote_project(project)) for project in _list_projects(projects)):
+                number = next(number for number in range(1, len(places) + 2) if number not in places)
+                places[number] = place
+            for number, place in places.items():
+                named.append((root.name if number == 1 else f"{root.name}-{number}", layout, root, place))
+    return named
+
+
+def _list_projects(projects: list[str] | None) -> list[str | None]:
+    return [None, "~"] if projects is None else [*projects]
+
+
+def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
+    """Where the roots of the head are that are of this kind, by their number; one that was outside of the home and is not
+    there any more is in the working folder."""
+    places: dict[int, str] = {}
+    for row in known[:MOST_KNOWN]:
+        base, number = split_number(row["name"])
+        if row["name"] == root.name or (number and base == root.name):
+            project = row["hint"].removesuffix(f"/{root.below}") if root.below else row["hint"]
+            word = _quote_project(project)
+            if not project.startswith("~"):
+                word = f'"$(if [ -d {word} ]; then printf %s {word}; else printf %s "$PWD"; fi)"'
+            places[number or 1] = _build_project_place(root, word)
+    return places
+
+
+def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
+    """The shell half of an export request."""
+    roots = list_roots(layouts, request["projects"], request.get("roots", []))
+    lines = [*_build_common_lines(request)]
+    firsts: dict[str, int] = {}
+    for number, (name, layout, root, place) in enumerate(roots, 1):
+        first = firsts.setdefault(root.name, number)
+        lines += [f"name_{number}={shlex.quote(name)}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
+        if databases := _list_databases(layout):
+            lines.append(f"databases_{number}={shlex.quote(' '.join(databases))}")
+        # The words of another root of the same kind: a command has only so much room.
+        lines.append(
+            _build_selection(number, layout, root, exporting=True) if first == number else f"as_{number}={first}"
+        )
+    lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
+    return "\n".join([build_tidy_script(request["snapshot"], ()), *lines, _load_script("export.sh")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A root that a restore by shell brings."""
+
+    name: str
+    place: str
+    """A shell word for where it goes."""
+    layout: Layout
+    root: RootSpec
+    needed: Sequence[str]
+    """The files in it that its layout cannot do without."""
+    covered: CoveredRules | None
+    """What the rules of the snapshot were."""
+    waits_for: str = ""
+    """A shell word for the folder without which it is withheld."""
+    hint: str = ""
+    number: int = 0
+    """Of a project: the one that is named for this number comes before all that."""
+
+
+def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
+    """The shell half of a restore into these places."""
+    notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
+    lines = [
+        *_build_common_lines(request),
+        f"notes={shlex.quote(notes)}",
+        f"bundle={shlex.quote(bundle)}",
+        f"bytes={size}",
+        f"mode={request['mode']}",
+    ]
+    for name, value in (
+        ("stored", " ".join(request["stored"][request["key"]])),
+        ("heads", " ".join(request["heads"])),
+        ("keep", " ".join(request["keep"])),
+        ("saved", "yes" if request["saved"] else ""),
+        ("discard", "yes" if request["discard"] else ""),
+        ("reader", "yes" if request["read_only"] else ""),
+        ("aside_bytes", str(request["set_aside_bytes"])),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{request['snapshot']}"),
+    ):
+        lines.append(f"{name}={shlex.quote(value)}")
+    lines += _build_assignments(request["projects"] or [], roots)
+    for number, target in enumerate(roots, 1):
+        lines += [f"name_{number}={shlex.quote(target.name)}", f"folder_{number}={target.place}"]
+        lines.append(f"needed_{number}={shlex.quote(chr(10).join(target.needed))}")
+        if target.waits_for:
+            told = json.dumps({"name": target.name, "hint": target.hint})
+            lines += [f"waits_{number}={target.waits_for}", f"waiting_{number}={shlex.quote(told)}"]
+        if target.number:
+            place = _build_project_place(replace(target.root, marked=False), f'"$project_{target.number}"')
+            lines.append(f'[ -z "$project_{target.number}" ] || {{ folder_{number}={place}; waits_{number}=""; }}')
+        yields = [f"./{name}" for name in target.layout.yields]
+        lines.append(f"yields_{number}={shlex.quote(' '.join(yields))}")
+        lines.append(_build_selection(number, target.layout, target.root, target.covered, exporting=False))
+    lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
+    return "\n".join([*lines, _load_script("restore.sh")])
+
+
+def _build_assignments(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
+    """Lines that put the folder named for the n-th project into ``project_n``, if there is one."""
+    numbers = sorted({target.number for target in roots if target.number})
+    lines = [f'project_{number}=""' for number in numbers]
+    if not given or not numbers:
+        return lines
+    lines += [ASSIGN, *(f"give {_quote_project(path)}" for path in given)]
+    for number in numbers:
+        hints = {
+            _strip_below(target.hint, target.root.below): None
+            for target in roots
+            if target.number == number and target.hint.startswith(("~", "/"))
+        }
+        lines += [f"same {number} {_quote_project(hint)}" for hint in hints]
+    return [*lines, *(f"next_one {number}" for number in numbers)]
+
+
+def _strip_below(hint: str, below: str) -> str:
+    return hint.removesuffix(f"/{below}") if below else hint
+
+
+def build_tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
+    the ``notes`` of the memory with this ``key``, if there are any."""
+    lines = [
+        'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
+        f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
+        "done",
+    ]
+    if notes:
+        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(key)}/notes'
+        lines.append(f"rm -f {place}.new; printf '%s' {shlex.quote(notes)} > {place}.new && mv -f {place}.new {place}")
+    return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
+
+
+def build_place(
+    root: RootSpec, project: str | None, projects: Sequence[str] | None = None, *, exporting: bool = False
+) -> str:
+    """A shell word for where a root is: by its variable or in a usual place, or below a project (``None``: the working
+    folder)."""
+    if root.project:
+        return _build_project_place(root, _quote_project(project))
+    words = []
+    for entry in () if root.file else root.env:
+        name, _, below = entry.partition("/")
+        # A variable decides, unless an export looks for the place that holds the memory.
+        mark = "" if root.holds and exporting else "!"
+        words.append(f'"${{{name}:+{mark}${name}{"/" + below if below else ""}}}"')
+    for path in root.paths:
+        if path.startswith("./"):
+            words += [
+                f"{_quote_project(base)}/{shlex.quote(path[2:])}" for base in ([None] if projects is None else projects)
+            ]
+        else:
+            words.append(_quote_project(path))
+    return f'"$(first {shlex.quote(root.holds)} {shlex.quote(root.below)} {" ".join(words)})"'
+
+
+def _build_project_place(root: RootSpec, project: str) -> str:
+    if root.marked:
+        marks = " ".join(shlex.quote(marker) for marker in root.markers)
+        return f'"$(marked {project} {marks})"'
+    return f"{project}/{shlex.quote(root.below)}" if root.below else project
+
+
+def _quote_project(path: str | None) -> str:
+    if path is None:
+        return '"$PWD"'
+    if path.startswith("/"):
+        return shlex.quote(path)
+    return '"$HOME"' + shlex.quote(path[1:] if path.startswith("~") else f"/{path}")
+
+
+def _escape_word(text: str) -> str:
+    """A text as one word that means itself, without quotes: these would have to be quoted in a variable, and once more on the
+    way."""
+    return "".join(c if c.isalnum() or c in "._-/%+:@" else f"\\{c}" for c in text)
+
+
+NOTHING = '-name ""'
+KNOWN_SECRET = " -o ".join(
+    [
+        *(
+            f"-iname {_escape_word(name)}"
+            for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
+        ),
+        *(f"-ipath {_escape_word(f'*{path}')}" for path in SECRET_PATHS),
+    ]
+)
+"""What no layout brings out (``is_secret``); copies of it are taken out on arrival, for a command has only so much room."""
+LOOK = f"""look() {{
+what=$1
+eval "as=\\${{as_$2:-$2}}"
+eval "starts=\\$starts_$as keep=\\$keep_$as hold=\\$hold_$as lead=\\$lead_$as"
+eval "never=\\$never_$as secret=\\$secret_$as unsent=\\$unsent_$as"
+shift 2
+secret="$secret -o -type f \\( $known_secret \\)"
+left="\\( $never -o $secret -o $unsent \\) -prune"
+case "$what" in
+select) test="$left -o \\( $keep \\) \\( -type f -o -type l \\)" ;;
+others) test="$left -o \\( $keep \\) ! -type f ! -type l ! -type d" ;;
+folders) test="$left -o -type d \\( $hold \\)" ;;
+leads) test="$left -o -type l \\( $lead \\) ! \\( $keep \\)" ;;
+never) test="\\( $never \\) -prune" ;;
+secret) test="\\( $never \\) -prune -o \\( $secret \\) -prune" ;;
+esac
+eval "for start in $starts; do "'[ -e "$start" ] || [ -L "$start" ] || continue
+find "$start" '"$test"' "$@" || return 1
+done'
+}}
+known_secret={shlex.quote(KNOWN_SECRET)}"""
+"""``look WHAT ROOT ACTION…``: ``find`` in the working folder what of a root is memory (``select``: its files and links;
+``folders``), and what of it does not leave: what is secret (``secret``) or of no use elsewhere (``never``), sockets and the
+like (``others``), links in the place of folders (``leads``). The tests of a root are words for ``eval``."""
+
+FIRST = """first() {
+marker=$1 below=$2 chosen=""
+shift 2
+for place; do
+[ -n "$place" ] || continue
+case "$place" in !*) chosen=${place#!}; break ;; esac
+[ -n "$chosen" ] || chosen=$place
+if [ -d "$place/$marker" ]; then chosen=$place; break; fi
+done
+printf '%s' "$chosen${below:+/$below}"
+}"""
+"""Of the places given, the one that decides (``!``), else the first that holds the marker, else the first."""
+
+
+MARKED = """marked() {
+base=$1
+shift
+for marker; do
+if [ -e "$base/$marker" ]; then printf '%s' "$base"; return; fi
+done
+}"""
+"""The folder, if it holds any of the markers."""
+
+
+ASSIGN = """given=0
+resolved() {
+path=$1 rest=""
+while [ ! -d "${path:-/}" ]; do rest=/${path##*/}$rest path=${path%/*}; done
+path=$(CDPATH='' cd "${path:-/}" && pwd -P)
+path=${path%/}$rest
+printf '%s' "${path:-/}"
+}
+give() {
+one=$(resolved "${1%/}") number=1
+while [ "$number" -le "$given" ]; do
+eval "other=\\$given_$number"
+[ "$other" != "$one" ] || return 0
+number=$((number + 1))
+done
+given=$number
+eval "given_$number=\\$one"
+}
+same() {
+eval "[ -z \\"\\$project_$1\\" ]" || return 0
+one=$(resolved "${2%/}") number=1
+while [ "$number" -le "$given" ]; do
+eval "other=\\$given_$number"
+if [ -n "$other" ] && [ "$other" = "$one" ]; then eval "project_$1=\\$one given_$number=''"; return; fi
+number=$((number + 1))
+done
+}
+next_one() {
+eval "[ -z \\"\\$project_$1\\" ]" && [ "$1" -le "$given" ] || return 0
+eval "other=\\$given_$1" number=$1 later=0
+while [ -z "$other" ] && [ "$later" -lt "$given" ]; do
+number=$((later + 1)) later=$((later + 1))
+eval "other=\\$given_$number"
+done
+eval "project_$1=\\$other given_$number=''"
+}"""
+"""Which of the folders given is the n-th project, as ``inside.roots.assigned`` has it: the one at the path that it had
+(``same``), else the n-th, else the next that is left (``next_one``)."""
+
+
+def _build_common_lines(request: dict[str, Any]) -> list[str]:
+    echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
+    key, snapshot = shlex.quote(request["key"]), request["snapshot"]
+    wait = math.ceil(request.get("turn_wait", 0))
+    return [
+        f"echo_back={shlex.quote(echo)}",
+        f"key={key}",
+        f"snapshot={snapshot}",
+        f"turn_wait={wait}",
+        FIRST,
+        MARKED,
+        LOOK,
+    ]
+
+
+def _list_databases(layout: Layout) -> list[str]:
+    """A layout's databases as shell patterns; one with a blank or an any-depth pattern is taken as a file."""
+    names = [full for name in layout.databases for full in expand_braces(name)]
+    return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
+
+
+def _build_selection(
+    number: int, layout: Layout, root: RootSpec, covered: CoveredRules | None = None, *, exporting: bool
+) -> str:
+    """The words by which ``look`` finds what of a root is memory, and what of it does not leave."""
+    apart = _list_databases(layout) if exporting else []
+    patterns = covered.keep if covered is not None else layout.covered(root).keep
+    wanted = [pattern for name in patterns for pattern in expand_braces(name) if pattern not in apart]
+    unsent = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
+    if exporting:  # rows that must not leave are in the logs, too
+        unsent += [f"/{name}{tail}" for name in layout.emptied for tail in SQLITE_TAILS]
+    if EVERYTHING in wanted:  # else these would be taken as files
+        unsent += [f"/{name}" for name in apart]
+    if not exporting:
+        unsent += [*(f"/{name}" for name in layout.yields), *(covered.left if covered is not None else ())]
+    starts = dict.fromkeys(f"./{_quote_glob(pattern.split('/')[0])}" for pattern in wanted)
+    if EVERYTHING in wanted:
+        wanted, starts = [EVERYTHING], {".": None}
+    words = {
+        "starts": " ".join(starts),
+        "keep": " -o ".join(f"-path {way}" for pattern in wanted for way in _list_path_patterns(pattern)),
+        "hold": _build_folder_test(wanted),
+        "lead": _build_any_test(dict.fromkeys(f"/{folder}" for pattern in wanted for folder in _list_parents(pattern))),
+        "never": _build_any_test(layout.never),
+        "secret": _build_any_test(layout.secrets),
+        "unsent": _build_any_test(unsent),
+    }
+    return "\n".join(f"{name}_{number}={shlex.quote(value)}" for name, value in words.items())
+
+
+def _build_folder_test(wanted: Sequence[str]) -> str:
+    """A test for folders that are memory, also when they are empty: those of which everything in them is."""
+    tops = [pattern for pattern in wanted if pattern.endswith("**")]
+    within = [f"-path {way}" for pattern in tops for way in _list_path_patterns(pattern)]
+    return (
+        " -o ".join([*within, *(_build_left_out_test(f"/{pattern[:-3]}") for pattern in tops if pattern[:-3])])
+        or NOTHING
+    )
+
+
+def _list_parents(pattern: str) -> list[str]:
+    """The folders that what a pattern names is in, as patterns."""
+    parts = pattern.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
+
+
+def _build_any_test(patterns: Iterable[str]) -> str:
+    """A test for whatever any of the patterns leaves out: those of the root, by how deep they are, then the others."""
+    left = [pattern for name in patterns for pattern in expand_braces(name)]
+    rooted: dict[int, list[str]] = {}
+    others = []
+    for pattern in left:
+        parts = pattern.strip("/").split("/")
+        if "**" in parts or (len(parts) == 1 and not pattern.startswith("/")):
+            others.append(_build_left_out_test(pattern))
+        else:  # a ``*`` of ``-path`` spans folders too, and never means more than that
+            rooted.setdefault(len(parts), []).append(f"-path {_list_path_patterns(pattern)[0]}")
+    groups = [
+        f"\\( {' -o '.join(tests)} \\) ! -path {_escape_word('./' + '*/' * depth + '*')}"
+        for depth, tests in rooted.items()
+    ]
+    return " -o ".join([*groups, *others]) or NOTHING
+
+
+def _quote_glob(part: str) -> str:
+    """A part of a pattern as a shell word that still expands."""
+    return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
+
+
+def _list_path_patterns(pattern: str) -> list[str]:
+    """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
+    plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
+    ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
+    return [_escape_word(way.replace("**", "*")) for way in dict.fromkeys(ways)]
+
+
+def _build_left_out_test(pattern: str) -> str:
+    """A test for what a pattern of any depth leaves out, a file or a folder with all it holds; never for more than that."""
+    last = pattern.strip("/").rpartition("/")[2]
+    name = f"-name {_escape_word(last)}"
+    if "/" not in pattern.rstrip("/"):
+        return name
+    return " -o ".join(f"-path {way}" + (f" {name}" if last != "**" else "") for way in _list_path_patterns(pattern))
+
+
+def _load_script(name: str) -> str:
+    """A script with what both have in common put in where it says so, and without its comments."""
+    text = _read_text(name).replace("# <turn>\n", _read_text("turn.sh"))
+    return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+
+
+def _read_text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+__all__ = ["Target", "build_export_script", "build_place", "build_restore_script", "list_roots"]

@@ -1,0 +1,134 @@
+"""Write a pack: a tarball, compressed as its size deserves.
+
+Up to 8 MiB is held back and compressed well, for it is small and may travel inside a command's output. More than that
+goes through the fastest compressor there is: the ``zstd`` or ``pigz`` program, else zlib at its lowest level.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import zlib
+from typing import IO, TYPE_CHECKING, BinaryIO
+
+from sidecar.format import index
+from sidecar.format.digests import count_blocks
+from sidecar.format.refusal import Refusal
+
+if TYPE_CHECKING:
+    import subprocess
+
+HELD_BACK = 8 << 20
+BLOCKS_PREFIX = "@blocks/"
+CHUNK = 1 << 20
+
+
+def describe_member(change: index.Change) -> tuple[str, int]:
+    """The name and the length of the member in which a pack carries a file, or the blocks of it that changed."""
+    entry, blocks = change
+    if blocks is None:
+        return entry.path, entry.size
+    last = count_blocks(entry.size, entry.block) - 1
+    short = (last + 1) * entry.block - entry.size if blocks and blocks[-1] == last else 0
+    return BLOCKS_PREFIX + entry.path, len(blocks) * entry.block - short
+
+
+class _Compressed(io.RawIOBase):
+    """A write-only stream that decides on a codec when it knows how much there is."""
+
+    def __init__(self, target: BinaryIO, allow_zstd: bool) -> None:
+        self._target = target
+        self._held: io.BytesIO | None = io.BytesIO()
+        self._allow_zstd = allow_zstd
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sink: IO[bytes] | None = None
+        self.codec = "gz"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self._held is not None:
+            self._held.write(data)
+            if self._held.tell() > HELD_BACK:
+                self._open_bulk()
+        elif self._sink is not None:
+            try:
+                self._sink.write(data)
+            except BrokenPipeError:
+                raise Refusal("compressor-failed", "The compressor stopped half way; is the disk full?", True) from None
+        return len(data)
+
+    def _open_bulk(self) -> None:
+        import gzip
+        import subprocess
+
+        assert self._held is not None
+        held, self._held = self._held.getvalue(), None
+        programs = [(["zstd", "-q", "-c", "-3", "-T0"], "zst")] if self._allow_zstd else []
+        for argv, codec in programs + [(["pigz", "-c", "-1"], "gz")]:
+            if shutil.which(argv[0]):
+                self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=self._target)
+                self._sink, self.codec = self._process.stdin, codec
+                break
+        else:
+            self._sink = gzip.GzipFile(fileobj=self._target, mode="wb", compresslevel=1, mtime=0)  # type: ignore[assignment]
+        self.write(held)
+
+    def finish(self) -> None:
+        if self._held is not None:
+            packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+            self._target.write(packer.compress(self._held.getbuffer()) + packer.flush())
+        elif self._sink is not None:
+            self._sink.close()
+            if self._process is not None and self._process.wait() != 0:
+                raise Refusal("compressor-failed", "The compressor failed; is the disk full?", True)
+        self._target.flush()
+
+    def abandon(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+class Packer:
+    """A pack being written to an open file. Give it entries, then ``finish``."""
+
+    def __init__(self, target: BinaryIO, allow_zstd: bool = True) -> None:
+        self._stream = _Compressed(target, allow_zstd)
+        self._tar = tarfile.open(
+            fileobj=self._stream,
+            mode="w|",
+            bufsize=CHUNK,
+            format=tarfile.PAX_FORMAT,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+        self._tar.copybufsize = CHUNK  # type: ignore[attr-defined]
+
+    def add(self, entry: index.Entry, contents: BinaryIO | None, length: int, name: str = "") -> None:
+        """Add a member: ``length`` bytes of ``contents``, or a folder or link. Raise OSError when contents are short."""
+        member = tarfile.TarInfo(name or entry.path)
+        member.mode = entry.mode
+        member.mtime = entry.mtime // 1_000_000_000
+        if entry.type == index.DIR:
+            member.type = tarfile.DIRTYPE
+        elif entry.type == index.LINK:
+            member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+        member.size = length
+        self._tar.addfile(member, contents)
+
+    def add_blocks(self, entry: index.Entry, contents: BinaryIO, length: int) -> None:
+        """Add only the blocks of a file that changed, one after the other."""
+        self.add(entry, contents, length, name=BLOCKS_PREFIX + entry.path)
+
+    def finish(self) -> str:
+        """Complete the tarball; return its codec, "gz" or "zst"."""
+        self._tar.close()
+        self._stream.finish()
+        return self._stream.codec
+
+    def abandon(self) -> None:
+        """Leave it as it is: nobody wants this pack any more."""
+        self._stream.abandon()

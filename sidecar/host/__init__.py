@@ -1,0 +1,1 @@
+"""The sidecar's own machine: files, scratch space, threads, the terminal."""

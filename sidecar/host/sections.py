@@ -1,0 +1,128 @@
+"""One section of the config: its table in the file, its variables in the environment, and what may be in it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+import msgspec
+
+from sidecar.errors import BadConfig
+from sidecar.host.sizes import HOW, parse_size
+
+PREFIX = "MEMORY_SIDECAR_"
+TABLES = ("Tables", "dict[")
+"""How the types of options begin that are tables of their own: they have no variable."""
+
+T = TypeVar("T")
+
+
+def name_variable(section: str, key: str) -> str:
+    """The environment variable that sets an option."""
+    return f"{PREFIX}{section}_{key}".upper()
+
+
+def list_settable(kind: type[Any]) -> list[Field[Any]]:
+    """The options of a section that are one value each."""
+    return [entry for entry in fields(kind) if not str(entry.type).startswith(TABLES)]
+
+
+def read_section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """A section as its type, the environment's word over the file's. Raise ``BadConfig``."""
+    given = table.get(name, {})
+    if not isinstance(given, dict):
+        raise BadConfig(f"[{name}] must be a table.", at=(name,))
+    check_known(given, kind.__dataclass_fields__, (name,))  # type: ignore[attr-defined]
+    values = {key: check_value(value, (name, key)) for key, value in given.items()}
+    for entry in list_settable(kind):
+        value = read_variable(name_variable(name, entry.name), entry.type)
+        values |= {} if value is None else {entry.name: value}
+    return convert(values, kind, (name,))
+
+
+def list_given_keys(table: Mapping[str, Any], name: str, kind: type[Any]) -> set[str]:
+    """The keys of a section that the file or the environment sets."""
+    return {
+        *table.get(name, {}),
+        *(entry.name for entry in list_settable(kind) if os.environ.get(name_variable(name, entry.name))),
+    }
+
+
+def convert(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
+    try:
+        return msgspec.convert(values, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        inner = re.search(r" - at `\$\.?([^`\[]*)", str(problem))
+        key = (inner[1].split(".")[0],) if inner and inner[1] else ()
+        said = str(problem).partition(" - at ")[0]
+        raise BadConfig(f"{format_setting((*at, *key))} is not valid: {said}.", at=(*at, *key)) from None
+
+
+def format_setting(at: tuple[str | int, ...]) -> str:
+    """Where something is, as a person would write it: [limits.layouts.notes] bytes."""
+    *where, key = at
+    if not where:
+        return f"[{key}]"
+    parts = [part if re.fullmatch(r"[A-Za-z0-9_-]+", str(part)) else f'"{part}"' for part in where]
+    names = ".".join(str(part) for part in parts if not isinstance(part, int))
+    return f"[{names}] {key}" if not isinstance(where[-1], int) else f"[[{names}]] {key}"
+
+
+def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str | int, ...]) -> None:
+    for key in table:
+        if key not in known:
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(key, known, 1)) else ""
+            where = f"{format_setting((*at, key)).rpartition(' ')[0]} has an" if at else "There is an"
+            raise BadConfig(f"{where} unknown key {key!r}.", hint=hint, at=(*at, key))
+
+
+def check_value(value: Any, at: tuple[str | int, ...]) -> Any:
+    """A value of the file: sizes may be texts, and no number is negative or without end. Raise ``BadConfig``."""
+    if isinstance(value, str) and str(at[-1]).endswith("bytes"):
+        try:
+            return parse_size(value)
+        except ValueError:
+            raise BadConfig(f"{format_setting(at)} is not valid: {value!r} is no size.", hint=HOW, at=at) from None
+    if wrong := _find_amount_problem(value):
+        raise BadConfig(f"{format_setting(at)} {wrong}.", at=at)
+    return value
+
+
+def _find_amount_problem(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    return "must not be negative" if isinstance(value, int | float) and value < 0 else ""
+
+
+def check_least(settings: Any, section: str, least: Mapping[str, int]) -> None:
+    """Raise ``BadConfig`` for a number that is so small that nothing would work."""
+    for key, amount in least.items():
+        if getattr(settings, key) < amount:
+            raise BadConfig(f"[{section}] {key} must be at least {amount}.", at=(section, key))
+
+
+def read_variable(name: str, kind: object) -> Any:
+    """The value of a variable, as what the option is; ``None`` when it is not set. Raise ``BadConfig``."""
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if kind in (bool, "bool"):
+        word = text.strip().lower()
+        if word not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+            raise BadConfig(f"{name} must be true or false.")
+        return word in ("true", "1", "yes", "on")
+    if kind == "list[str]":
+        return [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        sized = kind == "int" and name.endswith("BYTES")
+        value = parse_size(text) if sized else {"int": int, "float": float}.get(str(kind), str)(text)
+    except ValueError:
+        raise BadConfig(f"{name} must be a number.") from None
+    if wrong := _find_amount_problem(value):
+        raise BadConfig(f"{name} {wrong}.")
+    return value

@@ -1,0 +1,123 @@
+"""A scratch folder on the sidecar's own disk: what passes through is checked here before it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sidecar.errors import SidecarError
+from sidecar.host.files import open_private
+
+CHUNK = 1 << 20
+PREFIX = "memory-sidecar-spool-"
+
+
+class SpoolFull(SidecarError):
+    """The temporary folder of the sidecar is full."""
+
+    code = "spool-full"
+    default_hint = "Free space in the temporary folder, or point TMPDIR to a larger disk; nothing was changed."
+
+
+def build_full_error(problem: OSError) -> SpoolFull | None:
+    """What to raise instead, when a file could not be written because the temporary folder is full."""
+    if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return SpoolFull(f"No space left in {tempfile.gettempdir()}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledFile:
+    path: Path
+    size: int
+    sha256: str
+
+
+class Spool:
+    """Files of one operation, gone when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._names = itertools.count(1)
+
+    def new(self) -> Path:
+        return self.folder / str(next(self._names))
+
+    async def take(self, chunks: AsyncIterator[bytes], *, most: int | None = None) -> SpooledFile:
+        """Write a stream to a file, hashing it; stop reading (and say so by the size) beyond ``most`` bytes."""
+        path, digest, size = self.new(), hashlib.sha256(), 0
+        try:
+            with _open_new(path) as file:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    await asyncio.to_thread(_append_chunk, file, digest, chunk)
+                    if most is not None and size > most:
+                        break
+        except OSError as problem:
+            if full := build_full_error(problem):
+                raise full from None
+            raise
+        return SpooledFile(path, size, digest.hexdigest())
+
+
+def _open_new(path: Path) -> BinaryIO:
+    return open(path, "wb", opener=open_private)
+
+
+def _append_chunk(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
+    digest.update(chunk)
+    file.write(chunk)
+
+
+@asynccontextmanager
+async def open_spool() -> AsyncIterator[Spool]:
+    """A spool for the time of one operation; those of processes that were killed are removed on the way."""
+    folder, lock = await asyncio.to_thread(_make_folder)
+    try:
+        yield Spool(folder)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_folder() -> tuple[Path, int]:
+    """A new folder and the lock that says it is in use."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+async def read_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    """(Part of) a file as a stream."""
+    with path.open("rb") as file:
+        file.seek(start)
+        left = length
+        while chunk := await asyncio.to_thread(file.read, CHUNK if left is None else min(CHUNK, left)):
+            if left is not None:
+                left -= len(chunk)
+            yield chunk

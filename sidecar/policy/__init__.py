@@ -1,0 +1,1 @@
+"""What users can set about limits, guards, privacy and retention."""

@@ -1,0 +1,51 @@
+"""Which folders of this machine may be sandboxes (``local:``), and what on it is never part of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.errors import SandboxNotAllowed
+from sidecar.ports import AllowedPaths
+from sidecar.program.capture.roots import resolve_hint
+from sidecar.program.places import is_in
+
+ALLOW = "Set service.local_roots (MEMORY_SIDECAR_SERVICE_LOCAL_ROOTS) to the folders that may be sandboxes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPolicy:
+    """Real paths. Whatever is set, the roots of a sandbox's memory stay in its home, its projects, and ``roots``."""
+
+    roots: tuple[str, ...] = ()
+    """Roots of a memory may lie in these too, where a link in a sandbox leads there."""
+    apart: tuple[str, ...] = ()
+    """Where the sidecar keeps its store, its keys and its own files."""
+    confined: bool = False
+    """Sandboxes, and projects that are named, lie in ``roots`` alone."""
+
+    def check(self, folder: str) -> None:
+        """Raise ``SandboxNotAllowed`` unless this folder may be a sandbox, or a project in one."""
+        if any(is_in(folder, place) for place in self.apart):
+            raise SandboxNotAllowed(
+                f"{folder} is where the sidecar keeps its own files.", hint="Choose a folder outside of the store."
+            )
+        if self.confined and not any(is_in(folder, root) for root in self.roots):
+            raise SandboxNotAllowed(f"{folder} may not be a sandbox of this service.", hint=ALLOW)
+
+    def ground(self, home: str, projects: Sequence[str] | None) -> AllowedPaths:
+        """Where the roots of a memory with these projects may be. Raise ``SandboxNotAllowed``."""
+        beneath = [home]
+        for project in projects or ():
+            # A project in the home is wherever the sandbox says it is, so it must not lead out; one elsewhere was named by
+            # the caller, and is taken at that word.
+            named = os.path.normpath(os.path.join(home, resolve_hint(project, home)))
+            if not is_in(named, home):
+                self.check(real := os.path.realpath(named))
+                beneath.append(real)
+        return AllowedPaths((*beneath, *self.roots), self.apart)
+
+
+OF_OUR_OWN = LocalPolicy()
+"""For folders that the sidecar made itself."""

@@ -1,0 +1,75 @@
+"""What may not leave a sandbox: private passages and credentials, and what happens to them.
+
+Like limits, it can be said for all, for one layout's files (``[privacy.layouts.NAME]``) and for some memories
+(``[privacy.memories."acme/*"]``, the first pattern that fits): a narrower table overrides single keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sidecar.layouts import Layout
+from sidecar.policy.limits import Tables
+from sidecar.policy.patterns import find_table
+from sidecar.program.privacy.credentials import VERSION
+
+KEEP, REMOVE = "keep", "remove"
+OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
+CREDENTIAL_MODES = (OFF, WARN, REDACT, REFUSE)
+ALWAYS_NAMED = frozenset(["claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai", "three-tier"])
+"""The layouts that a policy has always named, also those that keep nothing out of files. Others are named only if they do:
+else each new layout would make every memory be read, and perhaps packed, anew."""
+MODES = {"private": (REMOVE, KEEP), "credentials": CREDENTIAL_MODES, "databases": CREDENTIAL_MODES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Privacy:
+    """What is taken out of a memory before it leaves its sandbox."""
+
+    private: str = REMOVE
+    """What happens to ``<private>…</private>``, in files and databases: "remove" or "keep"."""
+    credentials: str = WARN
+    """What happens to credentials in files: "off", "warn", "redact", or "refuse": such an export is rejected."""
+    databases: str = WARN
+    """The same for credentials in databases."""
+    layouts: Tables = field(default_factory=dict)
+    """For one layout's files alone: any of the keys above."""
+    memories: Tables = field(default_factory=dict)
+    """For the memories a pattern fits: any of the keys above."""
+
+    def of(self, memory: str) -> Privacy:
+        """The policy for one memory."""
+        return replace(self, **find_table(memory, self.memories, {}), memories={})
+
+    def narrow_to_layout(self, layout: str) -> Privacy:
+        return replace(self, **self.layouts.get(layout, {}), layouts={})
+
+    def soften(self) -> Privacy:
+        """The same, but what would be refused is only warned of."""
+
+        def softer(table: Any) -> dict[str, str]:
+            return {key: WARN if value == REFUSE else value for key, value in table.items()}
+
+        own: dict[str, Any] = softer({key: getattr(self, key) for key in MODES})
+        return replace(self, **own, layouts={name: softer(table) for name, table in self.layouts.items()})
+
+    def for_sandbox(self, asked: Collection[str], layouts: Mapping[str, Layout]) -> dict[str, Any]:
+        """What the in-sandbox program is told of the layouts that are ``asked`` for. ``policy`` names all there is to it, what
+        the ``layouts`` keep out of files and databases included, so that it shows when any of it changes."""
+
+        def told(table: Privacy) -> dict[str, str]:
+            return {key: getattr(table, key) for key in MODES}
+
+        parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}
+        kept_out = {
+            name: [layout.filters, layout.emptied]
+            for name, layout in layouts.items()
+            if layout.filters or layout.emptied or name in ALWAYS_NAMED
+        }
+        text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
+        tables = {name: table for name, table in parts.items() if name in asked}
+        return {**told(self), "layouts": tables, "policy": hashlib.sha256(text).hexdigest()[:16]}

@@ -1,0 +1,422 @@
+"""Rules: each says which snapshots it keeps, and why. A policy is their union.
+
+Rules count the snapshots that are or were the head. One that stands beside them (diverged, rejected) or was found damaged
+takes nobody's place: it is kept when the rule would keep an ordinary one of its age.
+
+The plan: every snapshot with the rule that keeps it, or the reason it goes. No I/O.
+
+The head, what is pinned or labelled to be kept, and what cannot be read always stay; without rules everything does. Byte
+limits come last, and take from the oldest end of whatever else was kept: first where that frees packs; where it frees only
+manifests, for all its packs are needed by what has to stay, no more than it takes, and nothing unless it is enough then.
+
+What a user can say about retention, and the policies made of it.
+
+Nothing said: every snapshot is kept, and only leftovers are collected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from sidecar.errors import BadConfig
+from sidecar.ids import parse_snapshot_time
+from sidecar.policy.patterns import check_reachable, find_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFacts:
+    """What rules look at."""
+
+    id: str
+    """Later ones have higher ids, whatever the clock said."""
+    time: datetime
+    """When it was made; a clock that was wrong for it is wrong for no other."""
+    label: str = ""
+    pinned: bool = False
+    is_head: bool = False
+    beside: bool = False
+    """It takes nobody's place: it never was the head, or is damaged."""
+    problem: str = ""
+    """Why its manifest cannot be read; then its packs are not known."""
+    bytes: int = 0
+    """Of the manifest itself."""
+    packs: Mapping[str, int] = field(default_factory=dict)
+    """Each pack it needs, with its bytes and those of its index."""
+
+
+class Rule(Protocol):
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        """Given the snapshots of a memory, newest first: the ids of those it keeps, each with the reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast:
+    """The last so many."""
+
+    count: int
+
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        kept, newer = {}, 0
+        for snapshot in snapshots:
+            if newer < self.count:
+                kept[snapshot.id] = f"last {self.count}"
+            newer += not snapshot.beside
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWithin:
+    """Those that are no older than this, nor than a snapshot before them."""
+
+    age: timedelta
+    text: str
+
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        return {
+            snapshot.id: f"within {self.text}"
+            for snapshot in snapshots
+            if now - _find_creation_time(snapshot, now) <= self.age
+        }
+
+
+def _find_creation_time(snapshot: SnapshotFacts, now: datetime) -> datetime:
+    """By its id, so that a clock which fell back makes nothing old; unless the id goes on from one that was ahead."""
+    by_id = parse_snapshot_time(snapshot.id)
+    return by_id if by_id <= now else snapshot.time
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPeriods:
+    """The newest of each of the last so many hours, days, weeks, months or years (UTC) that have any."""
+
+    name: str
+    count: int
+
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        period_of = PERIODS[self.name]
+        kept: dict[str, str] = {}
+        seen: set[tuple[int, ...]] = set()
+        for snapshot in snapshots:
+            period = period_of(snapshot.time)
+            if period not in seen and len(seen) < self.count:
+                kept[snapshot.id] = f"{self.name} {self.count}"
+            if not snapshot.beside:
+                seen.add(period)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLabelled:
+    """Those whose label matches one of these patterns."""
+
+    patterns: tuple[str, ...]
+
+    def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
+        return {
+            snapshot.id: f"labelled {pattern}"
+            for snapshot in snapshots
+            for pattern in reversed(self.patterns)  # so that the first that matches is the one named
+            if snapshot.label and fnmatchcase(snapshot.label, pattern)
+        }
+
+
+PERIODS: dict[str, Callable[[datetime], tuple[int, ...]]] = {
+    "hourly": lambda time: (time.year, time.month, time.day, time.hour),
+    "daily": lambda time: (time.year, time.month, time.day),
+    "weekly": lambda time: tuple(time.isocalendar()[:2]),
+    "monthly": lambda time: (time.year, time.month),
+    "yearly": lambda time: (time.year,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    rules: tuple[Rule, ...] = ()
+    labelled: KeepLabelled = KeepLabelled(())
+    """These stay whatever the limits say, as if they were pinned."""
+    most_bytes: int = 0
+    """0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    snapshot: SnapshotFacts
+    keep: bool
+    reason: str
+    fixed: bool = False
+    """No byte limit may take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of a memory's snapshots, newest first."""
+
+    decisions: tuple[Decision, ...]
+    over_bytes: int = 0
+    """By how much what has to stay is more than the byte limit."""
+
+    @property
+    def kept(self) -> list[SnapshotFacts]:
+        return [decision.snapshot for decision in self.decisions if decision.keep]
+
+    @property
+    def forgotten(self) -> list[SnapshotFacts]:
+        return [decision.snapshot for decision in self.decisions if not decision.keep]
+
+
+def plan_memory(snapshots: Sequence[SnapshotFacts], policy: RetentionPolicy, now: datetime) -> Plan:
+    """Decide on the snapshots of one memory, given newest first."""
+    by_rule: dict[str, str] = {}
+    for rule in policy.rules:
+        for id, why in rule.kept(snapshots, now).items():
+            by_rule.setdefault(id, why)
+    labelled = policy.labelled.kept(snapshots, now)
+    instead = _choose_head_substitute(snapshots)
+    decisions = []
+    for snapshot in snapshots:
+        if fixed := _find_fixed_reason(snapshot, instead) or labelled.get(snapshot.id, ""):
+            decisions.append(Decision(snapshot, True, fixed, fixed=True))
+        elif not policy.rules:
+            decisions.append(Decision(snapshot, True, "default (no rules)"))
+        elif snapshot.id in by_rule:
+            decisions.append(Decision(snapshot, True, by_rule[snapshot.id]))
+        else:
+            decisions.append(Decision(snapshot, False, "no rule keeps it"))
+    if not policy.most_bytes:
+        return Plan(tuple(decisions))
+    (limited,), over = _apply_limit([decisions], policy.most_bytes, f"over {policy.most_bytes:,} bytes in this memory")
+    return Plan(limited, over)
+
+
+def plan_store(plans: Mapping[str, Plan], most_bytes: int, apart: int = 0) -> tuple[dict[str, Plan], int]:
+    """Hold all memories together to a byte limit, oldest first; ``apart``: bytes that count and cannot go.
+
+    Return the plans as they are now, and by how much what has to stay is more than the limit.
+    """
+    if not most_bytes:
+        return dict(plans), 0
+    limited, over = _apply_limit(
+        [one.decisions for one in plans.values()], most_bytes - apart, f"over {most_bytes:,} bytes in the store"
+    )
+    return {name: replace(plans[name], decisions=rows) for name, rows in zip(plans, limited, strict=True)}, over
+
+
+def count_needed_bytes(snapshots: Iterable[SnapshotFacts]) -> int:
+    """The bytes that snapshots need together."""
+    rows = list(snapshots)
+    packs = {pack: size for snapshot in rows for pack, size in snapshot.packs.items()}
+    return sum(snapshot.bytes for snapshot in rows) + sum(packs.values())
+
+
+def count_exclusive_bytes(snapshots: Iterable[SnapshotFacts]) -> dict[str, int]:
+    """For each snapshot the bytes that no other one needs."""
+    rows = list(snapshots)
+    uses = Counter(pack for snapshot in rows for pack in snapshot.packs)
+    return {
+        snapshot.id: snapshot.bytes + sum(size for pack, size in snapshot.packs.items() if uses[pack] == 1)
+        for snapshot in rows
+    }
+
+
+def _find_fixed_reason(snapshot: SnapshotFacts, instead: str) -> str:
+    if snapshot.is_head:
+        return "head"
+    if snapshot.pinned:
+        return "pinned"
+    if snapshot.problem:
+        return "unreadable manifest"
+    return "fallback for the head" if snapshot.id == instead else ""
+
+
+def _choose_head_substitute(snapshots: Sequence[SnapshotFacts]) -> str:
+    """The snapshot that a restore takes when there is no head or it is damaged: rather one that was the head than not."""
+    if any(snapshot.is_head and not snapshot.beside and not snapshot.problem for snapshot in snapshots):
+        return ""
+    good = [snapshot for snapshot in snapshots if not snapshot.problem]
+    return next((snapshot.id for snapshot in good if not snapshot.beside), good[0].id if good else "")
+
+
+def _apply_limit(
+    memories: Sequence[Sequence[Decision]], most: int, reason: str
+) -> tuple[list[tuple[Decision, ...]], int]:
+    """Let kept snapshots go until what the others need fits: the oldest of all first, those that free no pack last."""
+    uses: Counter[tuple[int, str]] = Counter()
+    total = 0
+    for number, decisions in enumerate(memories):
+        for snapshot in (decision.snapshot for decision in decisions if decision.keep):
+            total += snapshot.bytes + sum(size for pack, size in snapshot.packs.items() if not uses[number, pack])
+            uses.update((number, pack) for pack in snapshot.packs)
+    gone: set[tuple[int, str]] = set()
+    for snapshot, number in _list_removable(memories, freeing=True):
+        if total <= most:
+            break
+        gone.add((number, snapshot.id))
+        total -= snapshot.bytes
+        for pack, size in snapshot.packs.items():
+            uses[number, pack] -= 1
+            total -= size if not uses[number, pack] else 0
+    light = _list_removable(memories, freeing=False)
+    if total - sum(snapshot.bytes for snapshot, _ in light) <= most:
+        for snapshot, number in light:
+            if total <= most:
+                break
+            gone.add((number, snapshot.id))
+            total -= snapshot.bytes
+    limited = [
+        tuple(
+            replace(decision, keep=False, reason=reason) if (number, decision.snapshot.id) in gone else decision
+            for decision in decisions
+        )
+        for number, decisions in enumerate(memories)
+    ]
+    return limited, max(0, total - most)
+
+
+def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) -> list[tuple[SnapshotFacts, int]]:
+    """What a byte limit may take, with the number of its memory, oldest first: where that can free packs, or where not."""
+    loose = []
+    for number, decisions in enumerate(memories):
+        needed = {pack for decision in decisions if decision.fixed for pack in decision.snapshot.packs}
+        loose += [
+            (decision.snapshot, number)
+            for decision in decisions
+            if decision.keep and not decision.fixed and freeing == bool(set(decision.snapshot.packs) - needed)
+        ]
+    return sorted(loose, key=lambda one: one[0].id)
+
+
+SAFE_PART = 0.5
+"""Of the grace period: an export that read its base longer ago than this does not commit."""
+COUNTS = ("keep_last", *PERIODS)
+LONGEST = timedelta(days=365 * 1000)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
+
+def parse_duration(text: str) -> timedelta:
+    """How long ``30d``, ``12h`` or ``1d12h`` is. Raise ``ValueError`` saying how to write it."""
+    compact = text.strip()
+    if not compact or _DURATION.sub("", compact).strip():
+        raise ValueError('write a number and one of s, m, h, d, w, y, such as "12h" or "30d"')
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(compact))
+    if seconds > LONGEST.total_seconds():
+        raise ValueError("nothing is kept for more than a thousand years")
+    return timedelta(seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRules:
+    """Which snapshots of a memory to keep: those that any of these rules keeps."""
+
+    keep_last: int = 0
+    """The last so many snapshots. Without this or any of the next six, every snapshot is kept."""
+    keep_within: str = ""
+    """Those no older than this: "12h", "30d", "1y"."""
+    hourly: int = 0
+    """The newest of each of the last so many hours (UTC) that have any."""
+    daily: int = 0
+    """The same by day."""
+    weekly: int = 0
+    """The same by week, from Monday."""
+    monthly: int = 0
+    """The same by month."""
+    yearly: int = 0
+    """The same by year."""
+    keep_labelled: list[str] = field(default_factory=list)
+    """Those whose label matches one of these patterns stay for good, as if they were pinned."""
+    memory_bytes: int = 0
+    """The most bytes a memory's snapshots may need together; the oldest go first. 0: no limit."""
+
+    def policy(self) -> RetentionPolicy:
+        rules: list[Rule] = [KeepLast(self.keep_last)] if self.keep_last else []
+        if self.keep_within:
+            rules.append(KeepWithin(parse_duration(self.keep_within), self.keep_within))
+        counts = {name: int(getattr(self, name)) for name in PERIODS}
+        rules += [KeepPeriods(name, count) for name, count in counts.items() if count]
+        return RetentionPolicy(tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention(RetentionRules):
+    """The rules for all memories, and what concerns the whole store."""
+
+    store_bytes: int = 0
+    """The most bytes all snapshots of the store may need together; the oldest of all go first. 0: no limit."""
+    grace: str = "24h"
+    """How long a pack that no snapshot needs any more waits before it goes, by the store's clock."""
+    every: str = "1h"
+    """How often a service applies the rules to the whole store."""
+    keep_calls: str = "7d"
+    """How long the answers to calls with an Idempotency-Key are remembered."""
+    memories: dict[str, RetentionRules] = field(default_factory=dict)
+    """Other rules for the memories a pattern fits, instead of those above: the first that fits."""
+
+    def build_policy_for(self, memory: str) -> RetentionPolicy:
+        return find_table(memory, self.memories, self).policy()
+
+    @property
+    def grace_seconds(self) -> float:
+        return parse_duration(self.grace).total_seconds()
+
+    @property
+    def calls_seconds(self) -> float:
+        return parse_duration(self.keep_calls).total_seconds()
+
+
+def check_retention(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
+    """Raise ``BadConfig`` for what cannot be meant, naming the key and what to write.
+
+    ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
+    """
+    check_reachable(retention.memories, ("retention", "memories"))
+    for pattern, rules in [("", retention), *retention.memories.items()]:
+        section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
+        at = ("retention", "memories", pattern) if pattern else ("retention",)
+        for key, message, hint in _find_problems(rules, given.get(pattern, set()), retention.store_bytes):
+            raise BadConfig(f"{section} {message}", hint=hint, at=(*at, key))
+    least = command_seconds / SAFE_PART
+    if retention.grace_seconds < least:
+        raise BadConfig(
+            f"[retention] grace = {retention.grace!r} is shorter than what an export may take.",
+            hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
+            at=("retention", "grace"),
+        )
+    if parse_duration(retention.every) < timedelta(seconds=1):
+        raise BadConfig(
+            "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
+        )
+
+
+def _find_problems(rules: RetentionRules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
+    """Key, what is wrong with it, and what to write."""
+    for key in ("keep_within", "grace", "every", "keep_calls"):
+        text = getattr(rules, key, "")
+        if text or key in given:
+            try:
+                if not parse_duration(text):
+                    yield key, f"{key} = {text!r} is no time at all.", 'Write more, such as "12h" or "30d".'
+            except ValueError as problem:
+                yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
+    if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:
+        key = zeros[0]
+        yield (
+            key,
+            f"{key} = 0 and nothing else keeps no snapshot but the head.",
+            f"Write {key} = 1 or more; or leave it out, and all are kept.",
+        )
+    if store_bytes and rules.memory_bytes > store_bytes:
+        yield (
+            "memory_bytes",
+            f"memory_bytes = {rules.memory_bytes} is more than store_bytes = {store_bytes}: it could never be reached.",
+            "Lower memory_bytes, or raise store_bytes in [retention].",
+        )
+    if any(not pattern for pattern in rules.keep_labelled):
+        said = "keep_labelled has an empty pattern, which no label matches."
+        yield "keep_labelled", said, 'Write keep_labelled = ["release-*"].'

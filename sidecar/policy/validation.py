@@ -1,0 +1,193 @@
+"""Whether limits, guards and privacy make sense, before anything is done by them.
+
+A policy that could never work (a size of nothing, a part larger than the whole, a table nobody's memory reaches) is refused
+when it is read, with the setting to change, not at the first export.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sidecar.errors import BadConfig
+from sidecar.host.sections import check_known, check_value, convert, format_setting, list_settable
+from sidecar.layouts import Layout
+from sidecar.layouts.custom import check_required
+from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
+from sidecar.policy.patterns import check_reachable
+from sidecar.policy.privacy import MODES as PRIVACY_MODES
+from sidecar.policy.privacy import Privacy
+
+At = tuple[str | int, ...]
+
+_OF_ALL_TOGETHER = {"bytes", "files"}
+_MODE_KEYS = {f"{key}_over" for key in OF_MEMORIES} | {"over"}
+_LIMITS_OF_LAYOUTS = {*OF_FILES, *(f"{key}_over" for key in OF_FILES), "over"}
+_GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "required"}
+
+
+def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
+    """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
+    limits = replace(limits, layouts=_list_tables(limits.layouts), memories=_list_tables(limits.memories))
+    _check_names(limits.layouts, layouts, ("limits", "layouts"))
+    check_reachable(limits.memories, ("limits", "memories"))
+    keys = {entry.name for entry in list_settable(Limits)}
+    memories, parts = {}, {}
+    for pattern, table in limits.memories.items():
+        memories[pattern], narrowed = _narrow_table(limits, table, keys, ("limits", "memories", pattern))
+        _check_whole(narrowed, table, ("limits", "memories", pattern))
+    largest = max([0, *(table.get("bytes", 0) for table in memories.values())])
+    _check_whole(limits, given, ("limits",), largest)
+    for name, table in limits.layouts.items():
+        at: At = ("limits", "layouts", name)
+        if of_all := sorted(set(table) & keys - _LIMITS_OF_LAYOUTS):
+            raise BadConfig(
+                f"{format_setting((*at, of_all[0]))} is of a whole memory, not of a layout.",
+                hint="Set it in [limits] or [limits.memories].",
+                at=(*at, of_all[0]),
+            )
+        parts[name], narrowed = _narrow_table(limits, table, _LIMITS_OF_LAYOUTS, at)
+        _check_whole(replace(narrowed, memory_bytes=0, store_bytes=0), table, at, largest)
+        for key in _OF_ALL_TOGETHER & set(table):
+            most = max([getattr(limits, key), *(one.get(key, 0) for one in memories.values())])
+            if parts[name][key] > most:
+                raise _build_contradiction_error((*at, key), parts[name][key], ("limits", key), most)
+    return replace(limits, layouts=parts, memories=memories)
+
+
+def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
+    """Guards as they are to be used. Raise ``BadConfig``."""
+    _check_guard(guards, ("guards",))
+    _check_names(_list_tables(guards.layouts), layouts, ("guards", "layouts"))
+    check_reachable(_list_tables(guards.memories), ("guards", "memories"))
+    keys = {entry.name for entry in list_settable(Guards)}
+    parts, memories = {}, {}
+    for pattern, table in _list_tables(guards.memories).items():
+        at: At = ("guards", "memories", pattern)
+        memories[pattern], narrowed = _narrow_table(guards, table, keys, at)
+        _check_guard(narrowed, at)
+    for name, table in _list_tables(guards.layouts).items():
+        at = ("guards", "layouts", name)
+        check_known(table, _GUARDS_OF_LAYOUTS, at)
+        required = table.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(path, str) and path for path in required):
+            raise BadConfig(f"{format_setting((*at, 'required'))} must be a list of paths.", at=(*at, "required"))
+        check_required(layouts[name], required, (*at, "required"))
+        plain = {key: value for key, value in table.items() if key != "required"}
+        parts[name], narrowed = _narrow_table(guards, plain, _GUARDS_OF_LAYOUTS, at)
+        _check_guard(narrowed, at)
+        parts[name] |= {"required": required} if "required" in table else {}
+    return replace(guards, layouts=parts, memories=memories)
+
+
+def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
+    """Privacy as it is to be used. Raise ``BadConfig``."""
+    _check_modes(privacy, ("privacy",))
+    _check_names(_list_tables(privacy.layouts), layouts, ("privacy", "layouts"))
+    check_reachable(_list_tables(privacy.memories), ("privacy", "memories"))
+    narrower: dict[str, Any] = {"layouts": {}, "memories": {}}
+    for kind, tables in (("layouts", privacy.layouts), ("memories", privacy.memories)):
+        for name, table in _list_tables(tables).items():
+            narrower[kind][name], narrowed = _narrow_table(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
+            _check_modes(narrowed, ("privacy", kind, name))
+    return replace(privacy, **narrower)
+
+
+def _check_modes(privacy: Privacy, at: At) -> None:
+    for key, modes in PRIVACY_MODES.items():
+        mode = getattr(privacy, key)
+        if mode not in modes:
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, modes, 1)) else ""
+            may_be = " or ".join(f'"{one}"' for one in modes)
+            raise BadConfig(f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
+
+
+def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
+    """The layouts, with the paths they cannot do without as the guards say."""
+    given = {name: table["required"] for name, table in guards.layouts.items() if "required" in table}
+    return {
+        name: replace(layout, required=tuple(given[name])) if name in given else layout
+        for name, layout in layouts.items()
+    }
+
+
+def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 0) -> None:
+    """``largest``: how many bytes any memory may have that has limits of its own."""
+    for key in (*OF_FILES, "packed_bytes"):
+        if getattr(limits, key) < 1:
+            raise BadConfig(
+                f"{format_setting((*at, key))} is 0, so that nothing could ever be exported.", at=(*at, key)
+            )
+    for key in sorted(_MODE_KEYS):
+        mode = getattr(limits, key)
+        if mode not in MODES and (mode or key == "over"):
+            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, MODES, 1)) else ""
+            raise BadConfig(
+                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key)
+            )
+    if not 0 < limits.warn_at <= 1:
+        raise BadConfig(f"{format_setting((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
+    for part, whole in (("file_bytes", "bytes"), ("packed_bytes", "memory_bytes"), ("memory_bytes", "store_bytes")):
+        least, most = getattr(limits, part), getattr(limits, whole)
+        if part in given and 0 < most < least and not (whole == "bytes" and least <= largest):
+            raise _build_contradiction_error((*at, part), least, (*at, whole), most)
+
+
+def _build_contradiction_error(part: At, least: int, whole: At, most: int) -> BadConfig:
+    return BadConfig(
+        f"{format_setting(part)} is {least}, more than {format_setting(whole)}, which is {most}: it could never be reached.",
+        hint="Lower the first or raise the second.",
+        at=part,
+    )
+
+
+def _check_guard(guards: Guards, at: At) -> None:
+    if not 0 <= guards.shrink_to <= 1:
+        raise BadConfig(
+            f"{format_setting((*at, 'shrink_to'))} is a share: from 0 (never object) to 1.", at=(*at, "shrink_to")
+        )
+    for reason in guards.allow:
+        if reason not in REASONS:
+            near = difflib.get_close_matches(reason, REASONS, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
+            raise BadConfig(
+                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
+            )
+
+    if guards.accept_after_conversations == 1 or guards.accept_after_conversations > MOST_CONVERSATIONS:
+        raise BadConfig(
+            f"{format_setting((*at, 'accept_after_conversations'))} must be 0 (never), or from 2 to {MOST_CONVERSATIONS}.",
+            hint="To switch a guard off, use allow.",
+            at=(*at, "accept_after_conversations"),
+        )
+    try:
+        _ = guards.accept_after_seconds
+    except ValueError as problem:
+        raise BadConfig(
+            f"{format_setting((*at, 'accept_after'))} = {guards.accept_after!r} is no duration.",
+            hint=f'{str(problem)[:1].upper()}{str(problem)[1:]}; "" is never.',
+            at=(*at, "accept_after"),
+        ) from None
+
+
+def _list_tables(tables: Tables) -> dict[str, dict[str, Any]]:
+    return {name: dict(table) for name, table in tables.items()}
+
+
+def _narrow_table(whole: Any, table: Mapping[str, Any], known: Collection[str], at: At) -> tuple[dict[str, Any], Any]:
+    """A narrower table, and the whole with it laid over. Raise ``BadConfig``."""
+    check_known(table, known, at)
+    values = {key: check_value(value, (*at, key)) for key, value in table.items()}
+    checked = convert(values, type(whole), at)  # types only
+    values = {key: getattr(checked, key) for key in values}
+    return values, replace(whole, **values)
+
+
+def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
+    for name in tables:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))

@@ -1,0 +1,1 @@
+"""Export, inside the sandbox: find the memory and pack what changed."""

@@ -1,0 +1,295 @@
+"""Export, inside the sandbox: find the memory, copy what changed since the base into a pack, say what was found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from sidecar.format import index
+from sidecar.format.patterns import is_secret
+from sidecar.program import cache, notes
+from sidecar.program import lineage as history
+from sidecar.program.capture import project_folders
+from sidecar.program.capture.collection import ExportBuilder
+from sidecar.program.capture.roots import (
+    FoundRoots,
+    Root,
+    describe_absent,
+    find_known_roots,
+    find_roots,
+    match_keyed_folders,
+    name_projects,
+    split_number,
+)
+from sidecar.program.capture.steady import UnchangedFiles
+from sidecar.program.capture.versions import find_version
+from sidecar.program.capture.walk import FoundPath, Skipped, walk
+from sidecar.program.limits.fit import ExportLimits
+from sidecar.program.scratch import Scratch
+
+if TYPE_CHECKING:
+    from sidecar.program.limits.trim import Dropped
+
+
+WAITS = "waits for its restore"
+TOO_LARGE = "larger than limits.file_bytes"
+GAVE_WAY = "another one was here when the memory was restored"
+MOST_DATABASES = 50
+"""Of those that are not part of a layout so many are named."""
+
+
+class BaseUnusable(Exception):
+    """The base was made by another policy, and holds what must not leave: a snapshot that builds on it would keep it.
+
+    Not where the base has layouts that were not asked for: they are nowhere else.
+    """
+
+
+class Export:
+    """One run. ``request`` is what the sidecar asked for; ``answer`` is what it is told."""
+
+    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str, fit: ExportLimits) -> None:
+        self.request = request
+        self.scratch = scratch
+        self.fit = fit
+        self.home = home
+        self.noted = notes.read(scratch.memory)
+        """What this sandbox had noted of the memory before this export."""
+        found = self._find_roots()
+        self.projects = found.projects
+        self.roots: list[Root] = [
+            root._replace(keys=project_folders.read_folder_names(scratch.memory, root.name, root.layout, root.keys))
+            for root in found.roots
+        ]
+        self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
+        """Roots that were not restored here because their projects were not there: what the base has of them stays."""
+        self.lineage = cache.find_lineage(scratch.memory, request["known"])
+        usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
+        self.base = cache.load_base(scratch.memory, self.lineage) if usable else None
+        self.rules = hashlib.sha256(json.dumps(request["layouts"], sort_keys=True).encode()).hexdigest()
+        self.policy: str = request["privacy"]["policy"]
+        self.looked_at = self.base is not None and self.base.policy == self.policy
+        if self.base is not None and not self.looked_at:
+            self.base = self.base._replace(taken=0)  # nothing counts as unchanged: all is read again
+        self.started = time.time_ns()
+        self.dropped: dict[str, Dropped] = {}
+        self.kept: set[str] = set()
+        """What stays as the base has it although something else is in its place here."""
+        self.stays = (0, 0)
+        """Bytes and entries of layouts that were not asked for."""
+        self.taking = ExportBuilder(request, scratch, fit, self.base, self.looked_at)
+        self.taking.skipped = Skipped(self.roots)
+        self.taking.warnings += found.warnings
+
+    def _find_roots(self) -> FoundRoots:
+        request, home = self.request, self.home
+        told = request.get("notes") or {}
+        # A copy of a sandbox, made from a template say, has the notes of the one that it was copied from.
+        mine = self.noted is not None and self.noted.current and self.noted.sandbox == told.get("sandbox", "")
+        noted = self.noted.roots if mine and self.noted is not None else {}
+        hints = request.get("project_hints", [])
+        known = find_known_roots(request["layouts"], noted, request.get("roots", []), hints, home)
+        elsewhere = request.get("elsewhere", [])
+        found = find_roots(request["layouts"], request["projects"], home, self.scratch.contained, known, elsewhere)
+        return self._drop_other_projects(found, {place for _, place in known})
+
+    def _drop_other_projects(self, finding: FoundRoots, own: set[str]) -> FoundRoots:
+        """Without projects that nobody named and that are another memory's, as this sandbox has noted."""
+        told = self.request.get("notes")
+        if told is None or not any(root.found for root in finding.roots):
+            return finding
+        others = notes.read_others(self.scratch.base, self.scratch.memory).values()
+        owners = {
+            place: other.memory for other in notes.list_others_here(told, others) for place in other.roots.values()
+        }
+        theirs = [root for root in finding.roots if root.found and root.place in owners and root.place not in own]
+        warnings = ["%s holds the memory %s, and was left out." % (root.hint, owners[root.place]) for root in theirs]
+        roots = [root for root in finding.roots if root not in theirs]
+        return finding._replace(roots=roots, warnings=finding.warnings + warnings)
+
+    def run(self) -> dict[str, Any]:
+        answer = self._run()
+        noted, warnings = self._write_notes()
+        answer.update(noted, warnings=answer["warnings"] + warnings)
+        return answer
+
+    def _run(self) -> dict[str, Any]:
+        self.taking.warnings += describe_absent(self.request["projects"], self.home)
+        for root in self.roots:
+            if "worker" in root.layout:
+                from sidecar.program.worker.worker import wait_until_drained
+
+                self.taking.warnings += wait_until_drained(
+                    root, self.request["worker_wait"], "they are not in this snapshot"
+                )
+        for one in self._find_paths():
+            if one.path not in self.dropped and not self._keeps_base_version(one):
+                self.taking.take(one)
+        gone = sorted(self._list_gone())
+        if self.stays[1] or self.fit.layouts:
+            sizes = {path: row[0][index.SIZE] for path, row in self.taking.entries.items()}
+            self.fit.check_all(sizes, {root.name: root.layout["name"] for root in self.roots}, self.stays)
+        screened = self.taking.screened
+        if screened is not None and screened.report.refused:
+            self.taking.bundle.abandon()
+            return self._build_answer("refused")
+        if self.base is not None and not self.looked_at and not self.stays[1]:
+            if (screened is not None and screened.took) or any(map(is_secret, gone)):
+                raise BaseUnusable
+        if self.base is not None and not self.taking.changes and not gone:
+            if self.taking.refreshed:
+                self._remember(self.base.snapshot)
+            return self._build_answer("unchanged")
+        answer = self._finish(gone)
+        self._remember(self.request["snapshot"])
+        return answer
+
+    def _find_paths(self) -> list[FoundPath]:
+        """What there is, but for what is as before, which is taken at once, and what there is no room for."""
+        if self.base is not None and self.base.rules == self.rules and not self.fit.rounds:
+            steady = UnchangedFiles(self.base, self.fit.largest)
+            found = self._walk(steady)
+            if self.fit.holds(found, steady.tallies):
+                self.taking.entries = steady.rows
+                self.taking.total = sum(tally.bytes for tally in steady.tallies.values())
+                return found
+            self.taking.skipped = Skipped(self.roots)
+        self.taking.refreshed = self.base is not None and self.base.rules != self.rules
+        found = self._walk(None)
+        if not self.fit.holds(found, {}):
+            self.dropped = self.fit.dropped(found)
+        return found
+
+    def _walk(self, steady: UnchangedFiles | None) -> list[FoundPath]:
+        found = (one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady))
+        return [one for one in found if not self._is_too_large(one)]
+
+    def _is_too_large(self, found: FoundPath) -> bool:
+        if not self.fit.leaves_out(found):
+            return False
+        self.taking.skipped.add(found.path, TOO_LARGE)
+        told = "%s has %s bytes, and was left out alone: limits.file_bytes allows %s." % (
+            found.path,
+            format(self.fit.sizes.get(found.path, found.status.st_size), ","),
+            format(self.fit.of(found.root.layout["name"])["file_bytes"], ","),
+        )
+        self.taking.warnings += [told] if told not in self.taking.warnings else []
+        return True
+
+    def _keeps_base_version(self, found: FoundPath) -> bool:
+        """Whether what the base has is to stay, for what is here never was it: a project that was cloned before its memory was
+        restored, or a file that gave way to the one of this sandbox."""
+        known = self.base.known(found.path) if self.base is not None else None
+        if known is None or known.signature or known.entry.type != index.FILE:
+            return False
+        withheld = found.root.name in self.withheld
+        if not withheld and not found.root.rules.yields(found.relative):
+            return False
+        self.kept.add(found.path)
+        self.taking.skipped.add(found.path, WAITS if withheld else GAVE_WAY)
+        if withheld:
+            told = "%s waits for its restore: what is there now does not replace what the memory has." % found.root.hint
+            self.taking.warnings += [told] if told not in self.taking.warnings else []
+        return True
+
+    def _list_gone(self) -> list[str]:
+        """What the base has and the sandbox has not. Roots of layouts that were not asked for, and those that were withheld
+        from this sandbox, stay as the base has them."""
+        asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
+        gone = []
+        for path, row in self.base.entries.items() if self.base is not None else ():
+            if path in self.taking.entries:
+                continue
+            root = path.split("/")[0]
+            if (
+                path not in self.kept
+                and root not in self.withheld
+                and (root in asked or split_number(root)[0] in asked)
+            ):
+                gone.append(path)
+            else:
+                self.taking.entries[path] = row
+                self.taking.total += row[0][index.SIZE]
+                self.stays = self.stays[0] + row[0][index.SIZE], self.stays[1] + 1
+        return gone
+
+    def _remember(self, snapshot: str) -> None:
+        base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._name_policy())
+        heads = self.request.get("notes", {}).get("heads", [])
+        origin = next((one for one in self.lineage if one in heads), "")
+        cache.write_exported(self.scratch.memory, base, self.base, origin)
+
+    def _name_policy(self) -> str:
+        """By which all of this was looked at: not, where parts stay as a base has them that was looked at by another."""
+        return self.policy if self.looked_at or not self.stays[1] else ""
+
+    def _finish(self, gone: list[str]) -> dict[str, Any]:
+        kind = "delta" if self.base is not None else "full"
+        told = self.taking.bundle.finish(index.Index(kind, self.taking.changes, gone))
+        self.fit.check_pack(told["bundle"]["bytes"], self.taking.bundle.carried)
+        return dict(
+            self._build_answer("changed"),
+            projects=name_projects(self.request["projects"], self.home),
+            keyed=match_keyed_folders(self.roots, self.projects, self.home, self.taking.entries),
+            versions={root.name: find_version(root.layout, self.home) for root in self.roots},
+            **told,
+        )
+
+    def _write_notes(self) -> tuple[dict[str, Any], list[str]]:
+        """Write down what is known now. Return what was known before, and what to say.
+
+        An export that is refused because another memory is in these folders does not make this one live there."""
+        told = self.request.get("notes")
+        if told is None:
+            return {}, []
+        folders = {root.name: root.place for root in self._list_held_roots()}
+        others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
+        objection = notes.find_objection(told, self.noted, others, folders, self.lineage)
+        now = notes.build_after_export(told, self.noted, folders)
+        if objection and objection not in told["allow"]:
+            now = self.noted or now._replace(current=False)
+        warnings = notes.write_or_warn(self.scratch.memory, now) if now != self.noted else []
+        holders = notes.find_owners(told, others, folders)
+        before = {
+            "notes": self.noted and self.noted.as_dict(),
+            "others": [other.as_dict() for other in holders[: notes.MOST_TOLD]],
+            "folders": folders,
+        }
+        return before, warnings
+
+    def _list_held_roots(self) -> list[Root]:
+        """The roots that something was found in."""
+        return [root for root in self.roots if any(path.startswith(root.name + "/") for path in self.taking.entries)]
+
+    def _build_answer(self, status: str) -> dict[str, Any]:
+        taking, screened = self.taking, self.taking.screened
+        return {
+            "status": status,
+            "base": self.base.snapshot if self.base is not None else "",
+            "lineage": self.lineage,
+            "reader": history.is_reader(self.scratch.memory),
+            "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
+            "bytes": taking.total,
+            "roots": [
+                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
+                for root in self._list_held_roots()
+            ],
+            "databases": taking.databases,
+            "skipped": taking.skipped.rows,
+            "skipped_more": taking.skipped.more,
+            "not_taken": taking.skipped.passed,
+            "databases_not_taken": taking.skipped.databases[:MOST_DATABASES],
+            "warnings": (taking.warnings + (screened.report.warnings if screened is not None else []))[:100],
+            "policy": self._name_policy(),
+            **(screened.report.answer() if screened is not None else {}),
+            **self._describe_left_out(),
+        }
+
+    def _describe_left_out(self) -> dict[str, Any]:
+        if not self.dropped:
+            return {}
+        from sidecar.program.limits.trim import describe_dropped
+
+        return describe_dropped(self.dropped.values())

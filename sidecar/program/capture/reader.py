@@ -1,0 +1,136 @@
+"""Read one file's contents and keep what changed since the base.
+
+The bytes that are hashed are the bytes that are kept, so a file that changes meanwhile cannot end up with another's digest.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from sidecar.format import digests
+from sidecar.program import places
+from sidecar.program.cache import KnownEntry
+from sidecar.program.capture.walk import MAGIC
+
+if TYPE_CHECKING:
+    from sidecar.program.privacy.scrub import Watch
+
+IN_MEMORY = 4 << 20
+TRIES = 3
+
+
+class Contents(NamedTuple):
+    """A file as it was read: its name by contents, and the bytes to carry (all of them when ``blocks`` is None)."""
+
+    size: int
+    block: int
+    digest: str
+    sums: bytes
+    blocks: list[int] | None
+    carried: BinaryIO
+    length: int
+    steady: bool = True
+
+    def select_carried_sums(self) -> bytes:
+        if self.blocks is None:
+            return self.sums
+        width = digests.SUM_BYTES
+        return b"".join(self.sums[number * width : (number + 1) * width] for number in self.blocks)
+
+
+class _Collector:
+    """Keeps the blocks whose sum differs from the base's: small files in memory, others on disk with zeros as holes."""
+
+    def __init__(self, base_sums: bytes, size: int, folder: str) -> None:
+        self._base = base_sums
+        self._on_disk = size > IN_MEMORY
+        self.blocks: list[int] = []
+        self.file: BinaryIO = _open_temporary(folder) if self._on_disk else io.BytesIO()
+        self.length = 0
+
+    def __call__(self, number: int, data: bytes, block_sum: bytes) -> None:
+        width = digests.SUM_BYTES
+        if self._base and self._base[number * width : (number + 1) * width] == block_sum:
+            return
+        self.blocks.append(number)
+        if self._on_disk and data.count(0) == len(data):
+            self.file.seek(len(data), os.SEEK_CUR)
+        else:
+            self.file.write(data)
+        self.length += len(data)
+
+    def done(self) -> BinaryIO:
+        self.file.truncate(self.length)
+        self.file.seek(0)
+        return self.file
+
+
+def choose_base(known: KnownEntry | None, size: int, page: int = 0) -> tuple[int, bytes]:
+    """The block size for a file, and the base's sums when its blocks can be compared with ours."""
+    block = digests.choose_block_size(size, page)
+    if known is None or known.entry.block != block or not known.entry.sums or size <= block:
+        return block, b""
+    return block, known.entry.sums
+
+
+def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: str, page: int = 0) -> Contents:
+    """Read an open file that holds still (a database copy)."""
+    block, base_sums = choose_base(known, size, page)
+    if not base_sums:
+        digest, sums, got = digests.digest_stream(stream, size, block)
+        stream.seek(0)
+        return Contents(got, block, digest, sums, None, stream, got)
+    collector = _Collector(base_sums, size, folder)
+    digest, sums, got = digests.digest_stream(stream, size, block, collector)
+    return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
+
+
+def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch: Watch | None = None) -> Contents:
+    """Read a file others may be writing to; when it never holds still, take the last reading and say so.
+
+    ``watch`` sees every byte that is kept.
+    """
+    contents: Contents | None = None
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(0.02)
+        descriptor = places.open_file(place)
+        with open(descriptor, "rb") as stream:
+            before = os.fstat(descriptor)
+            block, base_sums = choose_base(known, before.st_size)
+            collector = _Collector(base_sums, before.st_size, folder)
+            seen = watch.over(stream) if watch is not None else stream
+            digest, sums, got = digests.digest_stream(seen, before.st_size, block, collector)
+            after = os.fstat(descriptor)
+        blocks = collector.blocks if base_sums and got > block else None
+        steady = got == before.st_size and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        contents = Contents(got, block, digest, sums, blocks, collector.done(), collector.length, steady)
+        if steady:
+            break
+    assert contents is not None
+    return contents
+
+
+def wrap_bytes(data: bytes) -> Contents:
+    """Contents that were made in memory, such as a filtered settings file: always carried whole."""
+    block = digests.choose_block_size(len(data))
+    digest, sums = digests.digest_bytes(data, block)
+    return Contents(len(data), block, digest, sums, None, io.BytesIO(data), len(data))
+
+
+def _open_temporary(folder: str) -> BinaryIO:
+    import tempfile
+
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def is_database(place: str) -> bool:
+    """Whether a file begins as a SQLite database does, whatever its name. A link is not followed."""
+    descriptor = places.open_file(place)
+    try:
+        return os.read(descriptor, len(MAGIC)) == MAGIC
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""Which version of its program a layout's memory belongs to, where the program says so."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from typing import Any
+
+from sidecar.format.patterns import compile_patterns
+from sidecar.program.capture.roots import Root, list_own_places
+from sidecar.program.sqlite.backup import query_number
+
+LONGEST = 1 << 20
+
+
+def find_version(layout: dict[str, Any], home: str) -> str:
+    """The highest version installed here; "" when none is to be seen."""
+    rule = layout.get("version")
+    if not rule:
+        return ""
+    moved, usual = list_own_places(rule, home)
+    found = []
+    for place in moved[:1] or usual:
+        for pattern in rule["files"]:
+            for path in glob.glob(os.path.join(glob.escape(place), pattern)):
+                try:
+                    with open(path, encoding="utf-8") as file:
+                        found.append(json.loads(file.read(LONGEST))["version"])
+                except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                    continue
+    return max(
+        (text for text in found if isinstance(text, str) and text[:1].isdecimal()), key=parse_version, default=""
+    )
+
+
+def parse_version(text: str) -> tuple[list[int], bool, str]:
+    """Versions in order: "9.1" before "10.0-beta" before "10.0"."""
+    core, dash, rest = text.partition("-")
+    return [int(number) for number in re.findall(r"\d{1,9}", core)], not dash, rest
+
+
+def describe_older_schema(root: Root, relative: str, new: str) -> str:
+    """What to say when the database in place has an older schema than the ``new`` one for it: so may have its program."""
+    old = os.path.join(root.folder, relative)
+    for name, query in root.layout.get("schemas", {}).items() if os.path.isfile(old) else ():
+        if compile_patterns([name]).match(relative):
+            theirs, ours = query_number(new, query), query_number(old, query)
+            if 0 < ours < theirs:
+                return (
+                    "%s/%s has schema %d; the one that was here had %d. An older %s may be installed here, which would damage"
+                    " this memory: see that it is up to date before it is used."
+                    % (root.name, relative, theirs, ours, root.layout["name"])
+                )
+    return ""

@@ -1,0 +1,80 @@
+"""Look at a sandbox without touching anything: what an export would bring, how much, what it would leave out and why."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from sidecar.format.refusal import Refusal
+from sidecar.program.capture.roots import (
+    FoundRoots,
+    Root,
+    describe_absent,
+    find_roots,
+    match_keyed_folders,
+    name_projects,
+)
+from sidecar.program.capture.versions import find_version
+from sidecar.program.capture.walk import Skipped, has_header, walk
+from sidecar.program.limits.tiers import TIERS, TierRules
+from sidecar.program.places import parse_containment
+from sidecar.program.scratch import locate_own_folder
+from sidecar.program.sqlite.backup import JOURNAL_TAIL, WAL_TAIL, measure
+from sidecar.program.worker.holders import find_holders
+
+MOST_SHOWN = 50
+
+
+def look(request: dict[str, Any], home: str) -> dict[str, Any]:
+    contained, elsewhere = parse_containment(request, locate_own_folder(home)), request.get("elsewhere", [])
+    found = find_roots(request["layouts"], request["projects"], home, contained, elsewhere=elsewhere)
+    return {
+        "status": "looked",
+        "warnings": describe_absent(request["projects"], home),
+        "notices": found.warnings,
+        "projects": name_projects(request["projects"], home),
+        "found": [_describe_root(root, found, home) for root in found.roots],
+    }
+
+
+def _describe_root(root: Root, found: FoundRoots, home: str) -> dict[str, Any]:
+    tiers, skipped = TierRules(root.layout, root.folder, root.owned), Skipped(found.roots)
+    sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
+    paths, databases, problem = [], [], ""
+    try:
+        for one in walk(root, skipped):
+            paths.append(one.relative)
+            if stat.S_ISREG(one.status.st_mode):
+                row = sizes[tiers.of(one.relative)]
+                row["files"] += 1
+                row["bytes"] += one.status.st_size
+                if root.rules.database(one.relative) or has_header(one.place):
+                    databases.append(_describe_database(one.path, one.place))
+    except Refusal as refusal:
+        problem = refusal.message
+    return {
+        "name": root.name,
+        "layout": root.layout["name"],
+        "folder": root.folder,
+        "version": find_version(root.layout, home),
+        "tiers": sizes,
+        "sets": [{"tier": each.tier, "paths": len(each.paths)} for each in tiers.sets(paths)][:MOST_SHOWN],
+        "databases": databases,
+        "workers": [repr(holder) for holder in find_holders([row["place"] for row in databases])],
+        "keyed": match_keyed_folders([root], found.projects, home, [root.path(path) for path in paths]),
+        "skipped": skipped.rows[:MOST_SHOWN],
+        "skipped_more": max(0, len(skipped.rows) - MOST_SHOWN) + skipped.more,
+        "reasons": skipped.reasons,
+        "problem": problem,
+    }
+
+
+def _describe_database(path: str, place: str) -> dict[str, Any]:
+    """A database's size, how much of it is free pages, and what waits in its log; no lock is taken."""
+    whole, free = measure(place)
+    row: dict[str, Any] = {"path": path, "place": place, "bytes": whole, "free_bytes": min(free, whole), "log_bytes": 0}
+    for tail in (WAL_TAIL, JOURNAL_TAIL):
+        if os.path.exists(place + tail):
+            row["log_bytes"] += os.path.getsize(place + tail)
+    return row

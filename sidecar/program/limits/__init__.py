@@ -1,0 +1,1 @@
+"""Size limits, applied where the files are."""

@@ -1,0 +1,176 @@
+"""Decide what to leave out when there is more than the limits allow, by names, sizes and times alone.
+
+Rebuildable files go first, then cold, then warm ones, the oldest first; hot ones never, and of a coupled set all or none.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
+
+from sidecar.format.refusal import Refusal
+from sidecar.program.limits.tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
+
+ORDER = (REBUILDABLE, COLD, WARM)
+MOST_REPORTED, MOST_REPORTED_TEXT = 20_000, 4 << 20
+"""Rows, and bytes of them as they are sent."""
+
+
+class Row(NamedTuple):
+    """One path that was found. Folders and links have no size."""
+
+    path: str
+    layout: str
+    size: int = 0
+    mtime: int = 0
+    folder: bool = False
+
+
+class Limit(NamedTuple):
+    """What some rows may weigh, each by itself or all together."""
+
+    name: str
+    code: str
+    most: int
+    trims: bool
+    weigh: Callable[[Row], int]
+    each: bool = False
+    layouts: Optional[FrozenSet[str]] = None
+    taken: int = 0
+    """Weighs already, and is not to be decided on."""
+    says: str = "This memory has {have:,} bytes; {name} allows {most:,}."
+    surely: int = 0
+    """Where ``most`` is a guess: so much is known to be too much, and less than that may turn out not to be."""
+
+    def of(self, row: Row) -> int:
+        return self.weigh(row) if self.layouts is None or row.layout in self.layouts else 0
+
+
+class Dropped(NamedTuple):
+    path: str
+    bytes: int
+    tier: str
+    reason: str
+
+
+class _Unit(NamedTuple):
+    """Rows that stay or go together, as hot as the hottest and as new as the newest of them."""
+
+    rows: List[Row]
+    tier: str
+    mtime: int
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        return ORDER.index(self.tier), self.mtime, self.rows[0].path
+
+
+def plan_trimming(
+    rows: Iterable[Row], limits: Iterable[Limit], tier_of: Callable[[str], str], sets: Iterable[Iterable[str]]
+) -> list[Dropped]:
+    """What to drop, in the order it goes, so that the rest is within the limits; the same for the same rows.
+
+    Only limits that trim drop anything. Raise Refusal, naming the limit, when the rest is still over any of them.
+    """
+    return _Plan(list(rows), list(limits), tier_of, [list(group) for group in sets]).made()
+
+
+class _Plan:
+    def __init__(
+        self, rows: list[Row], limits: list[Limit], tier_of: Callable[[str], str], sets: list[list[str]]
+    ) -> None:
+        self.left: Dict[str, Row] = {row.path: row for row in sorted(rows)}
+        self.limits = limits
+        self.tier_of = tier_of
+        self.dropped: list[Dropped] = []
+        self.totals = [limit.taken + sum(map(limit.of, rows)) for limit in limits]
+        self.children: Dict[str, int] = {}
+        for path in self.left:
+            parent = path.rpartition("/")[0]
+            self.children[parent] = self.children.get(parent, 0) + 1
+        self.units = self._build_units(sets)
+
+    def made(self) -> list[Dropped]:
+        free = sorted((unit for unit in self.units if unit.tier != HOT), key=lambda unit: unit.rank)
+        kept = []
+        for unit in free:
+            why = next((limit for limit in self.limits if limit.trims and limit.each and _is_over(limit, unit)), None)
+            if why is None:
+                kept.append(unit)
+            else:
+                self._drop(unit, why)
+        for unit in kept:
+            exceeded = self._list_exceeded()
+            if not exceeded:
+                break
+            why = next((limit for limit in exceeded if any(map(limit.of, unit.rows))), None)
+            if why is not None:
+                self._drop(unit, why)
+        self._check()
+        return self.dropped
+
+    def _build_units(self, sets: list[list[str]]) -> list[_Unit]:
+        """Everything that can go: files, links and empty folders. A folder that holds something goes with the last of it."""
+        alone = {path: row for path, row in self.left.items() if not (row.folder and path in self.children)}
+        groups = [[alone.pop(path) for path in sorted(set(group)) if path in alone] for group in sets]
+        units = []
+        for rows in [group for group in groups if group] + [[row] for row in alone.values()]:
+            tier = min((self.tier_of(row.path) for row in rows), key=TIERS.index)
+            units.append(_Unit(rows, tier, max(row.mtime for row in rows)))
+        return units
+
+    def _list_exceeded(self) -> list[Limit]:
+        together = zip(self.limits, self.totals)
+        return [limit for limit, total in together if limit.trims and not limit.each and total > limit.most]
+
+    def _drop(self, unit: _Unit, why: Limit) -> None:
+        first = unit.rows[0]
+        for row in unit.rows:
+            self._remove(row, unit.tier, "over " + why.name + (", with " + first.path if row is not first else ""))
+
+    def _remove(self, row: Row, tier: str, reason: str) -> None:
+        del self.left[row.path]
+        self.dropped.append(Dropped(row.path + "/" * row.folder, row.size, tier, reason))
+        self.totals = [total - limit.of(row) for limit, total in zip(self.limits, self.totals)]
+        above = row.path.rpartition("/")[0]
+        self.children[above] -= 1
+        if not self.children[above] and above in self.left:
+            tier = self.tier_of(above)
+            if tier != HOT:
+                self._remove(self.left[above], tier, "nothing is left in it")
+
+    def _check(self) -> None:
+        for limit, total in zip(self.limits, self.totals):
+            if limit.each:
+                for row in self.left.values():
+                    if limit.of(row) > limit.most:
+                        also = " It is hot, or of one set with what is, and never left out." if limit.trims else ""
+                        self._refuse(limit, limit.of(row), also, row.path)
+            elif total > limit.most and total >= limit.surely:
+                self._refuse(limit, total, " All that is left is hot, and never left out." if limit.trims else "")
+
+    def _refuse(self, limit: Limit, have: int, also: str, path: str = "") -> None:
+        raise Refusal(limit.code, limit.says.format(have=have, name=limit.name, most=limit.most, path=path) + also)
+
+
+def _is_over(limit: Limit, unit: _Unit) -> bool:
+    return any(limit.of(row) > limit.most for row in unit.rows)
+
+
+def describe_dropped(dropped: Iterable[Dropped]) -> dict[str, Any]:
+    """What was left out, each path as far as they can all be listed, and how much it was in all."""
+    all_rows, text = list(dropped), 0
+    rows: list[dict[str, Any]] = []
+    for row in all_rows:
+        told = row._asdict()
+        text += len(json.dumps(told))
+        if len(rows) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
+            break
+        rows.append(told)
+    files = [row for row in all_rows if not row.path.endswith("/")]
+    return {
+        "dropped": rows,
+        "dropped_more": len(all_rows) - len(rows),
+        "dropped_files": len(files),
+        "dropped_bytes": sum(row.bytes for row in files),
+    }

@@ -1,0 +1,127 @@
+"""Move bytes straight between the sandbox and the bucket, by links that are good for one object and a few minutes.
+
+Whoever has a link's URL can use it, so it is never printed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, BinaryIO
+
+from sidecar.format.refusal import Refusal
+
+CHUNK = 1 << 20
+REACH_SECONDS = 5.0
+IDLE_SECONDS = 60.0
+
+Link = Any  # {"url": …, "headers": {…}}
+
+
+def send(request: dict[str, Any]) -> dict[str, Any]:
+    """Put each part of a file to its link, then remove the folder the file is in."""
+    path = request["path"]
+    with open(path, "rb") as file:
+        for part in request["parts"]:
+            _transfer(_put, part, file, path)
+    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    return {"status": "sent"}
+
+
+def fetch(parts: list[dict[str, Any]], path: str) -> None:
+    """Write what the links give, one after the other, to a file; each exactly as long and with the hash expected."""
+    with open(path, "wb") as file:
+        for part in parts:
+            start = file.tell()
+            _transfer(_get, part, file, path)
+            file.flush()
+            if file.tell() - start != part["bytes"] or _hash_part(path, start, part["bytes"]) != part["sha256"]:
+                raise Refusal("no-direct", "What came from the bucket is not what is stored there.")
+
+
+def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+    """Carry out a transfer with Python, or with curl where Python cannot speak to the server. Raise ``Refusal``."""
+    link: Link = part["link"]
+    address = urllib.parse.urlsplit(link["url"])
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), REACH_SECONDS).close()
+        move(link, part, file)
+    except urllib.error.HTTPError as refused:
+        raise Refusal("no-direct", "The bucket answered %d." % refused.code) from None
+    except (OSError, ValueError) as problem:
+        trouble = getattr(problem, "reason", problem)
+        if "ssl" not in type(trouble).__module__ or not shutil.which("curl"):
+            raise Refusal("no-direct", "The bucket cannot be reached: %s." % type(trouble).__name__) from None
+        _transfer_by_curl(link, part, file, path)
+
+
+def _put(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+    body = _Region(file, part["start"], part["bytes"])
+    _send_request(link, "PUT", body).close()  # type: ignore[arg-type]
+
+
+def _get(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+    start = file.tell()
+    with _send_request(link, "GET", None) as answer:
+        for chunk in iter(lambda: answer.read(CHUNK), b""):
+            file.write(chunk)
+            if file.tell() - start > part["bytes"]:
+                return
+
+
+def _send_request(link: Link, method: str, body: BinaryIO | None) -> Any:
+    question = urllib.request.Request(link["url"], data=body, headers=dict(link["headers"]), method=method)
+    return urllib.request.urlopen(question, timeout=IDLE_SECONDS)
+
+
+class _Region:
+    """Part of a file, read as if it were one."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        file.seek(start)
+        self._file = file
+        self._left = length
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(min(self._left, size if size >= 0 else self._left))
+        self._left -= len(data)
+        return data
+
+
+def _transfer_by_curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+    """The same by curl, which brings certificates of its own; told on its standard input what others must not see."""
+    piece = path + ".part"
+    lines = ['url = "%s"' % link["url"], 'max-time = "3600"', 'connect-timeout = "%d"' % REACH_SECONDS]
+    lines += ['header = "%s: %s"' % header for header in link["headers"].items()]
+    putting = "start" in part
+    try:
+        if putting:
+            with open(piece, "wb") as target:
+                shutil.copyfileobj(_Region(file, part["start"], part["bytes"]), target, CHUNK)
+        lines.append('%s = "%s"' % ("upload-file" if putting else "output", piece))
+        told = "\n".join(lines).encode()
+        done = subprocess.run(["curl", "--silent", "--fail", "--config", "-"], input=told, capture_output=True)
+        if done.returncode != 0:
+            raise Refusal("no-direct", "The bucket cannot be reached: curl ended with %d." % done.returncode)
+        if not putting:
+            with open(piece, "rb") as source:
+                shutil.copyfileobj(source, file, CHUNK)
+    finally:
+        if os.path.exists(piece):
+            os.unlink(piece)
+
+
+def _hash_part(path: str, start: int, length: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        region = _Region(file, start, length)
+        for chunk in iter(lambda: region.read(CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

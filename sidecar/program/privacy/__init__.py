@@ -1,0 +1,1 @@
+"""What must not leave the sandbox: private passages and credentials."""

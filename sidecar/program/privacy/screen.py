@@ -1,0 +1,229 @@
+"""Every file of an export that is read passes here, and goes on as it may leave.
+
+A database that SQLite cannot read, as bytes: whether it holds what must not leave, or may.
+
+A value goes on from page to page, and here nobody can follow it. So a tag that a page's end cuts in two is told by its parts:
+one is the beginning of a page, after the number of the next, and the other is anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Set
+
+from sidecar.program.cache import KnownEntry
+from sidecar.program.capture import reader
+from sidecar.program.capture.walk import FoundPath, Skipped
+from sidecar.program.privacy import credentials
+from sidecar.program.privacy.scrub import (
+    ACTIONS,
+    CHUNK,
+    OFF,
+    OVERLAP,
+    REDACT,
+    PrivacyPolicy,
+    PrivacyReport,
+    ScrubbedText,
+    Watch,
+    scrub_file,
+    scrub_text,
+)
+from sidecar.program.privacy.scrub import TEXT_ENDS as TEXTS
+
+BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
+NAMED = "a credential is in its name, and no name can be redacted"
+PRIVATE_NAME = "there is something private in its name, and no name can be cleared"
+PRIVATE_LINK = "there is something private in what it links to, and no link can be cleared"
+SETTING = "setting"
+LONGEST_KEY_SHOWN = 100
+LINKED = "a credential is in what it links to, and no link can be redacted"
+
+
+class Screen:
+    """One export's policy, and what came of it. ``work`` is a folder of our own."""
+
+    def __init__(self, privacy: dict[str, Any], work: str, skipped: Skipped) -> None:
+        self._privacy = privacy
+        self._copy = os.path.join(work, "scrubbed")
+        self._work = work
+        self._skipped = skipped
+        self.report = PrivacyReport()
+        self.took = False
+        """Something was taken out, or held back."""
+        self._told: Set[str] = set()
+
+    def _find_settings(self, found: FoundPath) -> Dict[str, Any]:
+        table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
+        return table
+
+    def _choose_policy(self, found: FoundPath, database: bool = False) -> PrivacyPolicy | None:
+        """What holds for a file; ``None`` when nothing does."""
+        table = self._find_settings(found)
+        policy = PrivacyPolicy(table["private"] == "remove", table["databases" if database else "credentials"])
+        return None if policy == (False, OFF) else policy
+
+    def name(self, found: FoundPath) -> bool:
+        """Whether something of this name may leave. A folder is told of once, whatever is in it."""
+        path, mode = found.path, self._find_settings(found)["credentials"]
+        if self._has_private_name(found, path, PRIVATE_NAME):
+            return False
+        if mode == OFF or not credentials.redact_name(path)[1]:
+            return True
+        before = 0
+        for end in [at for at, letter in enumerate(path) if letter == "/"] + [len(path)]:
+            shown, kinds = credentials.redact_name(path[:end])
+            if path[:end] not in self._told:
+                self._told.add(path[:end])
+                self._report_kinds(shown, kinds[before:], mode, "(name)", NAMED)
+            before = len(kinds)
+        return bool(mode != REDACT)
+
+    def link(self, found: FoundPath, target: str) -> bool:
+        """Whether a link that leads there may leave."""
+        if self._has_private_name(found, target, PRIVATE_LINK):
+            return False
+        mode = self._find_settings(found)["credentials"]
+        kinds = credentials.redact_name(target)[1] if mode != OFF else []
+        self._report_kinds(found.path, kinds, mode, "(link target)", LINKED)
+        return not kinds or mode != REDACT
+
+    def _has_private_name(self, found: FoundPath, name: str, reason: str) -> bool:
+        """Whether there is a private passage in a name."""
+        policy, data = PrivacyPolicy(self._find_settings(found)["private"] == "remove", OFF), os.fsencode(name)
+        if not policy.may_concern(data):
+            return False
+        shown = os.fsdecode(scrub_text(os.fsencode(found.path), policy)[0])
+        if shown not in self._told:
+            self._told.add(shown)
+            self._skipped.add(shown, reason)
+        self.took = True
+        return True
+
+    def _report_kinds(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
+        if kinds and mode == REDACT:
+            self._skipped.add(shown, reason)
+            self.took = True
+            return
+        for kind in kinds:
+            self.report.add(shown, kind, ACTIONS[mode], column=place)
+
+    def file(self, found: FoundPath, known: KnownEntry | None) -> reader.Contents | None:
+        """A file's contents as they may leave; ``None`` when they may not."""
+        policy = self._choose_policy(found)
+        watch = Watch(policy) if policy is not None else None
+        contents = reader.read_changing_file(found.place, known, self._work, watch)
+        if policy is None or watch is None or not watch.hit:
+            return contents
+        text, steady = scrub_file(found.place, self._copy, policy)
+        if watch.binary and text.taken != [0, 0] and not found.relative.lower().endswith(TEXTS):
+            contents.carried.close()
+            os.unlink(self._copy)
+            self._skipped.add(found.path, BINARY)
+            self.took = True
+            return None
+        self._report_text(found, text)
+        if not policy.takes_out:
+            return contents
+        # What was read before may not be what was found clean: a writer may have been here in between.
+        contents.carried.close()
+        stream = open(self._copy, "rb")
+        os.unlink(self._copy)
+        clean = reader.read_stream(stream, os.fstat(stream.fileno()).st_size, known, self._work)
+        if clean.carried is not stream:
+            stream.close()
+        return clean._replace(steady=steady)
+
+    def text(self, found: FoundPath, data: bytes) -> bytes:
+        """A text that was made in memory, as it may leave."""
+        policy = self._choose_policy(found)
+        if policy is None or not policy.may_concern(data):
+            return data
+        clean, text = scrub_text(data, policy)
+        self._report_text(found, text)
+        return clean
+
+    def settings(self, found: FoundPath, keys: List[str]) -> None:
+        """Tell of secrets that a layout drops from a settings file, whatever the policy is. A restore leaves a sandbox its
+        own, so a snapshot does not count them as missing."""
+        for key in keys:
+            self.report.add(found.path, SETTING, "removed", column=credentials.redact_name(key)[0][:LONGEST_KEY_SHOWN])
+
+    def note_filtered(self, contents: reader.Contents, known: KnownEntry | None) -> None:
+        """Take note of what a layout itself keeps secrets out of: where it is not as it was, that may be why."""
+        self.took = self.took or (known is not None and known.entry.digest != contents.digest)
+
+    def _report_text(self, found: FoundPath, text: ScrubbedText) -> None:
+        self.report.text(found.path, text)
+        self.took = self.took or text.taken != [0, 0]
+        if text.unclosed:
+            told = "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the file or string."
+            self.report.warnings.append(told % (found.path, text.unclosed))
+
+    def database(
+        self, found: FoundPath, copy: str, contents: reader.Contents, page: int, sound: bool, fresh: bool, before: bool
+    ) -> bool | None:
+        """Clear our copy of a database. Return whether that changed it; ``None`` when it may not leave.
+
+        ``fresh``: by its blocks alone it is known what has not been looked at yet. ``before``: the last copy was changed.
+        """
+        policy = self._choose_policy(found, database=True)
+        if policy is None:
+            return False
+        from sidecar.program.privacy.tables import Unscrubbable, scrub
+
+        pages = None
+        if fresh and contents.blocks is not None and page:
+            each = contents.block // page
+            count = contents.size // page
+            pages = [
+                number
+                for block in contents.blocks
+                for number in range(block * each + 1, (block + 1) * each + 1)
+                if number <= count
+            ]
+        try:
+            changed = scrub(copy, found.path, policy, pages, sound, self.report, before)
+            self.took = self.took or changed
+            return changed
+        except Unscrubbable as problem:
+            self._skipped.add(found.path, str(problem))
+            self.took = True
+            return None
+
+
+WORD = b"private"
+EDGE = 512
+"""Pages of any size begin at a multiple of it."""
+NUMBER = 4
+_OPEN = re.compile(rb"(?i)(?:<|003c)\s{0,64}(p(?:r(?:i(?:v(?:a(?:t(?:e(?![a-z]))?)?)?)?)?)?)")
+_WHOLE = re.compile(rb"(?i)(?:0{0,2}3?c)?\s{0,64}private[\s>\\]")
+_REST = re.compile(rb"(?i)(r?i?v?a?t?e)[\s>\\]")
+
+
+def may_hold(place: str, policy: PrivacyPolicy) -> bool:
+    """Whether something in a damaged database must not leave, or nobody can say."""
+    begins: Set[int] = set()
+    """How much of the word there is somewhere, at the beginning of a tag."""
+    ends: Set[int] = set()
+    """How much of it was missing where a page begins with the rest."""
+    tail = b""
+    with open(place, "rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            data = tail + chunk
+            tail = chunk[-OVERLAP:]
+            narrow = data.replace(b"\0", b"")  # wide text as well
+            if policy.may_concern(data) or policy.may_concern(narrow):
+                return True
+            if not policy.remove:
+                continue
+            for found in (*_OPEN.finditer(data), *_OPEN.finditer(narrow)):
+                begins.update(range(1, len(found.group(1)) + 1))
+            for edge in range(len(data) - len(chunk), len(data), EDGE):
+                start = data[edge + NUMBER : edge + NUMBER + 128].replace(b"\0", b"")
+                rest = _REST.match(start)
+                if rest is not None and WORD.endswith(rest.group(1).lower()):
+                    ends.add(len(WORD) - len(rest.group(1)))
+                elif _WHOLE.match(start):
+                    return True
+    return len(WORD) in begins or bool(begins & ends)

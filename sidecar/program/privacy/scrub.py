@@ -1,0 +1,211 @@
+"""Take out of an export what must not leave the sandbox, and say where it was, never what.
+
+Files are looked at while they are read: only one in which there is something is read again and written, without it, to the
+scratch folder. Nobody's own files are ever written to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
+
+from sidecar.program import places
+from sidecar.program.privacy import credentials
+
+if TYPE_CHECKING:
+    from sidecar.program.privacy.passages import PrivateFilter
+
+CHUNK = 1 << 20
+OVERLAP = 8 * 1024
+TRIES = 3
+MOST_FINDINGS = 200
+MOST_PATHS = 1000
+OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
+PRIVATE, UNCLOSED = "private", "private-unclosed"
+ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
+TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
+
+
+class PrivacyPolicy(NamedTuple):
+    """What is to be done for the files of one layout: with private passages, and with credentials."""
+
+    remove: bool
+    credentials: str
+
+    @property
+    def takes_out(self) -> bool:
+        return self.remove or self.credentials == REDACT
+
+    @property
+    def strict(self) -> bool:
+        """Whether there is anything that may not leave."""
+        return self.takes_out or self.credentials == REFUSE
+
+    @property
+    def without_warnings(self) -> PrivacyPolicy:
+        return PrivacyPolicy(self.remove, OFF if self.credentials == WARN else self.credentials)
+
+    def may_concern(self, data: bytes) -> bool:
+        """Whether there is anything in these bytes to be done."""
+        if self.remove and b"private" in data.lower():
+            from sidecar.program.privacy import passages
+
+            if passages.may_hold(data):
+                return True
+        return self.credentials != OFF and credentials.may_hold(data)
+
+
+class Watch:
+    """Sees the bytes of a file go by."""
+
+    def __init__(self, policy: PrivacyPolicy) -> None:
+        self._policy = policy
+        self._tail = b""
+        self.hit = self.binary = False
+
+    def over(self, stream: BinaryIO) -> _Watched:
+        self._tail = b""
+        return _Watched(stream, self)
+
+    def inspect(self, data: bytes) -> None:
+        self.binary = self.binary or b"\0" in data
+        if not self.hit:
+            data = self._tail + data if self._tail else data
+            self.hit = self._policy.may_concern(data)
+            self._tail = data[-OVERLAP:]
+
+
+class _Watched:
+    def __init__(self, stream: BinaryIO, watch: Watch) -> None:
+        self._stream, self._watch = stream, watch
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._watch.inspect(data)
+        return data
+
+
+class ScrubbedText:
+    """One text on its way through: feed it in pieces. ``taken`` counts private passages and blotted credentials."""
+
+    def __init__(self, policy: PrivacyPolicy, in_json: bool) -> None:
+        self.rows: List[Tuple[int, str, str]] = []
+        self.more: Dict[str, int] = {}
+        """By what was done: those that are not in the list."""
+        self.unclosed = 0
+        """The line of a private passage that is never closed."""
+        self.taken = [0, 0]
+        self._policy = policy
+        self._private: PrivateFilter | None = None
+        if policy.remove:
+            from sidecar.program.privacy import passages
+
+            self._private = passages.PrivateFilter(in_json, self._count_passage)
+        redact = policy.credentials == REDACT
+        self._credentials = (
+            credentials.CredentialFilter(redact, self._count_credential) if policy.credentials != OFF else None
+        )
+
+    def feed(self, data: bytes, last: bool = False) -> bytes:
+        if self._private is not None:
+            data = self._private.feed(data, last)
+        return self._credentials.feed(data, last) if self._credentials is not None else data
+
+    def _count_passage(self, line: int, closed: bool) -> None:
+        self.taken[0] += 1
+        self._add(line, PRIVATE if closed else UNCLOSED, "removed")
+        self.unclosed = self.unclosed or (0 if closed else line)
+
+    def _count_credential(self, line: int, name: str) -> None:
+        self.taken[1] += self._policy.credentials == REDACT
+        self._add(line, name, ACTIONS[self._policy.credentials])
+
+    def _add(self, line: int, name: str, action: str) -> None:
+        if len(self.rows) < MOST_FINDINGS:
+            self.rows.append((line, name, action))
+        else:
+            self.more[action] = self.more.get(action, 0) + 1
+
+
+def scrub_text(data: bytes, policy: PrivacyPolicy) -> Tuple[bytes, ScrubbedText]:
+    """A text that is held in memory, as it may leave."""
+    from sidecar.program.privacy.passages import holds_json
+
+    text = ScrubbedText(policy, policy.remove and holds_json(data))
+    return text.feed(data, True), text
+
+
+def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[ScrubbedText, bool]:
+    """Write a file to ``target`` as it may leave. Return what was in it, and whether it held still meanwhile."""
+    from sidecar.program.privacy.passages import is_json
+
+    for _ in range(TRIES):
+        descriptor = places.open_file(place)
+        with open(descriptor, "rb") as source, open(target, "wb") as out:
+            before = os.fstat(descriptor)
+            left = before.st_size
+            chunk = source.read(min(CHUNK, left))
+            text = ScrubbedText(policy, is_json(place))
+            while chunk:
+                left -= len(chunk)
+                out.write(text.feed(chunk))
+                chunk = source.read(min(CHUNK, left))
+            out.write(text.feed(b"", True))
+            after = os.fstat(descriptor)
+        steady = not left and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        if steady:
+            break
+    return text, steady
+
+
+class PrivacyReport:
+    """What was found and done: counts for all of it, places for the first."""
+
+    def __init__(self) -> None:
+        self.rows: List[Dict[str, Any]] = []
+        self.more = 0
+        self.refused = 0
+        self.taken: Dict[str, List[int]] = {}
+        self.taken_more = [0, 0]
+        self.counts: Dict[str, int] = {}
+        self.warnings: List[str] = []
+
+    def add(self, path: str, name: str, action: str, line: int = 0, column: str = "", row: str = "") -> None:
+        self.refused += action == ACTIONS[REFUSE]
+        self.counts[action] = self.counts.get(action, 0) + 1
+        if len(self.rows) < MOST_FINDINGS:
+            place = {"line": line} if line else {"column": column, "row": row}
+            self.rows.append(dict(place, path=credentials.redact_name(path)[0], name=name, action=action))
+        else:
+            self.more += 1
+
+    def add_more(self, more: Dict[str, int]) -> None:
+        """What others have found and only counted."""
+        for action, count in more.items():
+            self.refused += count if action == ACTIONS[REFUSE] else 0
+            self.counts[action] = self.counts.get(action, 0) + count
+            self.more += count
+
+    def take(self, path: str, taken: List[int]) -> None:
+        """So many private passages and credentials were taken out of a file."""
+        if taken == [0, 0]:
+            return
+        if len(self.taken) < MOST_PATHS:
+            self.taken[path] = taken
+        else:
+            self.taken_more = [self.taken_more[0] + taken[0], self.taken_more[1] + taken[1]]
+
+    def text(self, path: str, text: ScrubbedText) -> None:
+        for line, name, action in text.rows:
+            self.add(path, name, action, line)
+        self.add_more(text.more)
+        self.take(path, text.taken)
+
+    def answer(self) -> Dict[str, Any]:
+        return {
+            "findings": self.rows,
+            "findings_more": self.more,
+            "found": self.counts,
+            "taken": self.taken,
+            "taken_more": self.taken_more,
+        }

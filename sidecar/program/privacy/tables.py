@@ -1,0 +1,278 @@
+"""Take what must not leave out of a database: out of our own copy of it, value by value.
+
+SQLite is asked, so that indexes come along; triggers are set aside meanwhile, for nobody knows what they would write where,
+and full-text indexes are built anew. What was taken out is overwritten, in free pages and gaps as well. No page moves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+from sidecar.program.privacy import screen
+from sidecar.program.privacy.scrub import MOST_FINDINGS, PrivacyPolicy, PrivacyReport, scrub_text
+from sidecar.program.sqlite import fulltext, pages
+from sidecar.program.sqlite.backup import connect_read_only, quick_check
+from sidecar.program.sqlite.fulltext import quote_name as _quoted
+
+VIRTUAL = re.compile(r"CREATE\s+VIRTUAL\s+TABLE", re.IGNORECASE)
+ROWS = 100
+MOST_NUMBERS = 10_000
+REFUSED = "SQLite could not clear it of what is private: %s"
+DAMAGE = "it could not be cleared of what is private without damage"
+
+
+class Unscrubbable(Exception):
+    """It holds what must not leave, and that cannot be taken out of it; the reason is said in words."""
+
+
+class _Table(NamedTuple):
+    name: str
+    keys: List[str]
+    columns: List[str]
+
+    @property
+    def where(self) -> str:
+        return " AND ".join("%s IS ?" % key for key in self.keys)
+
+
+class _Hit(NamedTuple):
+    key: Tuple[Any, ...]
+    column: str
+
+
+class _Text(bytes):
+    """A value that is text, as opposed to one that is a blob."""
+
+
+def scrub(
+    place: str,
+    path: str,
+    policy: PrivacyPolicy,
+    changed: List[int] | None,
+    sound: bool,
+    report: PrivacyReport,
+    before: bool = False,
+) -> bool:
+    """Take out of a copy of a database what must not leave. Return whether the copy was changed.
+
+    ``changed`` are the pages that are not as they were when it was last looked at; ``None``: all of them. ``before``: there
+    was something in this database earlier. It may be deleted by now, and yet words of it be left in a full-text index, or
+    parts of it in gaps. Raise Unscrubbable.
+    """
+    if not sound:
+        if policy.strict and screen.may_hold(place, policy.without_warnings):
+            raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
+        return False
+    anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
+    if not anew and not pages.may_concern(place, policy.may_concern, changed):
+        return False
+    try:
+        remains = policy.strict and pages.has_remains(place, policy.without_warnings.may_concern)
+        cleaning = _Cleaner(place, policy, remains, anew)
+        changed_it = remains or anew or cleaning.taken != [0, 0]
+        if changed_it:
+            pages.clear_unused(place)
+    except pages.UnexpectedPage:
+        raise Unscrubbable(DAMAGE) from None
+    except (sqlite3.Error, sqlite3.Warning, UnicodeError) as problem:
+        if not policy.strict:
+            return False
+        raise Unscrubbable(REFUSED % problem) from None
+    if changed_it and quick_check(place) != "ok":
+        raise Unscrubbable(DAMAGE)
+    for column, row, name, action in cleaning.rows:
+        report.add(path, name, action, column=column, row=row)
+    report.add_more(cleaning.more)
+    report.take(path, cleaning.taken)
+    return changed_it
+
+
+def _index_may_remember(place: str, path: str, report: PrivacyReport) -> bool:
+    """Whether words of what was private and is gone may be in a full-text index that can be built anew.
+
+    Of one without texts nobody can tell, for the word of a tag may be any other's: that is said, and no reason to lose a whole
+    database. Raise Unscrubbable.
+    """
+    connection = connect_read_only(place)
+    try:
+        found = False
+        for index in fulltext.list_indexes(connection):
+            gone = fulltext.may_remember_tags(connection, index)
+            if index.content == "" and (gone or fulltext.may_contain_tags(connection, index)):
+                told = "%s: its full-text index %s has the word private in it, and no texts to tell what was private."
+                report.warnings.append(told % (path, index.name))
+            found = found or (gone and index.content != "")
+        return found
+    except sqlite3.Error as problem:
+        raise Unscrubbable(REFUSED % problem) from None
+    finally:
+        connection.close()
+
+
+def _connect(place: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(place, isolation_level=None)
+    for setting in ("locking_mode=EXCLUSIVE", "secure_delete=ON", "synchronous=OFF", "ignore_check_constraints=ON"):
+        connection.execute("PRAGMA " + setting).fetchall()
+    return connection
+
+
+class _Cleaner:
+    """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
+
+    def __init__(self, place: str, policy: PrivacyPolicy, remains: bool, anew: bool) -> None:
+        """``remains``: there was something private in it; ``anew``: or may have been, so its indexes are built anew."""
+        self._policy = policy
+        self._remains = remains
+        self._anew = anew
+        self._place = place
+        self.rows: List[Tuple[str, str, str, str]] = []
+        self.more: Dict[str, int] = {}
+        self.taken = [0, 0]
+        self._numbers: Dict[Tuple[str, str, bytes], int] = {}
+        self._connection = connection = _connect(place)
+        try:
+            self._schema = connection.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
+            if policy.takes_out and any(policy.may_concern(os.fsencode(sql)) for _, _, sql in self._schema):
+                raise Unscrubbable("its schema itself holds what is private")
+            self._indexes = fulltext.list_indexes(connection)
+            self._utf8 = connection.execute("PRAGMA encoding").fetchone()[0] == "UTF-8"
+            tables = [_describe_table(connection, name) for name in self._list_tables()]
+            connection.text_factory = _Text
+            self._clean([(table, hit) for table in tables for hit in _find_hits(connection, table, policy)])
+        finally:
+            self._connection.close()
+
+    def _list_tables(self) -> List[str]:
+        """Those with values of their own: a full-text index is built anew from what it is about."""
+        indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES[index.module]}
+        return [
+            name
+            for kind, name, sql in self._schema
+            if kind == "table" and not VIRTUAL.match(sql) and name not in indexes
+        ]
+
+    def _clean(self, hits: List[Tuple[_Table, _Hit]]) -> None:
+        connection, writes = self._connection, 0
+        triggers = [(name, sql) for kind, name, sql in self._schema if kind == "trigger"]
+        connection.execute("BEGIN")
+        # A row is found by its key, so keys come last.
+        for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
+            data, clean = self._clean_value(table, hit)
+            if clean == data:
+                continue
+            if not writes:
+                for name, _ in triggers:
+                    connection.execute("DROP TRIGGER " + _quoted(name))
+            writes += 1
+            self._write(table, hit, data, clean)
+        if writes:
+            for _, sql in triggers:
+                connection.execute(sql)
+        connection.execute("COMMIT")
+        if (writes or self._remains) and any(index.content == "" for index in self._indexes):
+            raise Unscrubbable("its full-text index cannot be built anew")
+        if writes or self._remains or self._anew:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Build the full-text indexes anew that can be: words of what was deleted stay in them for long."""
+        indexes = [index for index in self._indexes if index.content != ""]
+        for index in indexes:
+            if index.content and index.module == "fts5":
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
+        if indexes:
+            self._connection.close()
+            pages.sort_free_list(self._place)
+            self._connection = _connect(self._place)
+            self._connection.execute("BEGIN")
+            for index in indexes:
+                self._connection.execute("INSERT INTO {0}({0}) VALUES ('rebuild')".format(_quoted(index.name)))
+            self._connection.execute("COMMIT")
+
+    def _clean_value(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
+        """One value as it is, and as it may leave."""
+        query = "SELECT %s FROM %s WHERE %s" % (_quoted(hit.column), _quoted(table.name), table.where)
+        found = self._connection.execute(query, hit.key).fetchone()
+        if found is None:
+            raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
+        data = found[0]
+        clean, text = scrub_text(data, self._policy)
+        # A key that is text may itself be what must not leave, so it is not said.
+        row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
+        for _, what, action in text.rows:
+            if len(self.rows) < MOST_FINDINGS:
+                self.rows.append(("%s.%s" % (table.name, hit.column), row, what, action))
+            else:
+                self.more[action] = self.more.get(action, 0) + 1
+        for action, count in text.more.items():
+            self.more[action] = self.more.get(action, 0) + count
+        self.taken = [self.taken[0] + text.taken[0], self.taken[1] + text.taken[1]]
+        return data, clean
+
+    def _write(self, table: _Table, hit: _Hit, data: bytes, clean: bytes) -> None:
+        """Put a value in the place of what it was. Where it may not be the same as another, its first mark gets a number."""
+        name, is_text = _quoted(table.name), isinstance(data, _Text)
+        if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which it can do without
+            self._connection.execute("DELETE FROM %s WHERE %s" % (name, table.where), hit.key)
+            return
+        if not is_text and b"\0" in data:
+            raise Unscrubbable(
+                "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
+            )
+        value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
+        # What a schema says of conflicts may be that a row is to go, or to stay as it was.
+        statement = "UPDATE OR ABORT %s SET %s = %s WHERE %s" % (name, _quoted(hit.column), value, table.where)
+        same, new = (table.name, hit.column, clean), clean
+        while True:
+            try:
+                self._connection.execute(
+                    statement, (new.decode() if is_text and not self._utf8 else bytes(new), *hit.key)
+                )
+                return
+            except sqlite3.IntegrityError as problem:
+                number = self._numbers.get(same, 1) + 1
+                if "UNIQUE" not in str(problem) or number > MOST_NUMBERS:
+                    raise
+            self._numbers[same] = number
+            mark = next(at for at, pair in enumerate(zip(data, clean)) if pair[0] != pair[1])
+            end = clean.index(b"]", mark)
+            new = b"%s %d%s" % (clean[:end], number, clean[end:])
+
+
+def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
+    columns, primary = [], []
+    for row in connection.execute("PRAGMA table_xinfo(%s)" % _quoted(name)):
+        if row[6] == 0:
+            columns.append(row[1])
+        if row[5]:
+            primary.append((row[5], _quoted(row[1])))
+    named = {column.lower() for column in columns}
+    for alias in ("rowid", "_rowid_", "oid"):
+        if alias in named:
+            continue
+        try:
+            connection.execute("SELECT %s FROM %s LIMIT 0" % (alias, _quoted(name)))
+            return _Table(name, [alias], columns)
+        except sqlite3.OperationalError:
+            break
+    return _Table(name, [key for _, key in sorted(primary)], columns)
+
+
+def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPolicy) -> Iterator[_Hit]:
+    """Where in a table there is something to be done. Most rows hold nothing, so many are looked at together."""
+    if not table.columns:
+        return
+    query = "SELECT %s FROM %s" % (", ".join(table.keys + [_quoted(one) for one in table.columns]), _quoted(table.name))
+    cursor, width = connection.execute(query), len(table.keys)
+    for rows in iter(lambda: cursor.fetchmany(ROWS), []):
+        if not policy.may_concern(b"\0".join(one for row in rows for one in row[width:] if isinstance(one, bytes))):
+            continue
+        for row in rows:
+            for column, value in zip(table.columns, row[width:]):
+                if isinstance(value, bytes) and policy.may_concern(value):
+                    if not width:
+                        raise Unscrubbable("%s has no key to clear its rows by" % table.name)
+                    yield _Hit(tuple(key.decode() if isinstance(key, _Text) else key for key in row[:width]), column)

@@ -1,0 +1,1 @@
+"""Restore, inside the sandbox: stage, check, swap."""

@@ -1,0 +1,505 @@
+"""Restore, inside the sandbox: look what is there, stage beside the target, check everything, then swap.
+
+A sandbox that holds what is asked for, or more, is left as it is. Where something would be lost that no snapshot has, nothing
+is done, and the answer says what it is: the sidecar saves it and asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, BinaryIO, Callable
+
+from sidecar.format import index
+from sidecar.format.index import list_folders, merge_indexes
+from sidecar.format.refusal import Refusal
+from sidecar.program import cache, links, notes, places
+from sidecar.program.capture import project_folders
+from sidecar.program.capture.coverage import Coverage
+from sidecar.program.capture.roots import place_roots
+from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
+from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
+from sidecar.program.privacy import settings_files
+from sidecar.program.restore import aside
+from sidecar.program.restore.folder_names import name_root_folders
+from sidecar.program.restore.holdings import Holdings, OldFile, format_some
+from sidecar.program.restore.staging import Section, Staged, Unpacker
+from sidecar.program.restore.swap import PendingNotes, Swap, is_folder
+from sidecar.program.scratch import Scratch
+from sidecar.program.sqlite import backup
+from sidecar.program.worker import worker
+from sidecar.program.worker.holders import Holder, find_holders
+from sidecar.program.worker.worker import wait_until_drained
+
+WORKER_SECONDS = 15.0
+LONGEST_SETTINGS = 16 << 20
+REPLACED = "What was exported from here last (%s) never became the head, and is not here any more: it stands beside it."
+
+
+class Restore:
+    """One run. Until ``swap`` nothing of the target changes."""
+
+    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
+        self.request = request
+        self.scratch = scratch
+        self.home = home
+        self.roots, self.withheld = place_roots(request, home, scratch.contained)
+        self.left_alone: dict[str, index.Entry] = {}
+        """What of the snapshot is in roots that are not touched: withheld, or here already."""
+        self.before: cache.Base | None = None
+        """What is here already, when only what was withheld is brought."""
+        self.coming: frozenset[str] = frozenset()
+        """The paths that are to be placed, once they are known."""
+        self.by_name = {root.name: root for root in self.roots}
+        self.seed = request["mode"] == "seed"
+        self.skipped: list[dict[str, str]] = []
+        self.warnings: list[str] = []
+        self.stages = {root.name: _name_stage(root.folder) for root in self.roots}
+        self.holdings = Holdings(scratch, request, self.roots, home)
+        self.here: list[OldFile] = []
+        self.old: list[OldFile] = []
+        """Of what is here, what the snapshot's own rules covered: that goes."""
+        self.covers = Coverage(request.get("covered"))
+        self.old_folders: list[str] = []
+        self.aside = aside.SetAside(scratch, request["snapshot"], request["set_aside_bytes"])
+        self.movable: dict[str, bool] = {}
+        self.removed = 0
+        self.unversioned: set[str] = set()
+
+    def run(self) -> dict[str, Any]:
+        self._find_old()
+        if self._keeps_all():
+            return self._leave_as_is()
+        unsaved = self._answer_unsaved()
+        if unsaved:
+            return unsaved
+        if self.request.get("ask"):
+            return {"status": "clear", "warnings": []}
+        self._check_versions()
+        swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner, self.scratch.contained)
+        done = False
+        try:
+            swap.begin()
+            entries, staged = self._unpack()
+            self.coming = frozenset(entries)
+            self._name_folders(entries)
+            checks = self._check_databases(staged, entries)
+            self._prepare(staged, entries)
+            holders = self._stop_workers(entries)
+            try:
+                self._find_old()  # again: somebody may have written since, the workers for one before they stopped
+                unsaved = self._answer_unsaved()
+                if unsaved:
+                    return unsaved
+                self._compare_schemas(staged, entries)
+                placed = self._plan(swap, entries, staged)
+                swap.commit()
+            finally:
+                self.warnings += worker.start_again(holders)
+            done = True
+            self._try_note(lambda: self._remember(entries, staged, placed))
+        finally:
+            if done:
+                self._try_note(swap.end)  # else the next run does it
+            else:
+                swap.end()
+                self.aside.forget()  # nothing was moved there, or it is back in its place
+        self._clear_old_folders(entries)
+        if self.aside.files:
+            self.aside.give_to_user()
+            self.aside.make_room()
+        files = [entries[path] for path in placed if entries[path].type == index.FILE]
+        files += [entry for path, entry in self.left_alone.items() if entry.type == index.FILE and self._is_here(path)]
+        return {
+            "status": "complete",
+            "files": len(files),
+            "bytes": sum(entry.size for entry in files),
+            "databases": checks,
+            "skipped": self.skipped,
+            "warnings": self.warnings + self._replaced() + self._describe_discarded(),
+            "roots": self._describe_roots(),
+            "withheld": self._describe_withheld(),
+            "set_aside": self.aside.told() if self.aside.files else None,
+        }
+
+    def _try_note(self, note: Callable[[], None]) -> None:
+        """The memory is in place: that it cannot be noted, on a full disk say, does not make it incomplete."""
+        try:
+            note()
+        except OSError as problem:
+            told = "What is in place now could not be noted here (%s): the next export may bring all of it." % problem
+            self.warnings += [told] if told not in self.warnings else []
+
+    def _find_old(self) -> None:
+        """Find what is there and is to go. A seed replaces nothing."""
+        self.here, self.old_folders = [], []
+        for root in [] if self.seed else self.roots:
+            here, folders = self.holdings.look(root)
+            self.here += here
+            self.old_folders += folders
+        self.old = [one for one in self.here if self._must_go(one.found)]
+
+    def _must_go(self, found: FoundPath) -> bool:
+        """Whether a file that is here makes room: not where the rules of the snapshot did not know it, nor where it yields
+        to what is there."""
+        if found.root.rules.yields(found.relative):
+            return False
+        return found.path in self.coming or self.covers.has(found.root.name, found.relative)
+
+    def _keeps_all(self) -> bool:
+        """Whether all that is here stays as it is. Roots that were withheld, and whose projects are there by now, are brought
+        to what stays."""
+        if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
+            return False
+        noted = notes.read(self.scratch.memory)
+        late = set(noted.withheld) & set(self.by_name) if noted is not None else set()
+        rest = [root for root in self.roots if root.name not in late]
+        ahead = self.holdings.is_ahead(rest, [one for one in self.here if one.found.root.name not in late])
+        own = self.holdings.own
+        if not (ahead and late):
+            return ahead
+        if own is None or own.stored[0] != self.request["snapshot"] or own.base is None:
+            # What is here was exported since: the rest would not fit to it.
+            self.withheld = self.withheld + [root for root in self.roots if root.name in late]
+            self.roots = rest
+            return True
+        self.before = own.base
+        self.roots = [root for root in self.roots if root.name in late]
+        self.by_name = {root.name: root for root in self.roots}
+        self.stages = {name: stage for name, stage in self.stages.items() if name in late}
+        self._find_old()
+        return False
+
+    def _leave_as_is(self) -> dict[str, Any]:
+        """Leave all as it is, but for whether the memory is here to be read only."""
+        own = self.holdings.own
+        assert own is not None
+        cache.set_reader(self.scratch.memory, self.request["read_only"])
+        self._write_notes()
+        origin, newest = self.holdings.origin, own.stored[0]
+        changed = sorted(one.own for one in self.here if one.savable and not one.steady)
+        if newest != origin:
+            self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
+        if changed:
+            self.warnings.append("Changed here since then, and not exported yet: %s." % format_some(changed))
+        return {
+            "status": "kept",
+            "holds": origin,
+            "files": len(self.here),
+            "bytes": sum(one.found.status.st_size for one in self.here),
+            "warnings": self.warnings,
+            "roots": self._describe_roots(),
+            "withheld": self._describe_withheld(),
+        }
+
+    def _answer_unsaved(self) -> dict[str, Any] | None:
+        """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
+        be saved is by now: what is not then is set aside."""
+        if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
+            return None  # what came with a project that was withheld until now is set aside
+        told = self.holdings.unsaved(self.old)
+        return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
+
+    def _replaced(self) -> list[str]:
+        """What was exported from here before, and is in the store but not in the head; what was just saved is told anyway."""
+        own, heads = self.holdings.own, self.request["heads"]
+        if self.seed or self.request["saved"] or own is None or not own.stored or not heads:
+            return []
+        last = own.stored[0]
+        return [] if last in heads or last == self.request["snapshot"] else [REPLACED % last]
+
+    def _describe_discarded(self) -> list[str]:
+        gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []
+        return ["What was here and in no snapshot is gone, as was asked for: %s." % format_some(gone)] if gone else []
+
+    def _describe_roots(self) -> list[dict[str, str]]:
+        return [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots]
+
+    def _describe_withheld(self) -> list[dict[str, Any]]:
+        files = [path.split("/")[0] for path, entry in self.left_alone.items() if entry.type == index.FILE]
+        return [{"name": root.name, "hint": root.hint, "files": files.count(root.name)} for root in self.withheld]
+
+    def _is_here(self, path: str) -> bool:
+        return path.split("/")[0] not in {root.name for root in self.withheld}
+
+    def _check_versions(self) -> None:
+        """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
+        for root in self.roots:
+            theirs, ours = self.request.get("versions", {}).get(root.name, ""), find_version(root.layout, self.home)
+            if not (theirs and ours):
+                self.unversioned.add(root.name)
+            elif parse_version(ours) < parse_version(theirs) and not self.request["force"]:
+                raise Refusal(
+                    "plugin-older",
+                    "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
+                )
+
+    def _compare_schemas(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
+        """Where no versions can be compared, the databases can; it is no reason to refuse, for a newer program may be here
+        that has not been started yet."""
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            if entry.database and name in self.unversioned and not self.seed:
+                self.warnings += filter(None, [describe_older_schema(self.by_name[name], relative, staged[path].place)])
+
+    def _locate(self, path: str) -> str:
+        name, _, relative = path.partition("/")
+        root = self.by_name[name]
+        return os.path.join(root.folder, root.keys.local(relative))
+
+    def _name_folders(self, entries: dict[str, index.Entry]) -> None:
+        self.roots, told = name_root_folders(self.roots, entries, self.request, self.home)
+        self.by_name = {root.name: root for root in self.roots}
+        self.warnings += told
+
+    def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
+        with open(self._get_bundle(), "rb") as bundle:
+            sections: list[tuple[index.Index, int, dict[str, Any]]] = []
+            at = 0
+            for pack in self.request["packs"]:
+                pack_index = index.read(Section(bundle, at, pack["index_bytes"]))  # type: ignore[arg-type]
+                at += pack["index_bytes"]
+                sections.append((pack_index, at, pack))
+                at += pack["bytes"]
+            entries = self._drop_forbidden(merge_indexes(section[0] for section in sections))
+            unpacker = Unpacker(entries, {name: os.path.join(stage, "new") for name, stage in self.stages.items()})
+            for pack_index, start, pack in sections:
+                unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
+        return entries, unpacker.checked()
+
+    def _get_bundle(self) -> str:
+        """The file with all packs and indexes: uploaded, or to be fetched."""
+        if "links" in self.request:
+            path = os.path.join(self.scratch.work, "bundle")
+            links.fetch(self.request["links"], path)
+            return path
+        path = self.request["bundle"]["path"]
+        if not os.path.exists(path):
+            # Some SDKs send a command again when its answer was lost; the first time has used it up.
+            raise Refusal("upload-damaged", "The upload is not there any more.", True)
+        with open(path, "rb") as bundle:
+            _check_bundle(bundle, self.request["bundle"])
+        return str(path)
+
+    def _drop_forbidden(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
+        """Without what must never be restored, whatever a snapshot holds."""
+        kept = {}
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            root = self.by_name.get(name)
+            if root is None and (self.before is not None or not self._is_here(path)):
+                self.left_alone[path] = entry
+            elif root is not None and root.rules.allows(root.keys.local(relative), entry.type == index.DIR):
+                kept[path] = entry
+            else:
+                self.skipped.append({"path": path, "reason": "never restored"})
+        return kept
+
+    def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[dict[str, str]]:
+        rows = []
+        for path, entry in entries.items():
+            if entry.database:
+                check = backup.quick_check(staged[path].place)
+                rows.append({"path": path, "method": "staged", "check": check})
+                if check != "ok" and not self.request["force"]:
+                    raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
+        return rows
+
+    def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
+        """Give staged files their modes, times, owner, and the keys of settings that belong to this sandbox."""
+        for path, file in staged.items():
+            entry, root = entries[path], self.by_name[path.split("/")[0]]
+            drop = root.rules.filters.get(path.split("/", 1)[1])
+            theirs = self._read_present(path) if drop is not None else None
+            if drop is not None and theirs is not None:
+                merged = settings_files.merge_settings(places.read_file(file.place, LONGEST_SETTINGS), theirs, drop)
+                places.write_file(file.place, merged)
+            descriptor = places.open_file(file.place)
+            try:
+                os.fchmod(descriptor, entry.mode)
+                os.utime(descriptor, ns=(entry.mtime, entry.mtime))
+            finally:
+                os.close(descriptor)
+            self.scratch.give_to_user(file.place)
+
+    def _read_present(self, path: str) -> bytes | None:
+        """A small file that is in place now; ``None`` when there is none to be read."""
+        try:
+            return places.read_file(self._locate(path), LONGEST_SETTINGS)
+        except (OSError, Refusal):
+            return None
+
+    def _plan(self, swap: Swap, entries: dict[str, index.Entry], staged: dict[str, Staged]) -> list[str]:
+        """Plan every move; return the paths that will be placed."""
+        self._plan_removals(swap, entries)
+        for root in self.roots:
+            swap.folder(root.folder, _read_mode(root.folder))
+        for folder in list_folders(entries):
+            if not (self.seed and is_folder(self._locate(folder.path))):
+                swap.folder(self._locate(folder.path), folder.mode)
+        placed: list[str] = []
+        taken: set[str] = set()
+        for path, entry in entries.items():
+            place = self._locate(path)
+            if entry.type == index.DIR:
+                continue
+            name, _, relative = path.partition("/")
+            if (self.seed or self.by_name[name].rules.yields(relative)) and places.exists(place):
+                self.skipped.append({"path": path, "reason": "already there"})
+                continue
+            if place in taken:
+                self.skipped.append({"path": path, "reason": "another root of the snapshot has it too"})
+                self.warnings.append("%s is in the snapshot twice, as %s too: the first was placed." % (place, path))
+                continue
+            taken.add(place)
+            swap.folder(os.path.dirname(place))
+            swap.put(staged[path].place if entry.type == index.FILE else self._stage_link(entry, len(placed)), place)
+            placed.append(path)
+        displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
+        swap.noted = PendingNotes(self.request["snapshot"], self.request["read_only"], displaced, self._build_notes())
+        return placed
+
+    def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
+        """Old memory goes (``replace``); what nothing else has is set aside. A database's old log goes with it in any mode,
+        for it would spoil the new one."""
+        spare = not self.request["discard"]
+        for one in self.old:
+            found = one.found
+            self._plan_removal(
+                swap, found.root.name, found.place, found.relative, found.status, spare and not one.saved
+            )
+        old = {one.found.place for one in self.old}
+        for one in self.old:
+            self._plan_logs(
+                swap, one.found.root.name, one.found.place, one.found.relative, old, spare and not one.saved
+            )
+            self.holdings.check_unchanged(one)
+        for path, entry in entries.items():
+            name, _, relative = path.partition("/")
+            place = self._locate(path)
+            if entry.database and place not in old and not (self.seed and places.exists(place)):
+                self._plan_logs(swap, name, place, self.by_name[name].keys.local(relative), old, spare)
+        if self.aside.files:
+            swap.use_aside_folder(self.aside.folder)
+
+    def _plan_logs(self, swap: Swap, name: str, place: str, relative: str, old: set[str], spare: bool) -> None:
+        """Plan what becomes of the logs beside a database. The one in shared memory holds nothing of its own."""
+        for tail in SQLITE_TAILS:
+            log = place + tail
+            if log not in old and places.exists(log):
+                status = places.read_status(log)
+                seen = None if tail == backup.SHM_TAIL else status
+                spared = spare and seen is not None and status.st_size > 0
+                self._plan_removal(swap, name, log, relative + tail, seen, spared)
+
+    def _plan_removal(self, swap: Swap, name: str, place: str, relative: str, seen: Any, spare: bool) -> None:
+        """Plan to move an old file away, as it was ``seen``; with ``spare`` it is kept."""
+        stage = self.stages[name]
+        if spare:
+            target = self.aside.keep(name, relative, seen)
+            if name not in self.movable:
+                self.movable[name] = self.aside.can_move_from(stage)
+            if self.movable[name]:
+                swap.remove(place, target)  # whatever is still written to it is kept as well
+                return
+            aside.copy_entry(place, target, seen)
+        self.removed += 1
+        swap.remove(place, os.path.join(stage, "old", str(self.removed)), seen)
+
+    def _stage_link(self, entry: index.Entry, number: int) -> str:
+        place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
+        places.make_link(entry.target, place)
+        self.scratch.give_to_user(place)
+        return place
+
+    def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
+        """Let whoever has a database open that is about to be replaced get done, and stop it. Raise Refusal when that does
+        not work."""
+        stopped: list[Holder] = []
+        for root in self.roots:
+            mine = [
+                self._locate(path) for path, e in entries.items() if e.database and path.startswith(root.name + "/")
+            ]
+            holders = find_holders(mine) if mine and not self.seed else []
+            if not holders:
+                continue
+            self.warnings += wait_until_drained(root, self.request["worker_wait"], "it was stopped without")
+            shutdown = root.layout.get("worker")
+            settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
+            left = worker.stop_holders(holders, shutdown=settings, timeout=WORKER_SECONDS)
+            if left:
+                self.warnings += worker.start_again([holder for holder in holders if holder not in left] + stopped)
+                raise Refusal(
+                    "worker-running", "Process %d keeps %s open and did not stop." % (left[0].pid, mine[0]), True
+                )
+            stopped += holders
+        return stopped
+
+    def _clear_old_folders(self, entries: dict[str, index.Entry]) -> None:
+        wanted = {self._locate(folder.path) for folder in list_folders(entries)}
+        for folder in sorted(set(self.old_folders) - wanted, reverse=True):
+            try:
+                places.remove_folder(folder)
+            except OSError:
+                continue  # something that is not memory still lives there
+
+    def _remember(self, entries: dict[str, index.Entry], staged: dict[str, Staged], placed: list[str]) -> None:
+        """Keep the index of what is here now, so that the next export carries only what changes from here on."""
+        known: dict[str, cache.Row] = {}
+        ours = set(placed)
+        for path, entry in entries.items():
+            signature: list[Any] = []
+            first_page = ""
+            if entry.type == index.FILE:
+                entry = entry._replace(sums=staged[path].sums)
+                if path in ours and entry.database:
+                    signature = backup.compute_database_signature(self._locate(path))
+                    with open(places.open_file(self._locate(path)), "rb") as file:
+                        first = file.read(backup.read_page_size(self._locate(path)))
+                    first_page = hashlib.sha256(backup.blank_counters(first)).hexdigest()
+                elif path in ours:
+                    signature = cache.compute_signature(places.read_status(self._locate(path)))
+            known[path] = cache.KnownEntry(entry, signature, first_page)
+        base = cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"])
+        if self.before is not None:
+            base = self.before._replace(entries=dict(self.before.entries, **known), full="", changed=None)
+        else:
+            known.update((path, cache.KnownEntry(entry, [])) for path, entry in self.left_alone.items())
+            project_folders.write_folder_names(
+                self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known}
+            )
+        cache.write_restored(self.scratch.memory, base, self.request["read_only"])
+        self._write_notes()
+
+    def _write_notes(self) -> None:
+        self.warnings += notes.write_or_warn(self.scratch.memory, self._build_notes())
+
+    def _build_notes(self) -> notes.Notes:
+        told = dict(self.request["notes"], reader=self.request["read_only"])
+        return notes.build_after_restore(told, self._map_root_folders(), [root.name for root in self.withheld])
+
+    def _map_root_folders(self) -> dict[str, str]:
+        noted = notes.read(self.scratch.memory) if self.before is not None else None
+        return dict(noted.roots if noted is not None else {}, **{root.name: root.place for root in self.roots})
+
+
+def _name_stage(folder: str) -> str:
+    """A name for a staging folder on the file system that ``folder`` is, or will be, on."""
+    parent = folder
+    while not is_folder(parent):
+        parent = os.path.dirname(parent)
+    return os.path.join(parent, ".memory-sidecar-" + os.urandom(6).hex())
+
+
+def _read_mode(folder: str) -> int:
+    return places.read_status(folder).st_mode & 0o777 if is_folder(folder) else 0o755
+
+
+def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:
+    digest, size = hashlib.sha256(), 0
+    for chunk in iter(lambda: bundle.read(1 << 20), b""):
+        digest.update(chunk)
+        size += len(chunk)
+    if size != claim["bytes"] or digest.hexdigest() != claim["sha256"]:
+        raise Refusal("upload-damaged", "%d bytes of %d arrived, or not the ones sent." % (size, claim["bytes"]), True)

@@ -1,0 +1,284 @@
+"""Put staged files in the place of a memory's old ones: all, or none.
+
+Every move is written to a journal first. A run that fails undoes what it moved; one that is killed is undone by the next,
+or, if all was in place by then, is noted as done. An old file goes to a staging folder, which is removed in the end, or is
+set aside for good. The journal lies in the sandbox, where others can write to it, so its paths are believed only as far as
+roots are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from sidecar.format.refusal import Refusal
+from sidecar.program import lineage, notes, places
+from sidecar.program.capture.walk import STAGE
+from sidecar.program.places import Containment
+
+LONGEST_JOURNAL = 1 << 30
+SET_ASIDE = "set-aside"
+CHANGED = "memory-changed"
+
+
+class PendingNotes:
+    """What is to be noted once everything is in place, by whoever comes to it: this run, or the next one."""
+
+    def __init__(
+        self,
+        snapshot: str = "",
+        reader: bool = False,
+        displaced: Tuple[str, ...] = (),
+        memory: Optional[notes.Notes] = None,
+    ) -> None:
+        self.snapshot = snapshot
+        self.reader = reader
+        self.displaced = displaced
+        """Folders in the cache of memories that something was taken from."""
+        self.memory = memory
+
+
+class Swap:
+    """A plan of moves between folders of one file system. ``commit`` carries it out."""
+
+    def __init__(self, journal: str, stages: list[str], owner: tuple[int, int], contained: Containment) -> None:
+        self._journal = journal
+        self._contained = contained
+        self._stages = stages
+        self._owner = owner
+        self._moves: list[tuple[str, str]] = []
+        self._made: list[str] = []
+        self._modes: dict[str, int] = {}
+        self._new: set[str] = set()
+        self._away: dict[str, Optional[os.stat_result]] = {}
+        self._asides: list[str] = []
+        self.noted = PendingNotes()
+
+    def begin(self) -> None:
+        """Make the staging folders; from here on a run that is killed is cleared up by the next."""
+        self._write_journal("staging")
+        for stage in self._stages:
+            places.make_folder(stage, 0o700)
+            for inner in ("new", "old"):
+                places.make_folder(os.path.join(stage, inner), 0o700)
+
+    def remove(self, place: str, aside: str, seen: Optional[os.stat_result] = None) -> None:
+        """Move an old file out of the way, if it still is as it was ``seen``."""
+        self._moves.append((place, aside))
+        self._away[place] = seen
+
+    def use_aside_folder(self, folder: str) -> None:
+        """Some old files go to this folder, and stay there."""
+        self._asides.append(folder)
+
+    def folder(self, place: str, mode: int | None = None) -> None:
+        """Have a folder here, with its parents; with this mode, if one is given."""
+        missing = []
+        folder = place
+        while folder not in self._modes and not is_folder(folder):
+            if places.exists(folder) and folder not in self._away:
+                raise Refusal("in-the-way", "%s is not a folder and not part of the memory." % folder)
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for path in reversed(missing):
+            self._made.append(path)
+            self._new.add(path)
+            self._modes[path] = 0o755
+        if mode is not None:
+            self._modes[place] = mode
+
+    def put(self, staged: str, place: str) -> None:
+        """Move a staged file here; never through a link."""
+        parent = os.path.dirname(place)
+        if parent not in self._new and places.exists(place) and place not in self._away:
+            raise Refusal("in-the-way", "%s is in the way and not part of the memory." % place)
+        self._moves.append((staged, place))
+
+    def commit(self) -> None:
+        """Carry it out. Raise Refusal when it could not be; then everything is as it was."""
+        self._write_journal("swapping")
+        try:
+            moves = iter(self._moves)
+            pending = next(moves, None)
+            while pending is not None and pending[0] in self._away:
+                with contextlib.suppress(FileNotFoundError):  # its owner removed it meanwhile
+                    places.rename(*pending)
+                pending = next(moves, None)
+            for folder in self._made:
+                places.make_folder(folder)
+                self._give_to_user(folder)
+            while pending is not None:
+                if places.exists(pending[1]):
+                    raise Refusal(CHANGED, "%s was made while the memory was put in place." % pending[1], True)
+                places.rename(*pending)
+                pending = next(moves, None)
+            self._check_unchanged()
+        except (OSError, Refusal) as problem:
+            undo(self._journal, self._contained)
+            if isinstance(problem, Refusal) and problem.code == CHANGED:
+                raise
+            raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
+        self._write_journal("done")
+        for folder, mode in sorted(self._modes.items(), reverse=True):
+            descriptor = places.open_folder(folder, places.READ)
+            try:
+                os.fchmod(descriptor, mode)
+            finally:
+                os.close(descriptor)
+
+    def _check_unchanged(self) -> None:
+        """Raise Refusal when an old file was written to between the last look at it and now. This comes last: whoever had
+        it open when it was moved is done by then."""
+        for place, aside in self._moves:
+            seen = self._away.get(place)
+            if seen is None or not places.exists(aside):
+                continue
+            now = places.read_status(aside)
+            if (seen.st_size, seen.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+                raise Refusal(CHANGED, "%s was written to while the memory was put in place." % place, True)
+
+    def end(self) -> None:
+        """Clear up, whatever happened."""
+        undo(self._journal, self._contained)
+
+    def _give_to_user(self, place: str) -> None:
+        if os.geteuid() == 0 and self._owner[0] != 0:
+            places.change_owner(place, self._owner)
+
+    def _write_journal(self, state: str) -> None:
+        plan = {
+            "state": state,
+            "stages": self._stages,
+            "asides": self._asides,
+            "made": self._made,
+            "moves": self._moves,
+            "snapshot": self.noted.snapshot,
+            "reader": self.noted.reader,
+            "displaced": list(self.noted.displaced),
+            "notes": self.noted.memory and self.noted.memory.as_dict(),
+        }
+        places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
+
+
+def undo(journal: str, contained: Containment) -> bool:
+    """Bring an unfinished swap back to where it began and remove its staging folders. True when it was cut short.
+
+    One that was cut short after all was in place is noted instead. Raise Refusal when the journal names places where
+    nothing may be moved: then nothing is.
+    """
+    try:
+        plan = json.loads(places.read_file(journal, LONGEST_JOURNAL))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return False
+    memory = os.path.dirname(journal)
+    _check_journal(plan, contained, os.path.join(os.path.dirname(memory), SET_ASIDE))
+    if plan["state"] == "swapping":
+        for source, target in reversed(plan["moves"]):
+            is_new = any(source.startswith(stage + "/") for stage in plan["stages"])
+            if not places.exists(target) or (is_new and places.exists(source)):
+                continue  # it was not moved yet
+            if places.exists(source):
+                _step_aside(source, memory)
+            places.rename(target, source)
+        for folder in reversed(plan["made"]):
+            try:
+                places.remove_folder(folder)
+            except OSError:
+                continue  # never made, or someone else put something into it meanwhile
+    if plan["state"] != "done":
+        for folder in plan.get("asides", []):
+            places.remove_tree(folder)  # what was moved here is back, and what was copied never left its place
+    for stage in plan["stages"]:
+        if is_folder(stage):
+            shutil.rmtree(stage, ignore_errors=True)
+    if plan["state"] == "done":
+        _write_pending_notes(plan, memory)  # after that: the disk may have been full
+    places.remove(journal)
+    return bool(plan["state"] != "done")
+
+
+def _step_aside(place: str, memory: str) -> None:
+    """Set a file aside that was made in the place of one that a swap had moved away: it must not keep that one from
+    coming back, nor be lost for it."""
+    top = os.path.join(os.path.dirname(memory), SET_ASIDE)
+    folder = time.strftime("%Y%m%dT%H%M%SZ-undone-", time.gmtime()) + os.urandom(4).hex()
+    places.make_folders(os.path.dirname(memory), SET_ASIDE + "/" + folder)
+    places.rename(place, os.path.join(top, folder, os.path.basename(place)))
+
+
+def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
+    """Note what is in place now, unless the run that put it there did."""
+    snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
+    if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
+        lineage.write(memory, [snapshot], reader)
+    noted = notes.parse_value(plan.get("notes"))
+    if noted is not None and notes.read(memory) != noted:
+        notes.write(memory, noted)
+    for name in plan.get("displaced", []):
+        mark_displaced(os.path.join(os.path.dirname(memory), name))
+
+
+def mark_displaced(folder: str) -> None:
+    """Note that a memory is no longer whole in this sandbox: another was restored over it."""
+    if not is_folder(folder):
+        return
+    noted = notes.read(folder)
+    if noted is not None and noted.current:
+        notes.write(folder, noted._replace(current=False))
+    lineage.forget(folder)
+
+
+def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
+    """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
+    try:
+        stages: List[str] = [_parse_place(stage) for stage in plan["stages"]]
+        asides: List[str] = [_parse_place(aside) for aside in plan.get("asides", [])]
+        moved = [[_parse_place(source), _parse_place(target)] for source, target in plan["moves"]]
+        made = [_parse_place(folder) for folder in plan["made"]]
+        if not all(STAGE.match(os.path.basename(stage)) for stage in stages) or not isinstance(plan["state"], str):
+            raise ValueError("a folder that is not for staging")
+        if any(os.path.dirname(aside) != set_aside for aside in asides):
+            raise ValueError("a folder that is not for what is set aside")
+        ours = [folder + "/" for folder in stages + asides]
+        named = [[end for end in ends if not end.startswith(tuple(ours))] for ends in moved]
+        if any(len(ends) == 2 for ends in named):
+            raise ValueError("a move that neither begins nor ends in a staging folder")
+        _check_noted(plan)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise Refusal("journal-damaged", "What a restore left behind cannot be read: %s." % problem) from None
+    # A project that was not there yet had to be made, with the folders above it, and was staged beside the first of those.
+    above = {*made, *map(os.path.dirname, stages)}
+    for place in [place for ends in named for place in ends] + [
+        place for place in above if not contained.may_lead_to_project(place)
+    ]:
+        contained.check("A file that a restore has moved", place)
+
+
+def _check_noted(plan: Dict[str, Any]) -> None:
+    snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
+    if snapshot and not lineage.SNAPSHOT.match(snapshot):
+        raise ValueError("no snapshot")
+    if not isinstance(plan.get("reader", False), bool) or any(
+        "/" in name or name in ("", ".", "..") for name in displaced
+    ):
+        raise ValueError("no memories")
+
+
+def _parse_place(text: Any) -> str:
+    """A path as a swap writes it: absolute, and without parts that lead elsewhere."""
+    if not isinstance(text, str) or os.path.normpath(text) != text or not text.startswith("/"):
+        raise ValueError("no path")
+    return text
+
+
+def is_folder(place: str) -> bool:
+    """Whether there is a folder at a real path, and no link to one."""
+    try:
+        return stat.S_ISDIR(places.read_status(place).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -1,0 +1,206 @@
+"""The program's own folder in a sandbox: the only place an export writes to.
+
+~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
+~/.cache/memory-sidecar/<memory>/read-lineage        the same, where the memory was restored to be read (lineage.py)
+~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
+~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
+~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
+~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
+~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, and says what it does
+~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and nothing else has (aside.py)
+~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
+
+All of it is for the sandbox's user alone. That user's agent can put anything in the place of any of it, so links in place of
+our own folders are not followed, and what the files say is checked by whoever reads them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from typing import Any, Dict, Iterator, List, Optional
+
+from sidecar.format.refusal import Refusal
+from sidecar.program import leftovers, lineage, places
+from sidecar.program.places import parse_containment
+
+STALE_SECONDS = 900
+JUST_BEGUN_SECONDS = 60
+LONGEST_NOTE = 1000
+TURN = ".turn"
+"""Begins with a dot, as no memory's folder does."""
+WORK = re.compile(r"work-(sh-)?[0-9a-f]{16}\Z")
+"""A memory may be called "work-items": only what is named as a run names its folder is taken for one."""
+
+
+def locate_own_folder(home: str) -> str:
+    """Where the program keeps its files in a sandbox, as a rule."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "memory-sidecar")
+
+
+class Scratch:
+    """Opens (and tidies) the folder; ``work`` is this run's own part of it."""
+
+    def __init__(
+        self, home: str, memory_key: str, wait: float, snapshot: str, request: Optional[Dict[str, Any]] = None
+    ) -> None:
+        self.snapshot = snapshot
+        self.warnings: List[str] = []
+        self.owner = os.stat(home).st_uid, os.stat(home).st_gid
+        self._request = request or {}
+        self.base = os.path.realpath(self._open_base(home))
+        self.contained = parse_containment(self._request, self.base)
+        self.memory = self._open_own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
+        self.journal = os.path.join(self.memory, "journal")
+        self._deadline = time.monotonic() + wait
+        self._turns = self._take_turns()
+        self._tidy()
+        leftovers.tidy(home)
+        self.work = os.path.join(self.base, "work-" + os.urandom(8).hex())
+        places.make_folder(self.work, 0o700)
+        self._lock = self._open_lock_file(os.path.join(self.work, "lock"))
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _open_base(self, home: str) -> str:
+        own = locate_own_folder(home)
+        parse_containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
+        try:
+            self._ensure_folder(os.path.dirname(own), 0o755)
+            return self._ensure_folder(own)
+        except OSError as problem:
+            import tempfile
+
+            base = self._open_own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            if os.lstat(base).st_uid != os.geteuid():
+                raise
+            self.warnings.append(
+                "What was exported is noted in %s, not in the home (%s): when that is gone, all of the memory is sent again."
+                % (base, problem.strerror or "it cannot be written")
+            )
+            return base
+
+    def _open_own(self, path: str) -> str:
+        """A folder of ours, never behind a link: what is written, removed and given away in it must not be elsewhere."""
+        self._ensure_folder(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise Refusal("in-the-way", "%s is a link; it has to be a folder." % path)
+        return path
+
+    def _ensure_folder(self, path: str, mode: int = 0o700) -> str:
+        if not os.path.isdir(path):
+            os.makedirs(path, mode, exist_ok=True)
+            self.give_to_user(os.path.realpath(path))
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(path)
+        return path
+
+    def give_to_user(self, path: str) -> None:
+        """Working as root in another user's home: what is made there is that user's."""
+        if os.geteuid() == 0 and self.owner[0] != 0:
+            places.change_owner(path, self.owner)
+
+    def _take_turns(self) -> List[int]:
+        """One run at a time in a sandbox: memories share folders, so a swap of one would be read half done by another.
+
+        Earlier versions know only the turn of each memory, so that is taken too, in the same order by everybody.
+        """
+        turns = [self._take_turn(os.path.join(self.base, TURN))]
+        try:
+            os.ftruncate(turns[0], 0)
+            os.write(turns[0], self._describe_run().encode("utf-8", "replace"))
+            turns.append(self._take_turn(os.path.join(self.memory, "turn")))
+        except BaseException:
+            os.close(turns[0])
+            raise
+        return turns
+
+    def _take_turn(self, place: str) -> int:
+        turn = self._open_lock_file(place)
+        while True:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return turn
+            except OSError:
+                if time.monotonic() > self._deadline:
+                    running = os.pread(turn, LONGEST_NOTE, 0).decode("utf-8", "replace") or "Another export or restore"
+                    os.close(turn)
+                    raise Refusal("sandbox-busy", "%s is running in this sandbox." % running, True) from None
+                time.sleep(0.05)
+
+    def _open_lock_file(self, path: str) -> int:
+        if places.exists(path):
+            return places.open_file(path, os.O_RDWR)
+        try:
+            made = places.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:  # made by another run just now
+            return places.open_file(path, os.O_RDWR)
+        self.give_to_user(path)
+        return made
+
+    def iterate_journals(self) -> Iterator[str]:
+        """The journals of restores that were cut short, of this memory first. Those of others are found while their
+        turn is taken as well, for an earlier version takes no other."""
+        if places.exists(self.journal):
+            yield self.journal
+        for name in sorted(os.listdir(self.base)):
+            folder = os.path.join(self.base, name)
+            journal = os.path.join(folder, "journal")
+            if folder == self.memory or not os.path.exists(journal) or os.path.islink(folder):
+                continue
+            turn = self._take_turn(os.path.join(folder, "turn"))
+            try:
+                if places.exists(journal):
+                    yield journal
+            finally:
+                os.close(turn)
+
+    def _describe_run(self) -> str:
+        """What this run does, for those who wait for it."""
+        verb = {"export": "An export", "restore": "A restore"}.get(self._request.get("do", ""), "A clean-up")
+        return "%s of %s" % (verb, self._request["memory"]) if "memory" in self._request else ""
+
+    def _tidy(self) -> None:
+        """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
+        again for the same snapshot never got the answer before."""
+        for name in os.listdir(self.base):
+            folder = os.path.join(self.base, name)
+            if WORK.match(name) and not self._is_memory(folder) and not self._is_in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_memory(self, folder: str) -> bool:
+        """A memory may even be called as a run calls its folder."""
+        return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
+
+    def _is_in_use(self, folder: str) -> bool:
+        try:
+            keep = os.path.join(folder, "keep")
+            if places.exists(keep):
+                kept = places.read_file(keep, LONGEST_NOTE).decode("utf-8", "replace")
+                return kept != self.snapshot and time.time() - os.stat(folder).st_mtime < STALE_SECONDS
+            lock = places.open_file(os.path.join(folder, "lock"), os.O_RDWR)
+        except OSError:
+            try:  # a run that has just begun has no lock yet
+                return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
+            except FileNotFoundError:  # and one that has just ended has removed it
+                return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+
+    def leave(self, keep: bool = False) -> None:
+        """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
+        if keep:
+            places.write_file(os.path.join(self.work, "keep"), self.snapshot.encode())
+        else:
+            shutil.rmtree(self.work, ignore_errors=True)
+        os.close(self._lock)
+        for turn in reversed(self._turns):
+            os.close(turn)

@@ -1,0 +1,1 @@
+"""SQLite databases: live copies, and their pages."""

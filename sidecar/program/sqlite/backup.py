@@ -1,0 +1,310 @@
+"""Copy a SQLite database while others write to it.
+
+The online-backup API takes all pages in one read transaction. Opening a database must not write beside it, though, and
+SQLite does: a reader of a closed WAL database leaves ``-wal`` and ``-shm`` behind. So a database nobody has open is read
+as immutable, or, when a crash left a log beside it, copied with its log and opened in the scratch folder; in both cases
+what was there must be the same afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from typing import NamedTuple
+from urllib.parse import quote
+
+from sidecar.format.refusal import Refusal
+from sidecar.program import places
+from sidecar.program.capture.walk import MAGIC
+
+HEADER = 100
+# Counters that a copy gets anew: change counter, schema cookie, version-valid-for and the library's version.
+COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
+WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
+SQLITE_DONE = 101
+SIZEABLE = 1 << 20
+CHUNK = 1 << 20
+
+
+class DatabaseCopy(NamedTuple):
+    place: str
+    page: int
+    check: str
+
+
+def compute_database_signature(place: str) -> list[list[int]]:
+    """What ``stat`` says of a database and its logs: any commit changes it."""
+    rows = []
+    for tail in ("", WAL_TAIL, JOURNAL_TAIL):
+        try:
+            status = os.stat(place + tail)
+            rows.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+        except FileNotFoundError:
+            rows.append([])
+    return rows
+
+
+def copy_database(
+    source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
+) -> DatabaseCopy:
+    """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
+
+    SQLite opens files by their paths and follows links. With ``strict`` what it opened must be the very file that is found
+    at this path without following any.
+    ``check`` is "ok", or what SQLite complained about: a damaged database is still copied. Raise Refusal
+    (``database-busy``, retryable) when writers leave no gap within ``wait`` seconds, or when it cannot be opened or written.
+    """
+    deadline = time.monotonic() + wait
+    try:
+        while not _try_strict_copy(source, target, deadline, strict):
+            if time.monotonic() > deadline:
+                raise Refusal("database-busy", "The database %s did not hold still for a copy." % source, True)
+            time.sleep(0.02)
+    except sqlite3.OperationalError as problem:
+        code = "disk-full" if "full" in str(problem) else "database-unreadable"
+        raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
+    except sqlite3.DatabaseError as problem:
+        _copy_file(source, target)
+        return DatabaseCopy(target, 0, str(problem))
+    _keep_counters(source, target)
+    left = _clear_tables(target, emptied) if emptied else ""
+    return DatabaseCopy(target, read_page_size(target), left or quick_check(target))
+
+
+def _clear_tables(place: str, tables: list[str]) -> str:
+    """Remove all rows of these tables, as far as they are there, and overwrite them with zeros; so too what is not in use,
+    for rows that were removed or replaced earlier may be left there. Return what went wrong, if anything did."""
+    from sidecar.program.sqlite import pages
+
+    try:
+        connection = sqlite3.connect(place, isolation_level=None)
+        try:
+            connection.execute("PRAGMA secure_delete=ON")
+            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for table in tables:
+                quoted = '"%s"' % table.replace('"', '""')
+                if table in there and connection.execute("SELECT 1 FROM %s LIMIT 1" % quoted).fetchone():
+                    connection.execute("DELETE FROM " + quoted)
+        finally:
+            connection.close()
+        if os.path.getsize(place):
+            pages.clear_unused(place)
+    except (sqlite3.Error, pages.UnexpectedPage) as problem:
+        return str(problem) or "its pages are not what they should be"
+    return ""
+
+
+def read_page_size(place: str) -> int:
+    """A database file's page size; 0 when it is too short to have one."""
+    with open(places.open_file(place), "rb") as file:
+        size = int.from_bytes(file.read(HEADER)[16:18], "big")
+    return 65536 if size == 1 else size
+
+
+def measure(place: str) -> tuple[int, int]:
+    """How many bytes a copy of a database will have, and how many of them are free pages, by its header and the last commit
+    in its log; nothing is opened by SQLite. It may have changed by the time it is copied. Raise OSError."""
+    with open(places.open_file(place), "rb") as file:
+        header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
+    page = read_page_size(place)
+    if not page:
+        return whole, 0
+    pages = whole // page
+    try:
+        with open(places.open_file(place + WAL_TAIL), "rb") as log:
+            salts, newest = log.read(32)[16:24], header
+            while True:
+                frame = log.read(24)
+                if len(frame) < 24 or frame[8:16] != salts:
+                    break
+                start = log.read(HEADER)
+                log.seek(page - len(start), os.SEEK_CUR)
+                newest = start if frame[:4] == b"\0\0\0\1" else newest
+                if any(frame[4:8]):
+                    pages, header = int.from_bytes(frame[4:8], "big"), newest
+    except FileNotFoundError:
+        pass
+    return pages * page, int.from_bytes(header[36:40], "big") * page if header.startswith(MAGIC) else 0
+
+
+def describe_free_pages(path: str, place: str) -> str:
+    """What to say of a sizeable database most of whose pages hold nothing; empty when that is not so."""
+    try:
+        whole, free = measure(place)
+    except OSError:
+        return ""
+    if whole < SIZEABLE or free * 2 <= whole:
+        return ""
+    return (
+        "%s is mostly free pages: %.1f of its %.1f MB hold nothing. Stop what has it open, run `sqlite3 FILE VACUUM` on it"
+        " and start that again; the next export carries it whole, once." % (path, free / 1e6, whole / 1e6)
+    )
+
+
+def connect_read_only(place: str) -> sqlite3.Connection:
+    """A connection to a database file nobody writes to. Nothing is written beside it."""
+    return sqlite3.connect(_make_uri(place, "mode=ro&immutable=1"), uri=True)
+
+
+def quick_check(place: str) -> str:
+    """SQLite's own word on a database file: "ok" or its first complaint. Writes nothing."""
+    try:
+        connection = connect_read_only(place)
+        try:
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            if not found.startswith("NULL value in "):
+                return found
+            # Of tables WITHOUT ROWID some versions say that of keys that are not in the columns' order.
+            return str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        finally:
+            connection.close()
+    except sqlite3.Error as problem:
+        return str(problem)
+
+
+def _make_uri(place: str, options: str) -> str:
+    return "file:" + quote(os.fsencode(place)) + "?" + options
+
+
+def _is_wal(place: str) -> bool:
+    with open(places.open_file(place), "rb") as file:
+        return file.read(20)[18:20] == b"\x02\x02"
+
+
+def _try_strict_copy(source: str, target: str, deadline: float, strict: bool) -> bool:
+    """One try. False when the database, or what lies at its path, changed hands meanwhile and the copy cannot be trusted."""
+    if not strict:
+        return _try_copy(source, target, deadline)
+    before = _identify_file(source)
+    return _try_copy(source, target, deadline, before) and _identify_file(source) == before
+
+
+def _identify_file(source: str) -> tuple[int, int]:
+    """Which file is at this path. Raise Refusal when it, or a log that SQLite would read with it, is a link."""
+    for tail in (WAL_TAIL, SHM_TAIL, JOURNAL_TAIL, ""):
+        try:
+            status = places.read_status(source + tail)
+        except FileNotFoundError:
+            if not tail:
+                raise
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise Refusal("database-unreadable", "%s is not a file, so the database is not read." % (source + tail))
+    return status.st_dev, status.st_ino
+
+
+def _has_open(identity: tuple[int, int]) -> bool:
+    """Whether this process has that file open; where the system does not tell, it is believed."""
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except OSError:
+        return True
+    for number in numbers:
+        try:
+            status = os.stat("/proc/self/fd/" + number)
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) == identity:
+            return True
+    return False
+
+
+def _try_copy(source: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
+    """One try. False when the database changed hands meanwhile and the copy cannot be trusted."""
+    if not _is_wal(source):
+        try:
+            return _run_backup(_make_uri(source, "mode=ro"), target, deadline, itself)
+        except sqlite3.OperationalError as problem:
+            # A hot journal: its writer died. Reading needs a roll-back, which happens to our copy instead.
+            if "readonly" not in str(problem) or not os.path.exists(source + JOURNAL_TAIL):
+                raise
+            return _try_copy_offline(source, target, deadline)
+    if os.path.exists(source + SHM_TAIL):
+        return _run_backup(_make_uri(source, "mode=ro"), target, deadline, itself)
+    if os.path.exists(source + WAL_TAIL) or os.path.exists(source + JOURNAL_TAIL):
+        return _try_copy_offline(source, target, deadline)
+    before = compute_database_signature(source)
+    right = _run_backup(_make_uri(source, "mode=ro&immutable=1"), target, deadline, itself)
+    return right and compute_database_signature(source) == before and not os.path.exists(source + SHM_TAIL)
+
+
+def _try_copy_offline(source: str, target: str, deadline: float) -> bool:
+    """Copy a database nobody has open together with its log, and let SQLite recover that copy."""
+    before = compute_database_signature(source)
+    twin = target + ".twin"
+    try:
+        for tail in ("", WAL_TAIL, JOURNAL_TAIL):
+            if os.path.exists(source + tail):
+                _copy_file(source + tail, twin + tail)
+        if compute_database_signature(source) != before or os.path.exists(source + SHM_TAIL):
+            return False
+        return _run_backup(_make_uri(twin, "mode=rw"), target, deadline)
+    finally:
+        for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+            if os.path.exists(twin + tail):
+                os.unlink(twin + tail)
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(places.open_file(source), "rb") as original, open(target, "wb") as copy:
+        shutil.copyfileobj(original, copy, CHUNK)
+
+
+def _run_backup(source_uri: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
+    """Copy a database. False when what SQLite opened is not the file that it should be (``itself``); nothing is copied."""
+    for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+        if os.path.exists(target + tail):
+            os.unlink(target + tail)
+
+    def still_time(status: int, remaining: int, total: int) -> None:
+        if time.monotonic() > deadline and status != SQLITE_DONE:
+            raise Refusal("database-busy", "Writers kept the database locked; no copy was possible.", True)
+
+    source = sqlite3.connect(source_uri, uri=True, timeout=0.2, isolation_level=None)
+    try:
+        if itself is not None and not _has_open(itself):
+            return False
+        copy = sqlite3.connect(target, isolation_level=None)
+        try:
+            copy.execute("PRAGMA journal_mode=OFF")
+            copy.execute("PRAGMA synchronous=OFF")
+            source.backup(copy, pages=-1, progress=still_time, sleep=0.02)
+        finally:
+            copy.close()
+        return True
+    finally:
+        source.close()
+
+
+def _keep_counters(source: str, target: str) -> None:
+    """Where the source's first page differs from the copy's in counters alone, take it as it is: then a database nobody
+    writes to travels byte for byte."""
+    page = read_page_size(target)
+    with open(places.open_file(source), "rb") as original, open(target, "r+b") as copy:
+        theirs, ours = original.read(page), copy.read(page)
+        if len(theirs) == len(ours) == page > 0 and blank_counters(theirs) == blank_counters(ours):
+            copy.seek(0)
+            copy.write(theirs)
+
+
+def blank_counters(page: bytes) -> bytes:
+    """A database's first page with its counters blanked: equal before and after a checkpoint or a plain copy."""
+    blank = bytearray(page)
+    for start, end in COUNTERS:
+        blank[start:end] = bytes(end - start)
+    return bytes(blank)
+
+
+def query_number(place: str, query: str) -> int:
+    """One number from a database file nobody writes to, such as its schema's version; 0 when it has none."""
+    try:
+        connection = connect_read_only(place)
+        try:
+            return int((connection.execute(query).fetchone() or [0])[0] or 0)
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError, TypeError):
+        return 0

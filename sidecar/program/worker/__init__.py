@@ -1,0 +1,1 @@
+"""The memory worker that has the files open."""

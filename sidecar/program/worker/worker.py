@@ -1,0 +1,169 @@
+"""Whoever has memory files open must let go of them before a restore swaps them, and be back afterwards.
+
+A process that keeps a database open while its file is replaced goes on writing to the old one, or damages the new one.
+So a restore calls ``find_holders``, ``stop_holders``, swaps only when nobody is left, and ``start_again`` in any case.
+Nobody is ever killed: a process that will not leave is reported, and the restore gives way.
+
+A memory worker may have taken on more than it has written: wait a little until its queue is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from functools import partial
+from typing import Any
+
+from sidecar.program.capture.roots import Root
+from sidecar.program.worker.holders import Holder, find_holders, find_ports, is_gone
+
+_POLL = 0.02
+_ASK_WITHIN = 2.0
+_SETTLE = 0.3
+
+
+def stop_holders(holders: list[Holder], *, shutdown: dict[str, Any] | None, timeout: float) -> list[Holder]:
+    """Make the holders let go, and return whoever still has their files open after ``timeout`` seconds.
+
+    Ask first where ``shutdown`` says how: ``method`` and ``path`` of an HTTP request to 127.0.0.1, at the port that is
+    in the holder's variable ``port_env``, else under ``settings_key`` in the JSON file ``settings`` (beside the held
+    file, unless absolute), else any of ``ports``. Half of the time is for that; then SIGTERM, and never worse.
+    Whoever opened the files meanwhile, a worker its supervisor brought back for one, is among those returned, and so is
+    process 1, which is left in peace: a sandbox ends with it.
+    """
+    deadline = time.monotonic() + timeout
+    others = [holder for holder in holders if holder.pid != 1]
+    if shutdown:
+        asked = [holder for holder in others if not is_gone(holder) and _ask_to_leave(holder, shutdown, deadline)]
+        _wait_until_gone(asked, time.monotonic() + (deadline - time.monotonic()) / 2)
+    for holder in others:
+        if not is_gone(holder):
+            try:
+                os.kill(holder.pid, signal.SIGTERM)
+            except OSError:
+                continue  # left by itself, or not ours to signal: the wait tells
+    return (
+        _wait_until_gone(others, deadline)
+        + [holder for holder in holders if holder.pid == 1]
+        + _find_newcomers(holders)
+    )
+
+
+def start_again(holders: list[Holder]) -> list[str]:
+    """Start the holders that are gone, each in a session of its own; return what went wrong, in sentences.
+
+    Same arguments, folder, environment and user; no input and no output. A holder below another is left to that one,
+    and one that somebody else has brought back already is not started twice.
+    """
+    pids = {holder.pid for holder in holders}
+    back = [newcomer.argv for newcomer in _find_newcomers(holders)]
+    problems = []
+    started = []
+    for holder in holders:
+        if not pids.isdisjoint(holder.ancestors) or not is_gone(holder) or holder.argv in back:
+            continue
+        try:
+            process = subprocess.Popen(
+                holder.argv,
+                cwd=holder.cwd,
+                env=holder.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=partial(_become_user, holder) if os.geteuid() == 0 != holder.uid else None,
+            )
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+            problems.append("%r was stopped and could not be started again: %s." % (holder, error))
+        else:
+            started.append((holder, process))
+    if started:
+        time.sleep(_SETTLE)
+    for holder, process in started:
+        if process.poll():
+            problems.append("%r was started again but ended at once with code %d." % (holder, process.returncode))
+    return problems
+
+
+def _find_newcomers(holders: list[Holder]) -> list[Holder]:
+    known = {(holder.pid, holder.started) for holder in holders}
+    found = find_holders([path for holder in holders for path in holder.held])
+    return [holder for holder in found if (holder.pid, holder.started) not in known]
+
+
+def _wait_until_gone(holders: list[Holder], deadline: float) -> list[Holder]:
+    alive = [holder for holder in holders if not is_gone(holder)]
+    while alive and time.monotonic() < deadline:
+        time.sleep(_POLL)
+        alive = [holder for holder in alive if not is_gone(holder)]
+    return alive
+
+
+def _ask_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> bool:
+    request = "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    for port in find_ports(holder, shutdown):
+        within = min(_ASK_WITHIN, deadline - time.monotonic())
+        if within <= 0:
+            continue
+        try:
+            with socket.create_connection(("127.0.0.1", port), within) as connection:
+                connection.sendall((request % (shutdown["method"], shutdown["path"])).encode())
+                if connection.recv(32)[9:10] == b"2":
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def _become_user(holder: Holder) -> None:
+    os.setgroups(holder.groups)
+    os.setgid(holder.gid)
+    os.setuid(holder.uid)
+
+
+_POLL_QUEUE = 0.1
+_ASK_QUEUE_WITHIN = 2.0
+
+
+def wait_until_drained(root: Root, wait: float, then: str) -> list[str]:
+    """Wait at most so many seconds; return what to say, with what comes of it ``then``, when something is still to be written
+    after that."""
+    worker = root.layout.get("worker") or {}
+    if not worker.get("busy_path"):
+        return []
+    try:
+        databases = [name for name in os.listdir(root.folder) if root.rules.database(name)]
+    except OSError:
+        return []  # the walk will say so
+    settings = dict(worker, settings=os.path.join(root.folder, worker["settings"]))
+    deadline = time.monotonic() + wait
+    warnings = []
+    for holder in find_holders([os.path.join(root.folder, name) for name in databases]):
+        left = _count_queued(holder, settings)
+        while left and time.monotonic() < deadline:
+            time.sleep(_POLL_QUEUE)
+            left = _count_queued(holder, settings)
+        if left:
+            warnings.append("%r still had %d things to write after %g s: %s." % (holder, left, wait, then))
+    return warnings
+
+
+def _count_queued(holder: Holder, worker: dict[str, Any]) -> int:
+    """How much the worker says it has yet to do; 0 when it does not say."""
+    import http.client  # only where there is a worker to ask
+
+    for port in find_ports(holder, worker):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ASK_QUEUE_WITHIN)
+        try:
+            connection.request("GET", worker["busy_path"])
+            value = json.loads(connection.getresponse().read(1 << 16))
+            return max(0, int(value[worker["busy_key"]]))
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            continue
+        finally:
+            connection.close()
+    return 0

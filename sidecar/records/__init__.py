@@ -1,0 +1,1 @@
+"""What memories say: one reader for each source, one model."""

@@ -1,0 +1,208 @@
+"""An example of everything that is sent and answered, for the OpenAPI document. They are made of the real types."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from sidecar import __version__
+from sidecar.engine.heads import Acceptance
+from sidecar.engine.queries import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
+from sidecar.receipts import (
+    DatabaseReport,
+    ExportOutcome,
+    ExportReceipt,
+    Finding,
+    Reason,
+    RestoreOutcome,
+    RestoreReceipt,
+    Scrubbed,
+    SetAside,
+    Skip,
+)
+from sidecar.search.port import Hit
+from sidecar.service.api import models
+from sidecar.service.api.attachments import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
+from sidecar.service.api.problems import Problem
+from sidecar.service.attachments.attachment import Attachment
+from sidecar.store.retention import Fate
+
+MEMORY, SANDBOX, CONVERSATION = "acme/agent-7", "e2b:i3x9k2", "conversation-42"
+OLD, NEW = "20261116T083030845Z-318faecc", "20261116T101502117Z-5d0c1a77"
+MADE = "2026-11-16T10:15:02.117+00:00"
+INSTANCE = "conductor-1f0c2a9b7d3e"
+DATABASE = "claude-mem/claude-mem.db"
+
+SNAPSHOT = SnapshotRow(
+    snapshot=NEW,
+    standing="head",
+    created=MADE,
+    parent=OLD,
+    conversation=CONVERSATION,
+    sandbox=SANDBOX,
+    origin="export",
+    files=12,
+    bytes=55_312_384,
+    packs=2,
+)
+EXPORTED = ExportReceipt(
+    outcome=ExportOutcome.COMMITTED,
+    memory=MEMORY,
+    snapshot=NEW,
+    parent=OLD,
+    head=NEW,
+    sandbox=SANDBOX,
+    kind="delta",
+    files=12,
+    bytes=55_312_384,
+    packed_bytes=391_204,
+    transferred_bytes=412_877,
+    round_trips=1,
+    trips={"command": 1},
+    duration_ms=640,
+    databases=[DatabaseReport(path=DATABASE, method="online-backup", check="ok")],
+    skipped=[Skip(path="claude-mem/worker.pid", reason="never leaves a sandbox")],
+    findings=[Finding(path="project/MEMORY.md", name="private", action="removed", line=12)],
+    found={"removed": 1},
+    scrubbed=Scrubbed(private=3),
+    conversation=CONVERSATION,
+)
+RESTORED = RestoreReceipt(
+    outcome=RestoreOutcome.COMPLETE,
+    memory=MEMORY,
+    snapshot=NEW,
+    parent=OLD,
+    sandbox=SANDBOX,
+    files=12,
+    bytes=55_312_384,
+    transferred_bytes=17_204_113,
+    round_trips=2,
+    trips={"upload": 1, "command": 1},
+    duration_ms=1_180,
+    databases=[DatabaseReport(path=DATABASE, method="staged", check="ok")],
+    set_aside=SetAside(
+        path="/home/user/.cache/memory-sidecar/set-aside/20261116T101530.204118Z-20261116T101502117Z-5d0c1a77",
+        files=2,
+        bytes=41_216,
+    ),
+)
+ATTACHMENT = Attachment(
+    memory=MEMORY,
+    sandbox=SANDBOX,
+    conversation=CONVERSATION,
+    lasting=False,
+    attached=MADE,
+    changed=MADE,
+    owner=INSTANCE,
+    saved=MADE,
+    snapshot=NEW,
+)
+OPERATION = models.OperationAnswer(
+    id="5b1c7e0d9a3f4e2b8c6d1f0a",
+    kind="export",
+    memory=MEMORY,
+    sandbox=SANDBOX,
+    state="running",
+    doing="storing",
+    done_bytes=131_072,
+    total_bytes=391_204,
+    created=1_794_824_102.1,
+    finished=None,
+)
+ENTRY = EntryRow(
+    path=DATABASE,
+    type="file",
+    mode=0o644,
+    size=52_428_800,
+    mtime=1_794_824_101_849_275_201,
+    digest="735f0a51" * 8,
+    block=4096,
+    target="",
+    database=True,
+)
+FATES = [
+    Fate(snapshot=NEW, keep=True, reason="head", created=MADE, label="", pinned=False, bytes=391_204),
+    Fate(snapshot=OLD, keep=False, reason="no rule keeps it", created=MADE, label="", pinned=False, bytes=0),
+]
+HIT = Hit(
+    memory=MEMORY,
+    kind="observation",
+    key="claude-mem/117",
+    title="The user prefers short answers",
+    snippet="asked twice for more **brevity** in summaries",
+    project="app",
+    session="0b5a3c1e-77aa-4d52-9f3e-1c2d3e4f5a6b",
+    at=MADE,
+    path=DATABASE,
+    snapshot=NEW,
+    indexed=MADE,
+    score=0.06079,
+)
+PROBLEM = Problem(
+    status=410,
+    title="Sandbox gone",
+    detail="The sandbox e2b:i3x9k2 is gone.",
+    code="sandbox-gone",
+    hint="Nothing was exported; the head is as it was. Restore into a new sandbox.",
+)
+
+EXAMPLES: dict[str, Any] = {
+    type(example).__name__: example
+    for example in (
+        models.ExportBody(sandbox=SANDBOX, conversation=CONVERSATION),
+        models.RestoreBody(sandbox=SANDBOX, conversation=CONVERSATION),
+        models.ForkBody(memory="acme/agent-8"),
+        models.HeadBody(snapshot=OLD),
+        models.AcceptanceBody(snapshot=NEW),
+        AttachmentBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
+        EXPORTED,
+        RESTORED,
+        OPERATION,
+        AttachmentAnswer(attachment=ATTACHMENT, restored=RESTORED),
+        AttachmentsAnswer(attachments=[ATTACHMENT], store="s3://memories", service=INSTANCE),
+        models.MemoriesAnswer(
+            store="s3://memories",
+            memories=[
+                MemoryRow(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
+            ],
+        ),
+        MemoryRow(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
+        models.SnapshotsAnswer(memory=MEMORY, head=NEW, snapshots=[SNAPSHOT]),
+        models.SnapshotAnswer(**asdict(SNAPSHOT), memory=MEMORY, entries=[ENTRY]),
+        models.DiffAnswer(
+            **{"from": OLD},
+            memory=MEMORY,
+            to=NEW,
+            added=[SizeRow(path="project/memory/2026-11-16.md", size=2_113)],
+            removed=[],
+            changed=[ChangeRow(path=DATABASE, old_size=52_166_656, new_size=52_428_800)],
+        ),
+        models.ForkAnswer(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
+        models.HeadAnswer(memory=MEMORY, head=OLD, previous=NEW),
+        Acceptance(
+            memory=MEMORY,
+            head=NEW,
+            previous=OLD,
+            standing="rejected",
+            reason=Reason(code="shrunk", message="It has 1,204,224 bytes; the head has 52,166,656."),
+            pinned=True,
+        ),
+        models.PinAnswer(memory=MEMORY, snapshot=OLD, pinned=True),
+        models.ForgetBody(dry_run=True),
+        models.ForgetAnswer(memory=MEMORY, kept=1, forgotten=1, snapshots=FATES, dry_run=True),
+        models.DeleteAnswer(memory=MEMORY, removed=9),
+        models.SearchAnswer(query="brevity", hits=[HIT], more=False, behind=[]),
+        models.Health(status="ok", version=__version__, checks={"store": "ok", "scheduler": "ok", "intake": "ok"}),
+        PROBLEM,
+    )
+}
+"""By the name of their schema."""
+
+
+def add_examples(schemas: dict[str, Any]) -> None:
+    """Put each example into its schema."""
+    for name, example in EXAMPLES.items():
+        plain = example.model_dump(by_alias=True, mode="json") if isinstance(example, BaseModel) else asdict(example)
+        schemas[name]["examples"] = [plain]

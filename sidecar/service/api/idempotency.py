@@ -1,0 +1,163 @@
+"""Calls that may be sent twice: under one ``Idempotency-Key`` a thing is done once, also across a restart.
+
+The store remembers each key with the snapshot the export will have, from the moment the sandbox was reached: a call that
+names a sandbox that is not there, or that the queue refuses, writes nothing. A call that comes again finds its receipt there;
+or, if the service died in between, whether that snapshot was made: then it is settled, and not made a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from sidecar.engine import Engine
+from sidecar.engine.exports.commit import advance_head
+from sidecar.errors import BaseCollected, SnapshotNotFound, SwapLost, UsageError
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.ids import MemoryKeys
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
+from sidecar.store.manifest import Manifest
+from sidecar.store.marks import hold_packs
+
+LONGEST_KEY = 255
+REUSED = "This Idempotency-Key was used for another call."
+SETTLED = "This call was sent before; the service ended before it could answer, and what it had stored counts."
+
+
+class KeyReused(UsageError):
+    """The Idempotency-Key was used for another call."""
+
+    code = "idempotency-key-reused"
+    default_hint = "Use a new Idempotency-Key for each call that is not a repetition."
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedCall:
+    """A call under a key, as the store remembers it."""
+
+    key: str
+    memory: str
+    kind: str
+    body: str
+    """A digest of what was asked for."""
+    snapshot: str
+    receipt: dict[str, Any] | None = None
+    """What was answered."""
+
+
+class KeyedCall:
+    """A call that came under a key. Raise ``UsageError`` for a key that is too long."""
+
+    def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> None:
+        if len(key) > LONGEST_KEY:
+            raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
+        self.key, self.memory, self.kind = key, memory, kind
+        self.digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Under which it can be found while it waits or runs."""
+        return self.memory, self.key
+
+    def check_same(self, other: KeyedCall) -> None:
+        """Raise ``KeyReused`` unless both ask for the same."""
+        if (self.kind, self.digest) != (other.kind, other.digest):
+            raise KeyReused(REUSED)
+
+
+class RememberedCalls:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def find(self, asked: KeyedCall) -> RememberedCall | None:
+        """The call, if it is remembered. Raise ``KeyReused`` when it was another one."""
+        call = await self._read_call(asked.memory, asked.key)
+        if call is not None and (call.kind, call.body) != (asked.kind, asked.digest):
+            raise KeyReused(REUSED)
+        return call
+
+    async def begin(self, asked: KeyedCall, snapshot: str = "") -> tuple[RememberedCall, bool]:
+        """Remember a call, with the snapshot it is to make; or find it remembered, and say so.
+
+        Raise ``KeyReused`` when it was another one.
+        """
+        store = self._engine.repository.store
+        call = RememberedCall(asked.key, asked.memory, asked.kind, asked.digest, snapshot)
+        await store.prepare()
+        try:
+            await store.swap(MemoryKeys.of(asked.memory).call(asked.key), _encode(call), expected=None)
+        except SwapLost:
+            before = await self.find(asked)
+            if before is None:
+                raise
+            return before, True
+        return call, False
+
+    async def _read_call(self, memory: str, key: str) -> RememberedCall | None:
+        stored = await self._engine.repository.store.get(MemoryKeys.of(memory).call(key))
+        if stored is None:
+            return None
+        try:
+            call = msgspec.convert(decode_checksummed(stored.data), RememberedCall)
+        except (ValueError, msgspec.ValidationError):
+            raise KeyReused("What is remembered under this Idempotency-Key is damaged.") from None
+        if (call.key, call.memory) != (key, memory):
+            raise KeyReused("What is remembered under this Idempotency-Key is of another call.")
+        return call
+
+    def read_receipt(self, call: RememberedCall) -> ExportReceipt | RestoreReceipt | None:
+        """The receipt, if the call was answered before."""
+        if call.receipt is None:
+            return None
+        if call.kind == "export":
+            return msgspec.convert(call.receipt, ExportReceipt)
+        return msgspec.convert(call.receipt, RestoreReceipt)
+
+    async def settled(self, call: RememberedCall, sandbox: str) -> ExportReceipt | None:
+        """The receipt of an export that was stored, though nobody was told; ``None`` when it was not."""
+        repository = self._engine.repository
+        try:
+            manifest = await repository.manifest(call.memory, call.snapshot)
+        except SnapshotNotFound:
+            return None
+        state = await repository.head(call.memory)
+        outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
+        if state.head is not None and (state.snapshot == call.snapshot or state.head.was_head(call.snapshot)):
+            outcome = ExportOutcome.COMMITTED
+        elif not manifest.rejected and manifest.parent == state.snapshot:
+            try:
+                await hold_packs(repository.store, manifest)
+            except BaseCollected:  # it died before it could see that a pack of its base was going: made anew
+                await repository.store.delete([MemoryKeys.of(call.memory).snapshot(call.snapshot)])
+                return None
+            outcome, state = await advance_head(self._engine, manifest, state, moves=True)
+        return _rebuild_receipt(manifest, outcome, state.snapshot, sandbox)
+
+    async def end(self, call: RememberedCall, answer: dict[str, Any]) -> None:
+        """Remember the answer."""
+        ended = RememberedCall(call.key, call.memory, call.kind, call.body, call.snapshot, answer)
+        await self._engine.repository.store.put(MemoryKeys.of(call.memory).call(call.key), _encode(ended))
+
+
+def _encode(call: RememberedCall) -> bytes:
+    return encode_checksummed(asdict(call))
+
+
+def _rebuild_receipt(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
+    return ExportReceipt(
+        outcome=outcome,
+        memory=manifest.memory,
+        snapshot=manifest.snapshot,
+        parent=manifest.parent or None,
+        head=head or None,
+        sandbox=sandbox,
+        files=manifest.files,
+        bytes=manifest.bytes,
+        conversation=manifest.conversation,
+        label=manifest.label,
+        warnings=[SETTLED],
+    )

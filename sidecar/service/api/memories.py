@@ -1,0 +1,218 @@
+"""Look into the store over HTTP, and change it without a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from sidecar.engine import ExportRequest
+from sidecar.engine.archives.tarballs import download
+from sidecar.engine.heads import Acceptance, accept, fork, rollback
+from sidecar.engine.limits import build_bounds
+from sidecar.engine.queries import (
+    MemoryRow,
+    build_not_found_error,
+    compare_snapshots,
+    describe_memory,
+    list_memories,
+    list_snapshots,
+    read_contents,
+)
+from sidecar.host.spool import CHUNK, open_spool
+from sidecar.ids import check_memory_id
+from sidecar.receipts import ExportReceipt
+from sidecar.service.api.models import (
+    AcceptanceBody,
+    DeleteAnswer,
+    DiffAnswer,
+    ForkAnswer,
+    ForkBody,
+    HeadAnswer,
+    HeadBody,
+    MemoriesAnswer,
+    SnapshotAnswer,
+    SnapshotsAnswer,
+)
+from sidecar.service.api.paths import MemoryId
+from sidecar.service.api.problems import document_problems
+from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
+from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.events import publish_accepted
+
+router = APIRouter(prefix="/v1", tags=["memories"])
+READING = document_problems(400, 404, 409, 422, 503)
+CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
+ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
+NEWEST = AcceptanceBody()
+Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
+
+
+@router.get("/memories", responses=document_problems(503))
+async def get_memories(request: Request) -> MemoriesAnswer:
+    """Every memory of the store."""
+    repository = get_sidecar(request).engine.repository
+    return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
+
+
+@router.get("/memories/{memory}", responses=READING)
+async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
+    """One memory: its head and how many snapshots it has."""
+    return await describe_memory(get_sidecar(request).engine.repository, memory)
+
+
+@router.get("/memories/{memory}/snapshots", responses=READING)
+async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
+    """A memory's snapshots, newest first."""
+    state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
+    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
+
+
+@router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
+async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
+    """A snapshot and every file in it."""
+    found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
+
+
+@router.get(
+    "/memories/{memory}/snapshots/{snapshot}/archive",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"application/gzip": {}, "application/zstd": {}}, "description": "A tarball of a home"},
+        **READING,
+    },
+)
+async def get_archive(
+    request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
+) -> StreamingResponse:
+    """A snapshot as an ordinary tarball."""
+    # Without a name, so that nothing is left of it whatever becomes of us; it is closed when it was sent.
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        manifest = await download(get_sidecar(request).engine, check_memory_id(memory), snapshot, file, codec)
+    except BaseException:
+        file.close()
+        raise
+
+    async def chunks() -> AsyncIterator[bytes]:
+        with file:
+            file.seek(0)
+            while chunk := await asyncio.to_thread(file.read, CHUNK):
+                yield chunk
+
+    kind = {"gz": "application/gzip", "zst": "application/zstd"}[codec]
+    headers = {
+        "Content-Length": str(file.seek(0, os.SEEK_END)),
+        "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
+    }
+    return StreamingResponse(chunks(), media_type=kind, headers=headers)
+
+
+@router.get("/memories/{memory}/diff", responses=READING)
+async def get_diff(
+    request: Request,
+    memory: MemoryId,
+    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
+    to: Wanted = "latest",
+) -> DiffAnswer:
+    """What changed between two snapshots."""
+    found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
+    return DiffAnswer(
+        **{"from": found.old},
+        memory=memory,
+        to=found.new,
+        added=found.added,
+        removed=found.removed,
+        changed=found.changed,
+    )
+
+
+@router.post(
+    "/memories/{memory}/archives",
+    response_model=ExportReceipt,
+    responses={**ACCEPTED, **ADOPTING},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES},
+        }
+    },
+)
+async def post_archive(
+    request: Request,
+    memory: MemoryId,
+    label: Annotated[str, Query(max_length=1000)] = "",
+    allow: Annotated[list[str] | None, Query(max_length=10, description="Guards that are not to object.")] = None,
+    wait: Wait = True,
+) -> Any:
+    """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
+    sidecar = get_sidecar(request)
+    await sidecar.engine.repository.check_new_memory(memory)
+    check_media_type(request.headers)
+    sidecar.operations.check_intake()
+    engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
+    async with AsyncExitStack() as held:
+        scratch = await held.enter_async_context(open_spool())
+        within = build_bounds(engine.limits.of(memory))
+        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
+        archive = taken.path.rename(scratch.folder / "upload")  # what the receipt calls it
+        operation = sidecar.adopt(archive, wanted)
+        operation.held = held.pop_all()  # it begins when we wait, and needs the file until it has ended
+    return await operation.result() if wait else build_accepted_answer(operation)
+
+
+@router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
+async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
+    """Begin a new memory with a copy of a snapshot."""
+    manifest = await fork(get_sidecar(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
+    get_sidecar(request).changed(body.memory)
+    return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
+
+
+@router.put("/memories/{memory}/head", responses=CHANGING)
+async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
+    """Make another snapshot the head; nothing is removed."""
+    head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
+    get_sidecar(request).changed(memory)
+    return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+
+
+@router.post("/memories/{memory}/acceptances", responses=CHANGING)
+async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
+    """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
+    sidecar = get_sidecar(request)
+    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
+    publish_accepted(
+        sidecar.events,
+        memory=memory,
+        by="person",
+        snapshot=done.head,
+        reasons=[done.reason.code],
+        replaced=done.previous,
+        pinned=done.pinned,
+    )
+    sidecar.changed(memory)
+    return done
+
+
+@router.delete("/memories/{memory}", responses=CHANGING)
+async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
+    """Remove every byte of a memory."""
+    sidecar = get_sidecar(request)
+    repository = sidecar.engine.repository
+    if not await repository.exists(check_memory_id(memory)):
+        raise build_not_found_error(repository, memory)
+    if sidecar.keeper is not None:
+        await sidecar.keeper.forget_memory(memory)
+    removed = await repository.delete_memory(memory)
+    sidecar.metrics.forget(memory)
+    sidecar.changed(memory)
+    return DeleteAnswer(memory=memory, removed=removed)

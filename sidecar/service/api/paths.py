@@ -1,0 +1,41 @@
+"""Memory ids in paths. They may hold a ``/``, which a caller writes as ``%2F``, and which must not part the path."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import unquote
+
+from fastapi import Path
+from pydantic import AfterValidator
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sidecar.errors import BadMemoryId
+from sidecar.service.api.problems import build_answer, build_problem
+
+SLASH = "\ue000"
+"""Stands for a slash inside a segment, between here and the route: a private character, refused when a caller sends it."""
+
+
+class WholeSegments:
+    """Hand each segment of a path on as one, whatever it holds."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope.get("raw_path"):
+            raw = scope["raw_path"].partition(b"?")[0].decode("latin-1")
+            segments = [unquote(segment, errors="surrogateescape") for segment in raw.split("/")]
+            if any(SLASH in segment for segment in segments):
+                problem = BadMemoryId("A path may not hold the private character U+E000.")
+                await build_answer(build_problem(problem))(scope, receive, send)
+                return
+            scope = {**scope, "path": "/".join(segment.replace("/", SLASH) for segment in segments)}
+        await self._app(scope, receive, send)
+
+
+MemoryId = Annotated[
+    str,
+    Path(description="The memory's id; a '/' in it is written %2F.", examples=["conductor", "acme%2Fagent-7"]),
+    AfterValidator(lambda text: text.replace(SLASH, "/")),
+]

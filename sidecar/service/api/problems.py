@@ -1,0 +1,147 @@
+"""Errors over HTTP: ``application/problem+json`` with our code, whether a retry can help, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from sidecar import errors
+from sidecar.engine.archives.unpack import NotAnArchive
+from sidecar.errors import SidecarError
+from sidecar.host.spool import SpoolFull
+from sidecar.service.api.idempotency import KeyReused
+from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
+from sidecar.service.attachments.attachment import NotAttached
+from sidecar.service.attachments.leases import LeaseLost
+from sidecar.service.operations import Stopping, TooBusy
+
+RETRY_SECONDS = 5
+MEDIA_TYPE = "application/problem+json"
+HTTP_CODES, OTHER_HTTP = (
+    {401: "unauthorized", 404: "not-found", 405: "method-not-allowed", 413: "too-large"},
+    "http-error",
+)
+"""What an error of HTTP itself is called."""
+
+# The first that fits. What a sandbox or its provider did is a failed dependency, not a failure of the service.
+STATUS: tuple[tuple[type[SidecarError], int], ...] = (
+    (KeyReused, 422),
+    (UnsupportedMediaType, 415),
+    (UploadTimeout, 408),
+    (UploadCut, 400),
+    (TooBusy, 429),
+    (Stopping, 503),
+    (errors.MemoryNotFound, 404),
+    (errors.SnapshotNotFound, 404),
+    (errors.SandboxNotFound, 404),
+    (NotAttached, 404),
+    (LeaseLost, 409),
+    (errors.SandboxGone, 410),
+    (errors.SandboxNotAllowed, 403),
+    (errors.SandboxAsleep, 409),
+    (errors.SwapLost, 409),
+    (errors.SnapshotError, 409),
+    (errors.LimitExceeded, 413),
+    (errors.NoIndex, 409),
+    (errors.NothingToAccept, 409),
+    (errors.SearchError, 503),
+    (NotAnArchive, 422),
+    (SpoolFull, 507),
+    (errors.UsageError, 400),
+    (errors.SandboxError, 424),
+    (errors.UntrustedSandbox, 424),
+    (errors.StoreFull, 507),
+    (errors.StoreError, 503),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What went wrong. ``code`` is stable; ``retryable`` says whether the same request can succeed later."""
+
+    status: int
+    title: str
+    detail: str
+    code: str
+    hint: str = ""
+    retryable: bool = False
+    type: str = "about:blank"
+
+
+def status_of(kind: type[SidecarError]) -> int:
+    """The HTTP status that errors of this kind are answered with."""
+    return next((status for known, status in STATUS if issubclass(kind, known)), 500)
+
+
+def build_problem(error: SidecarError) -> Problem:
+    return Problem(
+        status=status_of(type(error)),
+        title=error.code.replace("-", " ").capitalize(),
+        detail=error.message,
+        code=error.code,
+        hint=error.hint,
+        retryable=error.retryable,
+    )
+
+
+def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
+    waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
+    body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
+    return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
+
+
+async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SidecarError)
+    return build_answer(build_problem(error))
+
+
+async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    told = "; ".join(
+        f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
+    )
+    hint = "See /openapi.json for what may be sent."
+    return build_answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = HTTP_CODES.get(error.status_code, OTHER_HTTP)
+    title = code.replace("-", " ").capitalize()
+    problem = Problem(status=error.status_code, title=title, detail=str(error.detail), code=code)
+    return build_answer(problem, dict(error.headers or {}))
+
+
+async def on_caller_gone(request: Request, error: Exception) -> JSONResponse:
+    """A caller hung up before it had sent everything: nothing of ours went wrong, and no one reads the answer."""
+    return build_answer(
+        Problem(status=400, title="Bad request", detail="The request was cut short.", code="bad-request")
+    )
+
+
+def document_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route may answer besides success, for the OpenAPI document."""
+    reasons = {
+        400: "What was asked for makes no sense",
+        401: "No valid bearer token",
+        403: "The sandbox may not be one here, or the request comes from a page of another origin",
+        404: "There is no such thing",
+        408: "The body did not arrive in time",
+        409: "It cannot be done as things are",
+        410: "The sandbox is gone",
+        413: "More than the limits allow",
+        415: "Another kind of content is expected",
+        421: "The service may not be called by that name",
+        422: "The request is not valid",
+        424: "The sandbox or its provider failed",
+        429: "Too much is under way; see Retry-After",
+        503: "The store cannot be reached, or the service is about to end; see Retry-After",
+        507: "The store is full",
+    }
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": reasons[status], "content": content} for status in (401, 403, 421, *statuses)}

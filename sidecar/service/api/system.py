@@ -1,0 +1,105 @@
+"""Is it well, what happens, how much: for machines that watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from sidecar import __version__
+from sidecar.errors import SidecarError
+from sidecar.service.api.attachments import get_keeper
+from sidecar.service.api.models import Health
+from sidecar.service.api.problems import document_problems
+from sidecar.service.api.verbs import get_sidecar
+
+router = APIRouter(tags=["system"])
+BREATH_SECONDS = 15.0
+
+
+@router.get("/healthz", openapi_extra={"security": []})
+async def healthz() -> Health:
+    """The process lives."""
+    return Health(status="ok", version=__version__, checks={})
+
+
+@router.get(
+    "/readyz",
+    response_model=Health,
+    responses={503: {"model": Health, "description": "Not ready"}},
+    openapi_extra={"security": []},
+)
+async def readyz(request: Request) -> Any:
+    """It can do its work: the store can be written, and attachments are looked after."""
+    sidecar = get_sidecar(request)
+    checks = {
+        "store": "ok",
+        "scheduler": "ok" if get_keeper(request).alive else "not running",
+        "intake": "stopping" if sidecar.operations.stopping else "ok",
+    }
+    try:
+        await sidecar.engine.repository.store.prepare()
+    except SidecarError as problem:
+        checks["store"] = problem.message
+    ready = set(checks.values()) == {"ok"}
+    health = Health(status="ok" if ready else "not ready", version=__version__, checks=checks)
+    return JSONResponse(asdict(health), 200 if ready else 503)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **document_problems()},
+)
+async def metrics(request: Request) -> Response:
+    """Exports, restores, outcomes, bytes, durations, the age of each memory's newest snapshot."""
+    sidecar = get_sidecar(request)
+    keeper = get_keeper(request)
+    text = sidecar.metrics.text(
+        running=sidecar.operations.running,
+        waiting=sidecar.operations.waiting,
+        attached=len(keeper.looked_after),
+        at_risk=len(keeper.at_risk()),
+    )
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get(
+    "/v1/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
+        **document_problems(422),
+    },
+)
+async def events(
+    request: Request,
+    last: Annotated[int | None, Header(alias="Last-Event-ID", description="Begin after this event.")] = None,
+) -> StreamingResponse:
+    """What happens, as it happens."""
+    sidecar = get_sidecar(request)
+
+    async def lines() -> AsyncIterator[str]:
+        stream = sidecar.events.listen(last)
+        following = asyncio.ensure_future(anext(stream))
+        stopping = asyncio.ensure_future(sidecar.operations.told_to_stop.wait())
+        try:
+            yield ": listening\n\n"
+            while not stopping.done():
+                await asyncio.wait({following, stopping}, timeout=BREATH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    yield ": still here\n\n"
+                    continue
+                event = following.result()
+                following = asyncio.ensure_future(anext(stream))
+                yield f"id: {event.number}\nevent: {event.type}\ndata: {json.dumps(asdict(event))}\n\n"
+        finally:
+            following.cancel()
+            stopping.cancel()
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

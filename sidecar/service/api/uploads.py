@@ -1,0 +1,103 @@
+"""Tarballs on their way in: which kinds are taken, how large they may be, how long they may take, and how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+
+from starlette.requests import ClientDisconnect, Request
+
+from sidecar.engine.limits import Bounds
+from sidecar.errors import SidecarError, UsageError
+from sidecar.host.spool import Spool, SpooledFile
+from sidecar.service.operations import TooBusy
+
+MEDIA_TYPES = (
+    "application/octet-stream",
+    "application/x-tar",
+    "application/gzip",
+    "application/x-gzip",
+    "application/zstd",
+)
+"""What a tarball may be called. Which it really is, its first bytes tell."""
+LONGEST_NUMBER = 20
+
+
+class UnsupportedMediaType(UsageError):
+    """The body is of a content type that is not taken here."""
+
+    code = "unsupported-media-type"
+    default_hint = f"Send the header Content-Type with one of these: {', '.join(MEDIA_TYPES)}."
+
+
+class UploadTimeout(SidecarError):
+    """A tarball took too long to arrive."""
+
+    code = "upload-timeout"
+    retryable = True
+    default_hint = "Nothing was stored. Send it again over a faster line, or raise [timing] unpack in the config."
+
+
+class UploadCut(SidecarError):
+    """A tarball did not arrive as a whole."""
+
+    code = "upload-cut"
+    retryable = True
+    default_hint = "Nothing was stored; send it again."
+
+
+class Uploads:
+    """Takes tarballs in, so many at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+
+    async def take(self, request: Request, scratch: Spool, within: Bounds, seconds: float) -> SpooledFile:
+        """Write a request's body to a file.
+
+        Raise ``TooBusy``, ``LimitExceeded`` before more than the limit is on the disk, ``UploadTimeout`` or ``UploadCut``.
+        """
+        _check_length(request.headers, within)
+        with self._count_upload():
+            try:
+                async with asyncio.timeout(seconds):
+                    taken = await scratch.take(_read_chunks(request, within))
+            except TimeoutError:
+                raise UploadTimeout(f"The tarball did not arrive within {seconds:g} seconds.") from None
+            except ClientDisconnect:
+                raise UploadCut("The connection ended before all of the tarball had arrived.") from None
+        return taken
+
+    @contextmanager
+    def _count_upload(self) -> Iterator[None]:
+        if self._open >= self._most:
+            raise TooBusy(f"{self._open} tarballs are on their way in already.")
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+def check_media_type(headers: Mapping[str, str]) -> None:
+    """Raise ``UnsupportedMediaType`` unless the body is called something that a tarball is called."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in MEDIA_TYPES:
+        raise UnsupportedMediaType(f"A tarball is not sent as {kind[:100]!r}." if kind else "The body has no type.")
+
+
+def _check_length(headers: Mapping[str, str], within: Bounds) -> None:
+    """Refuse what says that it is too large before any of it is taken."""
+    length = headers.get("content-length", "")
+    if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
+        within.check("packed_bytes", int(length), f"The tarball has {int(length):,} bytes")
+
+
+async def _read_chunks(request: Request, within: Bounds) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        within.check("packed_bytes", size, f"The tarball has {size:,} bytes or more")
+        yield chunk

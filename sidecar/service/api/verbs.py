@@ -1,0 +1,131 @@
+"""The two verbs over HTTP, and how they stand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.api.models import ExportBody, OperationAnswer, RestoreBody
+from sidecar.service.api.paths import MemoryId
+from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
+from sidecar.service.attachments.attachment import CareOptions
+from sidecar.service.core import Sidecar
+from sidecar.service.operations import Operation
+
+router = APIRouter(prefix="/v1", tags=["verbs"])
+
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        description="Repeat a call safely: under one key it is done once, also across a restart.",
+    ),
+]
+Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
+ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
+TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+
+
+def get_sidecar(request: Request) -> Sidecar:
+    sidecar: Sidecar = request.app.state.sidecar
+    return sidecar
+
+
+@router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
+async def export_memory(
+    request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
+) -> Any:
+    """Export a sandbox's memory as a new snapshot. The receipt's ``outcome`` says what came of it."""
+    wanted = ExportRequest(
+        memory=memory,
+        layouts=tuple(body.layouts),
+        projects=None if body.projects is None else tuple(body.projects),
+        conversation=body.conversation,
+        label=body.label,
+        force=body.force,
+        allow=tuple(body.allow),
+    )
+    operation = await get_sidecar(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
+    return await operation.result() if wait else build_accepted_answer(operation)
+
+
+@router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
+async def restore_memory(
+    request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
+) -> Any:
+    """Restore a memory into a sandbox. ``empty`` is a first start; ``incomplete`` leaves the sandbox as it was.
+
+    It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
+    ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
+    care = CareOptions(
+        layouts=body.layouts,
+        projects=body.projects,
+        checkpoint_every=body.checkpoint_every,
+        conversation=body.conversation,
+        user=body.user,
+    )
+    wanted = RestoreRequest(
+        memory=memory,
+        snapshot=body.snapshot,
+        mode=body.mode,
+        projects=None if body.projects is None else tuple(body.projects),
+        force=body.force,
+        withhold_projects=body.withhold_projects,
+        must_exist=body.must_exist,
+        conversation=body.conversation,
+        discard=body.discard,
+        read_only=body.read_only,
+    )
+    operation = await get_sidecar(request).restore(
+        wanted,
+        body.sandbox,
+        wake=body.wake,
+        user=body.user,
+        key=key,
+        conversation=body.conversation,
+        care=care if body.attach else None,
+    )
+    return await operation.result() if wait else build_accepted_answer(operation)
+
+
+@router.get("/operations/{id}", responses=document_problems(404, 422))
+async def look_at_operation(request: Request, id: str) -> OperationAnswer:
+    """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
+    operation = get_sidecar(request).operations.find(id)
+    if operation is None:
+        hint = "The last thousand are remembered, and none from before a restart."
+        problem = Problem(
+            status=404, title="Not found", detail="There is no such operation.", code="not-found", hint=hint
+        )
+        return build_answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
+    return _build_operation_answer(operation)
+
+
+def build_accepted_answer(operation: Operation) -> Response:
+    """The answer to a caller that does not wait."""
+    from fastapi.encoders import jsonable_encoder
+
+    where = f"/v1/operations/{operation.id}"
+    return JSONResponse(jsonable_encoder(_build_operation_answer(operation)), 202, headers={"Location": where})
+
+
+def _build_operation_answer(operation: Operation) -> OperationAnswer:
+    return OperationAnswer(
+        id=operation.id,
+        kind=operation.kind,
+        memory=operation.memory,
+        sandbox=operation.sandbox,
+        state=operation.state,
+        doing=operation.doing,
+        done_bytes=operation.done_bytes,
+        total_bytes=operation.total_bytes,
+        created=operation.created,
+        finished=operation.finished,
+        receipt=operation.receipt,
+        problem=build_problem(operation.problem) if operation.problem else None,
+    )

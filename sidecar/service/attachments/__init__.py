@@ -1,0 +1,1 @@
+"""Sandboxes that the service looks after."""

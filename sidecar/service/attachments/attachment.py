@@ -1,0 +1,347 @@
+"""Which sandboxes are looked after, by whom: one small object per memory and sandbox in the store, swapped by compare."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+
+from sidecar.errors import ObjectRefused, SnapshotError, SwapLost
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.ids import ATTACHMENTS, CONVERSATIONS, build_attachment_key, build_conversation_key, is_plain_id
+from sidecar.ports import ObjectInfo, Store
+
+OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
+ATTACHED = "attached"
+"""What versions before there were conversations call one that is open."""
+AS_USER = "as-user "
+"""Before the state of one that is exported as a user that was named."""
+FORGOTTEN_AFTER = {IDLE: 3600.0, ENDED: 3600.0, LOST: 7 * 86400.0}
+"""Seconds for which one that is not looked after any more is still listed."""
+SETTLED_SECONDS = 3.0
+"""Two writes within one tick of a store's clock (a second, with S3) look the same in a listing. One that looks the same for
+longer than this was not written meanwhile."""
+PARALLEL = 8
+"""Requests to the store at once, where there are many attachments."""
+
+AttachmentKey = tuple[str, str]
+"""A memory, and a sandbox of it."""
+
+
+class NotAttached(SnapshotError):
+    """No sandbox of the memory is attached, or not the one named."""
+
+    code = "not-attached"
+    default_hint = "PUT /v1/memories/{memory}/attachment attaches a sandbox."
+
+
+class SeveralAttachments(SnapshotError):
+    """Several sandboxes of the memory are attached, and none was named."""
+
+    code = "several-attachments"
+    default_hint = "Say which one is meant: ?sandbox=REF, or --sandbox REF."
+
+
+class AttachmentDamaged(ObjectRefused):
+    """The object that describes an attachment cannot be read or trusted."""
+
+    code = "attachment-damaged"
+    default_hint = "Attach the sandbox again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A sandbox the sidecar looks after between restore and export."""
+
+    memory: str
+    sandbox: str
+    layouts: list[str] = field(default_factory=list)
+    projects: list[str] | None = None
+    checkpoint_every: float = 300.0
+    conversation: str = ""
+    """The id of the conversation that is open, or was last."""
+    lasting: bool = True
+    """It is looked after until it is detached; otherwise until its caller has exported it."""
+    attached: str = ""
+    generation: int = 1
+    """Grows with each owner: an owner of an earlier one has lost it."""
+    owner: str = ""
+    """The service that looks after it; "" while none does."""
+    state: str = OPEN
+    """"open"; "idle": its caller has exported it since; "lost": the sandbox is gone, and what it had not saved with it;
+    "ended": gone, after its export."""
+    changed: str = ""
+    """Since when it is in that state."""
+    saved: str = ""
+    """When the head last had all of it: exported, found unchanged, or restored. "": never yet."""
+    snapshot: str = ""
+    """The head at that time."""
+    problem: str = ""
+    """Why the head does not have what the sandbox has, if the last export said so or failed: a code and a sentence."""
+    hint: str = ""
+    """What to do about it."""
+    user: str = ""
+    """As whom it is exported; "": as whoever its provider takes."""
+
+    @property
+    def place(self) -> AttachmentKey:
+        return self.memory, self.sandbox
+
+    @property
+    def unsaved_seconds(self) -> float:
+        """How much may be lost with the sandbox: since it was saved, or attached."""
+        return _count_seconds_since(self.saved or self.attached)
+
+    @property
+    def looked_after(self) -> bool:
+        return self.state == OPEN or (self.state == IDLE and self.lasting)
+
+    @property
+    def overdue(self) -> bool:
+        return self.looked_after and self.unsaved_seconds > 2 * self.checkpoint_every
+
+    @property
+    def at_risk(self) -> bool:
+        return self.state == LOST or bool(self.problem) or self.overdue
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether it was told for long enough what became of it."""
+        return (
+            not self.looked_after and _count_seconds_since(self.changed or self.attached) > FORGOTTEN_AFTER[self.state]
+        )
+
+    @property
+    def problem_code(self) -> str:
+        return self.problem.partition(":")[0]
+
+    def change_state(self, state: str) -> Attachment:
+        """The same in another state, from now on."""
+        return self if state == self.state else replace(self, state=state, changed=format_now())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CareOptions:
+    """How a sandbox is to be looked after. What is not said is as it was before, or as the service is set."""
+
+    layouts: list[str] = field(default_factory=list)
+    projects: list[str] | None = None
+    checkpoint_every: float | None = None
+    conversation: str = ""
+    user: str = ""
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttachment:
+    """An attachment as it was read: where it is, and the version that a swap must still find there."""
+
+    attachment: Attachment
+    key: str
+    version: str
+
+    @property
+    def place(self) -> AttachmentKey:
+        return self.attachment.place
+
+
+@dataclass(slots=True)
+class _CachedAttachment:
+    """What a listing showed of an object, since when, and what was read when."""
+
+    stamp: tuple[float, int]
+    since: float
+    read: float
+    held: StoredAttachment | None
+
+    @property
+    def settled(self) -> bool:
+        return self.read - self.since > SETTLED_SECONDS
+
+
+class Attachments:
+    """Those of one store.
+
+    The first lasting one of a memory has the key by which earlier versions know it, so that their services take it over too.
+    Every other one has a key of its own, which they do not list: they could only keep one per memory, and would put a second
+    in the place of the first. When they write one they leave out what they do not know; it is a lasting one then.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._log = structlog.get_logger("sidecar")
+        self._seen: dict[str, _CachedAttachment] = {}
+        self.unreadable: set[str] = set()
+        self.doubles: list[StoredAttachment] = []
+        """Of a memory and sandbox that there is another attachment for, which rules."""
+
+    async def all(self) -> list[StoredAttachment]:
+        """Those that can be read, one per memory and sandbox; ``unreadable`` are the keys of the others.
+
+        Only what a listing shows as changed is read again.
+        """
+        infos = [info for prefix in (ATTACHMENTS, CONVERSATIONS) async for info in self._store.list(prefix)]
+        turns, unreadable = asyncio.Semaphore(PARALLEL), set()
+
+        async def look(info: ObjectInfo) -> tuple[str, _CachedAttachment | None]:
+            async with turns:
+                try:
+                    return info.key, await self._read_if_changed(info)
+                except SnapshotError as problem:
+                    if info.key not in self.unreadable:
+                        self._log.error("an attachment is refused", object=info.key, **problem.as_dict())
+                    unreadable.add(info.key)
+                    return info.key, None
+
+        looked = await asyncio.gather(*map(look, infos))
+        self._seen = {key: seen for key, seen in looked if seen is not None}
+        self.unreadable = unreadable
+        found: dict[AttachmentKey, StoredAttachment] = {}
+        self.doubles = []
+        # The shared key comes first: an earlier version may have attached there what has a key of its own already.
+        for held in [seen.held for _, seen in looked if seen is not None and seen.held is not None]:
+            if found.setdefault(held.place, held) is not held:
+                self.doubles.append(held)
+        return list(found.values())
+
+    async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
+        stamp, began = (info.modified, info.size), time.monotonic()
+        seen = self._seen.get(info.key)
+        if seen is not None and seen.stamp == stamp and seen.settled:
+            return seen
+        since = seen.since if seen is not None and seen.stamp == stamp else began
+        return _CachedAttachment(stamp, since, began, await self._read(info.key))
+
+    async def find(self, memory: str, sandbox: str) -> StoredAttachment | None:
+        """Raise ``AttachmentDamaged``, or what a signed store raises, for one that was altered."""
+        first, own = await asyncio.gather(
+            self._read(build_attachment_key(memory)), self._read(build_conversation_key(memory, sandbox))
+        )
+        return first if first is not None and first.attachment.sandbox == sandbox else own
+
+    async def find_only(self, memory: str) -> Attachment:
+        """The one sandbox of a memory that is attached. Raise ``NotAttached`` or ``SeveralAttachments``."""
+        await self._read(build_attachment_key(memory))  # one that was altered is not to be passed over
+        rows = [held.attachment for held in await self.all() if held.attachment.memory == memory]
+        # What is listed only a little longer is not in the way of the one that is looked after.
+        rows = [one for one in rows if one.looked_after] or rows
+        if not rows:
+            raise NotAttached(f"No sandbox of {memory} is attached.")
+        if len(rows) > 1:
+            listed = ", ".join(f"{one.sandbox} ({one.state})" for one in rows)
+            raise SeveralAttachments(f"{memory} has {len(rows)} sandboxes: {listed}.")
+        return rows[0]
+
+    async def _read(self, key: str) -> StoredAttachment | None:
+        stored = await self._store.get(key)
+        if stored is None:
+            return None
+        try:
+            attachment = _decode(stored.data)
+        except (ValueError, msgspec.ValidationError) as problem:
+            raise AttachmentDamaged(f"{key} is damaged: {problem}.", version=stored.version) from None
+        if key not in (build_attachment_key(attachment.memory), build_conversation_key(*attachment.place)):
+            raise AttachmentDamaged(f"{key} is damaged: it belongs to another memory.", version=stored.version)
+        return StoredAttachment(attachment, key, stored.version)
+
+    async def add(self, attachment: Attachment) -> StoredAttachment:
+        """Write a new one, also where something is that was altered. Raise ``HeadMoved`` when its place is taken."""
+        if attachment.lasting and is_plain_id(
+            attachment.memory
+        ):  # others' shared key has a ~, which not every server takes
+            try:
+                return await self._put(attachment, build_attachment_key(attachment.memory))
+            except SwapLost:
+                pass  # it is of another sandbox
+        return await self._put(attachment, build_conversation_key(*attachment.place))
+
+    async def _put(self, attachment: Attachment, key: str) -> StoredAttachment:
+        try:
+            return await self._swap_object(attachment, key, None)
+        except SwapLost:
+            try:
+                await self._read(key)
+            except ObjectRefused as refused:
+                return await self._swap_object(attachment, key, refused.version)
+            raise
+
+    async def write(self, attachment: Attachment, before: StoredAttachment) -> StoredAttachment:
+        """Replace one. Raise ``HeadMoved`` when somebody else wrote it since."""
+        return await self._swap_object(attachment, before.key, before.version)
+
+    async def move(self, held: StoredAttachment) -> StoredAttachment:
+        """Give one a key of its own, out of the sight of earlier versions. Raise ``HeadMoved``."""
+        own = build_conversation_key(*held.place)
+        if held.key == own:
+            return held
+        moved = await self._swap_object(held.attachment, own, None)
+        there = await self._read(held.key)
+        if there is not None and there.place == held.place:
+            await self._store.delete([held.key])
+        return moved
+
+    async def is_taken(self, held: StoredAttachment) -> bool:
+        """Whether another sandbox of the memory has its key now: by a service of an earlier version."""
+        there = await self._read(held.key)
+        return there is not None and there.place != held.place
+
+    async def take(self, held: StoredAttachment, owner: str) -> StoredAttachment:
+        """Become its owner. Raise ``HeadMoved`` when somebody else was faster."""
+        taken = replace(held.attachment, owner=owner, generation=held.attachment.generation + 1)
+        return await self.write(taken, held)
+
+    async def remove(self, held: StoredAttachment) -> None:
+        await self._store.delete([held.key])
+
+    async def remove_if_same(self, held: StoredAttachment) -> bool:
+        """Remove one as it was read, and leave alone what somebody has written there since: False."""
+        there = await self._store.get(held.key)
+        if there is not None and there.version != held.version:
+            return False
+        await self.remove(held)
+        return True
+
+    async def remove_all(self, memory: str) -> None:
+        """Those of a memory that is deleted: an export of one would begin it again."""
+        rows = [*await self.all(), *self.doubles]
+        await self._store.delete(
+            {build_attachment_key(memory), *(row.key for row in rows if row.attachment.memory == memory)}
+        )
+
+    async def _swap_object(self, attachment: Attachment, key: str, version: str | None) -> StoredAttachment:
+        return StoredAttachment(attachment, key, await self._store.swap(key, _encode(attachment), expected=version))
+
+
+def _encode(attachment: Attachment) -> bytes:
+    # Earlier versions always have a time here: that of the attachment, as long as nothing was saved. They know of no user,
+    # and would export from another home: so they do not know its state either, and say so.
+    state = f"{AS_USER}{attachment.state}" if attachment.user else attachment.state
+    return encode_checksummed(asdict(replace(attachment, saved=attachment.saved or attachment.attached, state=state)))
+
+
+def _decode(data: bytes) -> Attachment:
+    """Raise ``ValueError`` or ``msgspec.ValidationError``."""
+    attachment = msgspec.convert(decode_checksummed(data), Attachment)
+    if attachment.user:
+        attachment = replace(attachment, state=attachment.state.removeprefix(AS_USER))
+    if attachment.state == ATTACHED:
+        attachment = replace(attachment, state=OPEN)
+    if attachment.state not in (OPEN, *FORGOTTEN_AFTER):
+        raise ValueError(f"{attachment.state!r} is no state of an attachment")
+    return attachment if attachment.snapshot else replace(attachment, saved="")
+
+
+def _count_seconds_since(moment: str) -> float:
+    """0 where a clock was put back meanwhile."""
+    try:
+        return max(0.0, round((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 1))
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def format_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,115 @@
+"""Export an attached sandbox, for as long as it is ours to export."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sidecar.engine import ExportRequest
+from sidecar.errors import SidecarError
+from sidecar.ids import parse_snapshot_time
+from sidecar.receipts import ExportReceipt
+from sidecar.service.attachments.attachment import Attachment, Attachments
+from sidecar.service.attachments.leases import Lease, LeaseLost
+from sidecar.service.core import Sidecar
+from sidecar.service.operations import NotWanted, Operation
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
+
+KEPT_ALIVE = 15.0
+"""An export before the end must not keep a sandbox from ending: it is prolonged only when it would end under our hands."""
+CHECKPOINT, SHUTDOWN, DETACHED = "checkpoint", "shutdown", "detached"
+LABELS = (CHECKPOINT, SHUTDOWN, DETACHED)
+"""What snapshots are labelled that nobody asked for one by one."""
+MOST_LOOKED_AT = 20
+"""Of a memory's newest snapshots, when a sandbox is gone."""
+
+
+class ConversationClosed(NotWanted):
+    """The caller exported or detached the sandbox before the checkpoint's turn came."""
+
+    code = "conversation-closed"
+    default_hint = "Nothing to do."
+
+
+class TakenOver(LeaseLost):
+    """Another service has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentSaver:
+    sidecar: Sidecar
+    attachments: Attachments
+    lease: Lease
+
+    async def save(self, attachment: Attachment, current: Callable[[], Attachment | None], why: str) -> ExportReceipt:
+        """Export it under the label ``why``, as it is attached (``current``) when its turn comes.
+
+        Raise a ``SidecarError`` when it failed, ``ConversationClosed`` when its caller has exported it meanwhile, and
+        ``LeaseLost`` when it is not ours any more.
+        """
+
+        async def work(operation: Operation) -> ExportReceipt:
+            now = current()
+            if now is None or not now.looked_after:
+                raise ConversationClosed(f"{attachment.sandbox} is not looked after any more.")
+            return await self._export_attached(operation, now, why)
+
+        operation = self.sidecar.operations.start(
+            Operation(
+                "export",
+                attachment.memory,
+                attachment.sandbox,
+                attachment.conversation,
+                told=attachment.problem_code,
+            ),
+            work,
+            ours=True,
+        )
+        receipt = await operation.result()
+        assert isinstance(receipt, ExportReceipt)
+        return receipt
+
+    async def _export_attached(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
+        engine = self.sidecar.engine
+        timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
+        request = ExportRequest(
+            memory=attachment.memory,
+            layouts=tuple(attachment.layouts),
+            projects=None if attachment.projects is None else tuple(attachment.projects),
+            conversation=attachment.conversation,
+            label=why,
+        )
+
+        async def fence() -> None:
+            await self._check_ours(attachment)
+
+        await fence()
+        async with self.sidecar.sandboxes.use(attachment.sandbox, user=attachment.user) as sandbox:
+            ours = replace(engine, progress=operation, timing=timing, fence=fence)
+            return await self.sidecar.export_from(sandbox, request, ours)
+
+    async def _check_ours(self, attachment: Attachment) -> None:
+        held = await self.attachments.find(*attachment.place)
+        there = held.attachment if held else None
+        if there is None or not there.looked_after:
+            raise ConversationClosed(f"{attachment.sandbox} was detached, or exported by its caller, meanwhile.")
+        if (there.owner, there.generation) != (attachment.owner, attachment.generation):
+            raise TakenOver(f"Another service looks after {attachment.sandbox} now.")
+        if not self.lease.held:
+            raise LeaseLost("This service could not say that it lives for too long to go on.")
+
+
+async def was_exported_last(repository: Repository, attachment: Attachment) -> bool:
+    """Whether an export by the caller was the last word on a sandbox that is gone, though no service noted it: it was made by
+    the command line, through a service of an earlier version, or by one that died before it could."""
+    with contextlib.suppress(SidecarError):
+        ids = (await repository.list_snapshot_ids(attachment.memory))[:MOST_LOOKED_AT]
+        ids = [one for one in ids if parse_snapshot_time(one).isoformat(timespec="milliseconds") >= attachment.attached]
+        manifests = await repository.manifests(attachment.memory, ids)
+        for snapshot in ids:
+            manifest = manifests.get(snapshot)
+            if isinstance(manifest, Manifest) and manifest.sandbox == attachment.sandbox:
+                return manifest.label not in LABELS
+    return False

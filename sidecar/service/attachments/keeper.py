@@ -1,0 +1,404 @@
+"""Look after sandboxes: while a conversation is open, and those attached until told otherwise.
+
+A restore through the service opens a conversation, an export by the caller closes it. In between its sandbox is exported at
+checkpoints, before its provider ends it, when this service stops, and when it takes over from a service that died. What is
+ours is in the ``Ledger``, when it is exported in the ``Schedule``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from sidecar.engine import RestoreRequest
+from sidecar.engine.restores.choice import LATEST
+from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
+from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments.attachment import (
+    ENDED,
+    IDLE,
+    LOST,
+    OPEN,
+    PARALLEL,
+    Attachment,
+    AttachmentKey,
+    Attachments,
+    CareOptions,
+    NotAttached,
+    StoredAttachment,
+)
+from sidecar.service.attachments.checkpoints import (
+    CHECKPOINT,
+    SHUTDOWN,
+    AttachmentSaver,
+    ConversationClosed,
+    TakenOver,
+    was_exported_last,
+)
+from sidecar.service.attachments.leases import Lease, LeaseLost
+from sidecar.service.attachments.ledger import Ledger
+from sidecar.service.attachments.schedule import GONE, ExportSchedule
+from sidecar.service.attachments.standing import apply_checkpoint, apply_export, apply_opening, apply_problem
+from sidecar.service.attachments.trouble import build_save_problem, find_save_problem
+from sidecar.service.core import Sidecar
+from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.operations import Locks
+
+LET_GO_SECONDS = 2.0
+"""To write down, at the end, that we have let go. Without that others see it too, from our lease."""
+
+
+class Keeper:
+    def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
+        self._sidecar = sidecar
+        self._jobs = jobs
+        store = sidecar.engine.repository.store
+        self.lease = Lease(store, sidecar.settings.lease)
+        self._attachments = Attachments(store)
+        self._saving = AttachmentSaver(sidecar, self._attachments, self.lease)
+        self._ledger = Ledger(self._attachments, self.lease.instance)
+        self._schedule = ExportSchedule(
+            sidecar, jobs, self._ledger, save=partial(self.save, why=CHECKPOINT), report_gone=self._on_gone
+        )
+        self._turn = asyncio.Lock()
+        self._ending = Locks()
+        self._lost_here: dict[AttachmentKey, Attachment] = {}
+        self._begun_here: set[AttachmentKey] = set()
+        self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
+        sidecar.keeper = self
+
+    async def start(self) -> None:
+        """Say that we live, take what nobody looks after, and go on doing both."""
+        await self.lease.renew()
+        self._jobs.every("look around", self.lease.renew_every, self.renew_and_look_around, first=0)
+        # Beside it, because looking around takes its time where there is much to take over.
+        self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
+
+    @property
+    def alive(self) -> bool:
+        return self._jobs.running and self.lease.held
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """Those of this service, also such as are listed only a little longer."""
+        return self._ledger.attachments
+
+    @property
+    def looked_after(self) -> list[Attachment]:
+        return self._ledger.looked_after
+
+    def has_begun(self, attachment: Attachment) -> bool:
+        """Whether somebody restored, attached or exported it through this service: others were only taken over."""
+        return attachment.place in self._begun_here
+
+    def at_risk(self) -> list[Attachment]:
+        """Ours that are lost, or were not saved for two checkpoints or by the last export."""
+        return [one for one in self.attachments if one.at_risk]
+
+    async def find(self, memory: str, sandbox: str = "") -> Attachment:
+        """The attachment of a memory, or the one of this sandbox. Raise ``NotAttached`` or ``SeveralAttachments``."""
+        if sandbox:
+            held = await self._attachments.find(memory, self._sidecar.sandboxes.name_of(sandbox))
+            if held is None:
+                raise NotAttached(f"The sandbox {sandbox} is not attached to {memory}.")
+            return held.attachment
+        return await self._attachments.find_only(memory)
+
+    async def find_all(self) -> list[Attachment]:
+        """Every one there is, by memory and sandbox."""
+        found = [held.attachment for held in await self._attachments.all()]
+        return sorted(found, key=lambda one: one.place)
+
+    async def forget_memory(self, memory: str) -> None:
+        """A memory is deleted: an export of one of its sandboxes would begin it again."""
+        await self._attachments.remove_all(memory)
+        for one in self.attachments:
+            if one.memory == memory:
+                self._drop(one.place)
+
+    # Begin and end
+
+    async def open_conversation(
+        self, request: RestoreRequest, receipt: RestoreReceipt, care: CareOptions, ends_at: float | None
+    ) -> RestoreReceipt:
+        """A caller restored a memory into a sandbox: its conversation is open, from before the caller hears of it.
+
+        A restore is as good without: when this cannot be written down, the receipt says so.
+        """
+        try:
+            if await self._opens_conversation(request, receipt):
+                await self.look_after((receipt.memory, receipt.sandbox), care, receipt, ends_at)
+        except SidecarError as problem:
+            self._log.error("a conversation is not looked after", memory=receipt.memory, **problem.as_dict())
+            told = f"This conversation is not looked after: {problem.message} Export it as soon as it has ended."
+            return replace(receipt, warnings=[*receipt.warnings, told])
+        return receipt
+
+    async def _opens_conversation(self, request: RestoreRequest, receipt: RestoreReceipt) -> bool:
+        """Whether what was restored is to be exported again: not for readers, nor for who looks into the past."""
+        if receipt.outcome is RestoreOutcome.INCOMPLETE or request.mode != "replace":
+            return False
+        if request.read_only:
+            return False
+        if request.snapshot == LATEST or receipt.snapshot is None:
+            return True
+        return (await self._sidecar.engine.repository.head(request.memory)).snapshot == receipt.snapshot
+
+    async def look_after(
+        self,
+        place: AttachmentKey,
+        care: CareOptions,
+        restored: RestoreReceipt | None = None,
+        ends_at: float | None = None,
+    ) -> Attachment:
+        """Look after a sandbox from now on, beside others of its memory."""
+        owner, every = self.lease.instance, self._sidecar.settings.checkpoint_every
+        mine, before = await self._ledger.begin(
+            place,
+            lambda there: apply_opening(place, care, there, restored, owner=owner, every=every),
+            opened_here=restored is not None,
+        )
+        self._lost_here.pop(place, None)
+        self._begun_here.add(place)
+        if before is not None and before.owner not in ("", owner):
+            # Whatever the former owner has under way can no longer become the head.
+            await self._sidecar.engine.repository.fence(place[0])
+        if care.lasting:
+            self._schedule.watch(place)
+            self._sidecar.events.publish("attachment.attached", memory=place[0], sandbox=place[1])
+        elif ends_at is not None:
+            self._schedule.plan_end(place, ends_at)
+        return mine
+
+    async def find_stored(self, memory: str, sandbox: str) -> StoredAttachment | None:
+        """The attachment of a sandbox that its caller is exporting. Trouble with it is no trouble of the export."""
+        if (ours := self._ledger.held((memory, sandbox))) is not None:
+            return ours
+        try:
+            return await self._attachments.find(memory, sandbox)
+        except SidecarError as problem:
+            self._log.warning("cannot see whether it is attached", memory=memory, sandbox=sandbox, **problem.as_dict())
+            return None
+
+    async def close_conversation(self, receipt: ExportReceipt, row: StoredAttachment | None) -> None:
+        """A caller exported a sandbox: its conversation is closed, unless nothing was kept of it.
+
+        Trouble with writing that down is no trouble of the export: at worst there is one more checkpoint.
+        """
+        place = (receipt.memory, receipt.sandbox)
+        self._begun_here.add(place)
+        try:
+            if not await self._ledger.change(place, lambda one: apply_export(one, receipt)) and row is not None:
+                await self._ledger.change_foreign(row, lambda one: apply_export(one, receipt))
+        except SidecarError as problem:
+            self._log.warning("could not note an export", memory=place[0], sandbox=place[1], **problem.as_dict())
+
+    async def report_gone(self, memory: str, sandbox: str, problem: SidecarError) -> None:
+        """A caller found a sandbox gone."""
+        await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
+
+    async def detach(self, attachment: Attachment) -> None:
+        """Stop looking after it, unless another has taken its place."""
+        held = await self._attachments.find(*attachment.place)
+        if held is None or held.attachment.attached != attachment.attached:
+            return
+        await self._attachments.remove(held)
+        self._drop(attachment.place)
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox}
+        self._sidecar.events.publish("attachment.detached", **about)
+
+    def _drop(self, place: AttachmentKey) -> None:
+        self._ledger.drop(place)
+        self._lost_here.pop(place, None)
+
+    # Others on the same store
+
+    async def renew_and_look_around(self) -> None:
+        """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
+        async with self._turn:
+            await self.lease.renew()
+            await self._take_over(await self._ledger.look_around(await self.lease.list_living()))
+
+    async def _take_over(self, orphans: Iterable[StoredAttachment]) -> None:
+        turns = asyncio.Semaphore(PARALLEL)
+
+        async def take(held: StoredAttachment) -> tuple[StoredAttachment, StoredAttachment] | None:
+            async with turns:
+                try:
+                    return held, await self._attachments.take(held, self.lease.instance)
+                except SwapLost:  # another service was faster
+                    return None
+
+        async def fence(memory: str) -> None:
+            async with turns:
+                await self._sidecar.engine.repository.fence(memory)
+
+        taken = [both for both in await asyncio.gather(*map(take, orphans)) if both]
+        # Whatever the former owners have under way can no longer become the head.
+        await asyncio.gather(*map(fence, {held.attachment.memory for held, _ in taken}))
+        for held, ours in taken:
+            self._resume_former(held.attachment.owner, ours)
+
+    def _resume_former(self, former: str, ours: StoredAttachment) -> None:
+        attachment = ours.attachment
+        self._ledger.keep(ours)
+        self._schedule.export_soon(ours.place)
+        self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=former)
+        self._sidecar.events.publish(
+            "attachment.taken-over",
+            memory=attachment.memory,
+            sandbox=attachment.sandbox,
+            conversation=attachment.conversation,
+            former=former,
+            generation=attachment.generation,
+        )
+
+    # Exports, and sandboxes that are gone
+
+    async def save(self, place: AttachmentKey, why: str) -> ExportReceipt:
+        """Export a sandbox of ours, and note whether it is saved. Raise a ``SidecarError`` when the export failed."""
+        attachment = self._ledger.find(place)
+        if attachment is None:
+            raise NotAttached(f"{place[1]} is not looked after by this service.")
+        try:
+            receipt = await self._saving.save(attachment, lambda: self._ledger.find(place), why)
+        except GONE as problem:
+            await self._on_gone(place, problem)
+            raise
+        except (ConversationClosed, LeaseLost):
+            raise
+        except SidecarError as problem:
+            trouble = build_save_problem(problem)
+            await self._ledger.note(place, lambda one: apply_problem(one, trouble) if one.looked_after else one)
+            raise
+        # One that its caller has exported meanwhile stands as that export said.
+        await self._ledger.note(place, lambda one: apply_checkpoint(one, receipt) if one.looked_after else one)
+        return receipt
+
+    async def _on_gone(self, place: AttachmentKey, problem: SidecarError) -> None:
+        """A sandbox is gone: within a conversation, that is told as loudly as can be."""
+        async with self._ending.held(place):  # a caller and a checkpoint may find out at the same time
+            attachment = self._ledger.find(place)
+            if attachment is None or attachment.state in (LOST, ENDED):
+                return
+            if attachment.state == IDLE or await was_exported_last(self._sidecar.engine.repository, attachment):
+                await self._note_ended(attachment)
+            else:
+                await self._note_lost(attachment, problem)
+
+    async def _note_ended(self, attachment: Attachment) -> None:
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
+        self._log.info("sandbox ended", **about)
+        self._sidecar.events.publish("sandbox.ended", **about, last_saved=attachment.saved)
+        await self._ledger.note(attachment.place, lambda one: one.change_state(ENDED))
+        # A service of an earlier version would look after it, and call it lost.
+        await self._ledger.move_out_of_sight(attachment.place)
+
+    async def _note_lost(self, attachment: Attachment, problem: SidecarError) -> None:
+        about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
+        unsaved = attachment.unsaved_seconds
+        self._log.critical("sandbox lost", **about, unsaved_seconds=unsaved)
+        self._sidecar.events.publish(
+            "sandbox.lost",
+            **about,
+            last_saved=attachment.saved,
+            snapshot=attachment.snapshot or None,
+            unsaved_seconds=unsaved,
+            error=problem.as_dict(),
+        )
+        trouble = build_save_problem(problem)
+        words = f"{trouble.kind}: {problem.message} What was written in its last {unsaved:.0f} seconds may be lost."
+        await self._ledger.note(
+            attachment.place, lambda one: replace(one.change_state(LOST), problem=words, hint=trouble.hint)
+        )
+        self._lost_here[attachment.place] = attachment
+
+    # The end of this service
+
+    async def stop(self, seconds: float, *, with_callers: bool = False) -> list[Attachment]:
+        """Export all that is looked after, what was not saved for longest first, and let go of it. Return what is not saved.
+
+        ``with_callers``: those who opened conversations here have ended before us, so these are closed.
+        """
+        self._jobs.stop()
+        async with self._keep_lease():
+            left = await self._save_all(time.monotonic() + seconds, with_callers=with_callers)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LET_GO_SECONDS):
+                    await self._let_go({one.place for one in left}, with_callers=with_callers)
+        with contextlib.suppress(SidecarError):
+            await self.lease.release()
+        return left
+
+    @contextlib.asynccontextmanager
+    async def _keep_lease(self) -> AsyncIterator[None]:
+        """Jobs have ended, and still we have to say that we live: else others take over what we are saving."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(self.lease.renew_every)
+                with contextlib.suppress(SidecarError):
+                    await self.lease.renew()
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+
+    async def _save_all(self, deadline: float, *, with_callers: bool) -> list[Attachment]:
+        waiting = sorted(self.looked_after, key=lambda one: -one.unsaved_seconds)
+        if with_callers:
+            self._warn_of_open(waiting)
+        saving = [asyncio.create_task(self._save_last(one.place)) for one in waiting]
+        if saving:
+            await asyncio.wait(saving, timeout=max(0.0, deadline - time.monotonic()))
+        unsaved = [one.place for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
+        for task in saving:
+            task.cancel()
+        # And what its caller's export, the last word on it, did not save.
+        unsaved += [one.place for one in self.attachments if one.state in (IDLE, ENDED) and one.problem]
+        standing = {one.place: one for one in [*waiting, *self.attachments]}
+        return [standing[place] for place in dict.fromkeys([*unsaved, *self._lost_here]) if place in standing]
+
+    def _warn_of_open(self, attachments: Iterable[Attachment]) -> None:
+        for one in attachments:
+            if one.state == OPEN and not one.lasting and self._ledger.was_opened_here(one.place):
+                about = {"memory": one.memory, "sandbox": one.sandbox, "conversation": one.conversation}
+                self._log.warning("restored and never exported; it is exported now", **about)
+
+    async def _save_last(self, place: AttachmentKey) -> bool:
+        """Whether it is saved, or will be without us."""
+        try:
+            receipt = await self.save(place, SHUTDOWN)
+        except (SandboxAsleep, TakenOver):
+            return True  # a sandbox that sleeps keeps what it has
+        except ConversationClosed:
+            attachment = self._ledger.find(place)
+            return attachment is None or not attachment.problem
+        except GONE:
+            attachment = self._ledger.find(place)
+            return attachment is None or attachment.state == ENDED
+        except SidecarError:  # the operation has told what
+            return False
+        return find_save_problem(receipt) is None
+
+    async def _let_go(self, unsaved: set[AttachmentKey], *, with_callers: bool) -> None:
+        turns = asyncio.Semaphore(PARALLEL)
+
+        async def let_go(one: Attachment) -> None:
+            over = with_callers and not one.lasting and one.place not in unsaved
+            closed = over and self._ledger.was_opened_here(one.place)
+            async with turns:
+                await self._ledger.note(
+                    one.place, lambda row: replace(row.change_state(IDLE) if closed else row, owner="")
+                )
+
+        await asyncio.gather(*map(let_go, self.looked_after))

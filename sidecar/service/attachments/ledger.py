@@ -1,0 +1,268 @@
+"""The attachments of this service: what it knows of each, in step with what the store says.
+
+The store decides. Other services write there too: a caller may export through one of them, and one of them takes over when we
+are not heard of. So every change is a swap, which is made again on top of what others wrote for as long as it is ours to make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from sidecar.errors import ObjectRefused, SidecarError, SwapLost
+from sidecar.service.attachments.attachment import Attachment, AttachmentKey, Attachments, StoredAttachment
+from sidecar.service.operations import Locks
+
+MOST_TRIES = 10
+"""So often an attachment is swapped again that others write at the same time."""
+Change = Callable[[Attachment], Attachment]
+
+
+@dataclass(slots=True)
+class OwnedAttachment:
+    """An attachment of ours."""
+
+    held: StoredAttachment
+    opened_here: bool = False
+    """A restore through this service opened its conversation."""
+    written: float = field(default_factory=time.monotonic)
+    """When we last wrote it; what a listing that began earlier says of it is out of date."""
+
+    @property
+    def attachment(self) -> Attachment:
+        return self.held.attachment
+
+    def hold(self, held: StoredAttachment) -> None:
+        self.held, self.written = held, time.monotonic()
+
+
+class Ledger:
+    def __init__(self, attachments: Attachments, instance: str) -> None:
+        self._stored = attachments
+        self._instance = instance
+        self._entries: dict[AttachmentKey, OwnedAttachment] = {}
+        self._changing = Locks()
+        self.on_change: Callable[[AttachmentKey], None] = lambda place: None
+        """Called with what begins or ends to be ours, or is in another state or saved at other times than before."""
+        self._log = structlog.get_logger("sidecar").bind(instance=instance)
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """All of ours, also such as are listed only a little longer."""
+        return [entry.attachment for entry in self._entries.values()]
+
+    @property
+    def looked_after(self) -> list[Attachment]:
+        return [one for one in self.attachments if one.looked_after]
+
+    def find(self, place: AttachmentKey) -> Attachment | None:
+        entry = self._entries.get(place)
+        return entry.attachment if entry else None
+
+    def held(self, place: AttachmentKey) -> StoredAttachment | None:
+        entry = self._entries.get(place)
+        return entry.held if entry else None
+
+    def was_opened_here(self, place: AttachmentKey) -> bool:
+        entry = self._entries.get(place)
+        return entry is not None and entry.opened_here
+
+    def keep(self, held: StoredAttachment, *, opened_here: bool = False) -> None:
+        self._entries[held.place] = OwnedAttachment(held, opened_here)
+        self.on_change(held.place)
+
+    def drop(self, place: AttachmentKey) -> None:
+        self._entries.pop(place, None)
+        self.on_change(place)
+
+    # Changes
+
+    async def begin(
+        self, place: AttachmentKey, make: Callable[[Attachment | None], Attachment], *, opened_here: bool
+    ) -> tuple[Attachment, Attachment | None]:
+        """Write one that begins, or goes on, as ``make`` has it from what is there; return both."""
+        async with self._changing.held(place):
+            entry = self._entries.get(place)
+            before = entry.held if entry else await self._find_readable(place)
+            for _ in range(MOST_TRIES):
+                mine = make(before.attachment if before else None)
+                with contextlib.suppress(SwapLost):
+                    held = await (self._stored.write(mine, before) if before else self._stored.add(mine))
+                    self.keep(held, opened_here=opened_here or (entry is not None and entry.opened_here))
+                    return mine, before.attachment if before else None
+                before = await self._find_readable(place)
+        raise _build_busy_error(place)
+
+    async def _find_readable(self, place: AttachmentKey) -> StoredAttachment | None:
+        """What is attached; what is refused is replaced, and so it is nothing."""
+        try:
+            return await self._stored.find(*place)
+        except ObjectRefused:
+            return None
+
+    async def note(self, place: AttachmentKey, change: Change) -> None:
+        """Write down how one of ours stands. Nothing of that is worth a failure; it is known here all the same."""
+        with contextlib.suppress(SidecarError):
+            await self.change(place, change)
+
+    async def change(self, place: AttachmentKey, change: Change) -> bool:
+        """Swap one of ours for what ``change`` makes of it. Let go of one that is not ours (any more): False."""
+        async with self._changing.held(place):
+            for _ in range(MOST_TRIES):
+                if (entry := self._entries.get(place)) is None:
+                    return False
+                before, after = entry.attachment, change(entry.attachment)
+                if after == before:
+                    return True
+                try:
+                    entry.hold(await self._stored.write(after, entry.held))
+                except SwapLost:
+                    if not await self._is_still_ours(place, entry):
+                        self.drop(place)
+                        return False
+                    continue
+                except SidecarError:
+                    entry.held = replace(entry.held, attachment=after)
+                    self._log_change(before, after)
+                    raise
+                self._log_change(before, after)
+                return True
+        raise _build_busy_error(place)
+
+    async def _is_still_ours(self, place: AttachmentKey, entry: OwnedAttachment) -> bool:
+        """Whether one that somebody wrote since is still ours to write, as it is now."""
+        there = await self._stored.find(*place)
+        if there is None and await self._stored.is_taken(entry.held):
+            there = await self._stored.move(entry.held)
+        if there is None or there.attachment.owner != self._instance:
+            return False
+        entry.held = there
+        return True
+
+    async def change_foreign(self, row: StoredAttachment, change: Change) -> None:
+        """The same for one that another service looks after, or none; that one sees it when it looks around."""
+        held: StoredAttachment | None = row
+        for _ in range(MOST_TRIES):
+            if held is None or (after := change(held.attachment)) == held.attachment:
+                return
+            try:
+                await self._stored.write(after, held)
+            except SwapLost:
+                held = await self._stored.find(*row.place)
+                continue
+            self._log_recovery(held.attachment, after)
+            return
+
+    async def move_out_of_sight(self, place: AttachmentKey) -> None:
+        """Put one of ours where services of earlier versions do not see it, who would go on looking after it."""
+        async with self._changing.held(place):
+            if (entry := self._entries.get(place)) is not None:
+                with contextlib.suppress(SidecarError):
+                    entry.hold(await self._stored.move(entry.held))
+
+    def _log_change(self, before: Attachment, after: Attachment) -> None:
+        self._log_recovery(before, after)
+        if _needs_new_plan(before, after):
+            self.on_change(after.place)
+
+    def _log_recovery(self, before: Attachment, after: Attachment) -> None:
+        """What went wrong was told once, when it began; so is its end."""
+        if before.problem and not after.problem:
+            about = {"memory": after.memory, "sandbox": after.sandbox, "conversation": after.conversation}
+            self._log.warning("saved again", problem=before.problem_code, **about)
+
+    # In step with the store
+
+    async def look_around(self, living: set[str]) -> list[StoredAttachment]:
+        """Take up what is ours, let go of what others took or detached. Return what no living service looks after."""
+        began = time.monotonic()
+        found = {held.place: held for held in await self._stored.all()}
+        await self._clear_doubles(living)
+        taken = {held.key for held in found.values()}
+        for place, entry in list(self._entries.items()):
+            if place not in found and entry.written < began:
+                await self._on_missing(place, entry, taken)
+        orphans = []
+        for place, held in found.items():
+            known = self._entries.get(place)
+            if (known is None or known.written < began) and await self._is_orphan(held, living):
+                orphans.append(held)
+        return orphans
+
+    async def _clear_doubles(self, living: set[str]) -> None:
+        # Not those of others that live: one may be on its way from one key to the other.
+        for double in self._stored.doubles:
+            if double.attachment.owner == self._instance or double.attachment.owner not in living:
+                await self._stored.remove(double)
+
+    async def _on_missing(self, place: AttachmentKey, entry: OwnedAttachment, taken: Iterable[str]) -> None:
+        """One of ours is not in the store any more: it was detached, unless somebody altered it or took its key."""
+        if entry.held.key in self._stored.unreadable:
+            return
+        if entry.held.key not in taken:
+            self.drop(place)
+            return
+        # A service of an earlier version, which knows one sandbox per memory, put another one in its place.
+        with contextlib.suppress(SwapLost):
+            entry.hold(await self._stored.move(entry.held))
+
+    async def _is_orphan(self, held: StoredAttachment, living: set[str]) -> bool:
+        """Whether no living service looks after what was found in the store; else, see what it means to us."""
+        place, attachment, owner = held.place, held.attachment, held.attachment.owner
+        if await self._put_back(held):
+            return False
+        if attachment.forgettable:
+            if await self._stored.remove_if_same(held):
+                self.drop(place)
+        elif owner == self._instance:
+            await self._take_up(held)
+        elif place in self._entries:
+            self._log.warning("another service has taken over", memory=place[0], sandbox=place[1], owner=owner)
+            self.drop(place)
+        else:
+            return owner not in living and attachment.looked_after
+        return False
+
+    async def _take_up(self, held: StoredAttachment) -> None:
+        """One of ours, as another service may have changed it: closed, say."""
+        entry = self._entries.get(held.place)
+        if entry is None:
+            self.keep(held)
+        elif entry.held.version == held.version:
+            if entry.attachment != held.attachment:  # the store could not take it when it was to be written
+                with contextlib.suppress(SwapLost):
+                    entry.hold(await self._stored.write(entry.attachment, held))
+        else:
+            before, entry.held = entry.attachment, held
+            if _needs_new_plan(before, held.attachment):
+                self.on_change(held.place)
+
+    async def _put_back(self, held: StoredAttachment) -> bool:
+        """Whether somebody put an earlier state of an attachment of ours back: then ours is written again."""
+        entry = self._entries.get(held.place)
+        if entry is None or not _is_earlier(held.attachment, entry.attachment):
+            return False
+        self._log.error("an earlier attachment was put back; it is replaced", memory=held.attachment.memory)
+        with contextlib.suppress(SwapLost):
+            entry.hold(await self._stored.write(entry.attachment, held))
+        return True
+
+
+def _needs_new_plan(before: Attachment, after: Attachment) -> bool:
+    return (before.state, before.lasting, before.checkpoint_every) != (
+        after.state,
+        after.lasting,
+        after.checkpoint_every,
+    )
+
+
+def _is_earlier(found: Attachment, known: Attachment) -> bool:
+    return found.generation < known.generation and found.attached <= known.attached
+
+
+def _build_busy_error(place: AttachmentKey) -> SwapLost:
+    return SwapLost(f"The attachment of {place[1]} is written by others all the time.")

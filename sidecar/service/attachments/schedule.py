@@ -1,0 +1,179 @@
+"""When a sandbox that is looked after is exported: at checkpoints, and before its provider ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from sidecar.errors import SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
+from sidecar.ports import SandboxStatus
+from sidecar.receipts import ExportOutcome, ExportReceipt
+from sidecar.service.attachments.attachment import FORGOTTEN_AFTER, IDLE, AttachmentKey
+from sidecar.service.attachments.ledger import Ledger
+from sidecar.service.core import Sidecar
+from sidecar.service.jobs.scheduler import Jobs
+
+JITTER = 0.1
+GONE = (SandboxGone, SandboxNotFound)
+CHECKPOINTS, ENDS, WATCHES, LOOKS, RETRIES = "checkpoint", "end", "watch", "look", "retry"
+RETRY_SECONDS = 2.0
+"""After a failure that may pass; twice as long after each further one, and never longer than until the next checkpoint."""
+
+
+@dataclass(slots=True)
+class _SandboxEnd:
+    """What is known of when a sandbox ends, and how its exports went."""
+
+    failures: int = 0
+    """Of exports, one after the other."""
+    planned_for: float = 0.0
+    """The end for which the last export before it is planned or made, when that was late already."""
+    unused_until: float = 0.0
+    """Of one whose end each use puts off: its end after an export that found nothing new, as long as that is what it is."""
+
+
+class ExportSchedule:
+    """Follows the ledger. ``save`` exports a sandbox, ``report_gone`` is called for one that is not there any more."""
+
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        jobs: Jobs,
+        ledger: Ledger,
+        *,
+        save: Callable[[AttachmentKey], Awaitable[ExportReceipt]],
+        report_gone: Callable[[AttachmentKey, SidecarError], Awaitable[None]],
+    ) -> None:
+        self._sidecar = sidecar
+        self._jobs = jobs
+        self._ledger = ledger
+        self._save = save
+        self._report_gone = report_gone
+        self._ends: dict[AttachmentKey, _SandboxEnd] = {}
+        # Callers do not have to wait until all checkpoints of thousands of sandboxes are made.
+        self._turns = asyncio.Semaphore(max(1, sidecar.settings.concurrency // 2))
+        self._log = structlog.get_logger("sidecar")
+        ledger.on_change = self.plan
+
+    def plan(self, place: AttachmentKey) -> None:
+        """Checkpoints for one that is looked after; one that is not is only looked at, to tell when it has ended."""
+        attachment = self._ledger.find(place)
+        self._ends.pop(place, None)
+        if attachment is not None and attachment.looked_after:
+            every = attachment.checkpoint_every
+            self._jobs.cancel(_name_job(LOOKS, place))
+            self._jobs.every(_name_job(CHECKPOINTS, place), every, self._checkpoint, place, jitter=every * JITTER)
+            self._ends[place] = _SandboxEnd()
+            return
+        self._jobs.cancel(*(_name_job(kind, place) for kind in (CHECKPOINTS, WATCHES, ENDS, LOOKS, RETRIES)))
+        if attachment is not None and attachment.state == IDLE:
+            every = attachment.checkpoint_every
+            self._jobs.run_once(_name_job(LOOKS, place), every, self._check_presence, place, every)
+
+    def export_soon(self, place: AttachmentKey) -> None:
+        """Nobody knows for how long it was not looked after."""
+        self._jobs.run_once(_name_job(ENDS, place), random.uniform(0, 1), self._checkpoint, place)
+
+    def watch(self, place: AttachmentKey) -> None:
+        """Find out when it ends, from its provider."""
+        self._jobs.run_once(_name_job(WATCHES, place), 0, self._watch, place)
+
+    def plan_end(self, place: AttachmentKey, ends_at: float) -> None:
+        """Plan an export in good time before a sandbox ends; one, and not another, where the time is short already: each
+        might prolong its life a little."""
+        end, left = self._ends.get(place), ends_at - time.time()
+        if end is None:
+            return
+        lead = self._sidecar.settings.lead
+        if left <= lead:
+            if ends_at <= end.planned_for + 1:
+                return
+            end.planned_for = ends_at
+        self._jobs.run_once(_name_job(ENDS, place), left - lead if left > lead else left / 2, self._export, place)
+
+    async def _checkpoint(self, place: AttachmentKey) -> None:
+        async with self._turns:
+            await self._export(place)
+
+    async def _export(self, place: AttachmentKey) -> None:
+        """Export, if there is anything new, and look again when it ends. What went wrong is noted and told by then."""
+        if await self._is_unused(place):
+            return
+        nothing_new, failures = False, 0
+        try:
+            nothing_new = (await self._save(place)).outcome is ExportOutcome.UNCHANGED
+        except SidecarError as problem:
+            failures = self._schedule_retry(place) if problem.retryable else 0
+        if (end := self._ends.get(place)) is not None:
+            end.failures = failures
+        await self._watch(place, nothing_new=nothing_new)
+
+    def _schedule_retry(self, place: AttachmentKey) -> int:
+        """Try again soon what may go well then: the next checkpoint can be an hour away. Return how often it failed by now."""
+        attachment, end = self._ledger.find(place), self._ends.get(place)
+        if attachment is None or end is None:
+            return 0
+        pause = RETRY_SECONDS * 2**end.failures
+        if pause < attachment.checkpoint_every:
+            self._jobs.run_once(_name_job(RETRIES, place), pause, self._checkpoint, place)
+        return end.failures + 1
+
+    async def _is_unused(self, place: AttachmentKey) -> bool:
+        """Whether nobody has used a sandbox since an export found nothing new in it, and one more would only keep it from its
+        end."""
+        end = self._ends.get(place)
+        if end is None or not end.unused_until:
+            return False
+        try:
+            presence = await self._read_presence(place)
+        except SandboxAsleep:
+            return True  # and it keeps what it has
+        except SandboxError:
+            return False  # an export says what is the matter
+        return presence.slides and presence.ends_at is not None and presence.ends_at <= end.unused_until + 1
+
+    async def _watch(self, place: AttachmentKey, *, nothing_new: bool = False) -> None:
+        """Find out when its provider will end a sandbox, and plan an export before that."""
+        attachment = self._ledger.find(place)
+        if attachment is None or not attachment.looked_after:
+            return
+        try:
+            presence = await self._read_presence(place)
+        except GONE as problem:
+            await self._report_gone(place, problem)
+        except SandboxError as problem:
+            if attachment.problem_code != problem.code:  # else it was told
+                self._log.warning("cannot see when it ends", memory=place[0], sandbox=place[1], **problem.as_dict())
+        else:
+            if presence.ends_at is not None:
+                self.plan_end(place, presence.ends_at)
+            if (end := self._ends.get(place)) is not None:
+                end.unused_until = presence.ends_at or 0.0 if presence.slides and nothing_new else 0.0
+
+    async def _check_presence(self, place: AttachmentKey, pause: float) -> None:
+        """Whether a sandbox that its caller has exported is still there; ever less often."""
+        attachment = self._ledger.find(place)
+        if attachment is None or attachment.state != IDLE or attachment.lasting:
+            return
+        try:
+            await self._read_presence(place)
+        except GONE as problem:
+            await self._report_gone(place, problem)
+            return
+        except SandboxError:
+            pass  # whatever it is, its memory is saved
+        if pause < FORGOTTEN_AFTER[IDLE]:
+            self._jobs.run_once(_name_job(LOOKS, place), 2 * pause, self._check_presence, place, 2 * pause)
+
+    async def _read_presence(self, place: AttachmentKey) -> SandboxStatus:
+        async with self._sidecar.sandboxes.open_fresh(place[1]) as sandbox:
+            return await sandbox.connect()
+
+
+def _name_job(kind: str, place: AttachmentKey) -> str:
+    return f"{kind} {place[0]} {place[1]}"

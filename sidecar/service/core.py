@@ -1,0 +1,257 @@
+"""The service itself, without HTTP: it accepts exports and restores, and knows what goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.archives.tarballs import adopt
+from sidecar.engine.core import Reached, gather
+from sidecar.engine.guards import check_reasons
+from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
+from sidecar.ids import parse_snapshot_time
+from sidecar.ports import Sandbox
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.api.idempotency import KeyedCall, RememberedCall, RememberedCalls
+from sidecar.service.api.uploads import Uploads
+from sidecar.service.attachments.attachment import CareOptions
+from sidecar.service.events import Events
+from sidecar.service.metrics import Metrics
+from sidecar.service.operations import Operation, Operations, Receipt
+from sidecar.service.sandboxes import Sandboxes
+from sidecar.service.settings import Service, narrow_local_policy
+from sidecar.store.retention import Forgot
+
+if TYPE_CHECKING:
+    from sidecar.service.attachments.keeper import Keeper
+
+CLOCKS_DIFFER = 60.0
+"""Seconds that the clocks of two services may differ by."""
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects"})
+
+
+class _AlreadyBegun(Exception):
+    """The call is remembered already: it is under way elsewhere, or was when a service died."""
+
+
+class Sidecar:
+    def __init__(self, engine: Engine, settings: Service) -> None:
+        self.engine = replace(engine, forgot=self._publish_count)
+        self.settings = settings
+        self.events = Events()
+        self.metrics = Metrics()
+        self.events.count(self.metrics.count)
+        self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
+        self.sandboxes = Sandboxes(partial(engine.open_sandbox, local=narrow_local_policy(engine.local, settings)))
+        self.repeated = RememberedCalls(engine)
+        self.on_change: list[Callable[[str], None]] = []
+        """Called with a memory whose head was moved, or that was deleted, other than by an export."""
+        self.keeper: Keeper | None = None
+        """Hears of what callers restore and export, so that conversations are looked after in between."""
+        self.uploads = Uploads(settings.uploads)
+        self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
+        """Calls under a key that wait or run."""
+
+    async def export(
+        self, request: ExportRequest, sandbox: str, *, wake: bool = False, user: str = "", key: str = ""
+    ) -> Operation:
+        """Accept an export. Under a ``key`` that was used before, it is that one."""
+        await self.engine.repository.check_new_memory(request.memory)
+        check_reasons(request.allow)
+
+        async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
+            ours = request
+            if call is not None:
+                if (stored := await self.repeated.settled(call, sandbox)) is not None:
+                    return await self._close_unreported(stored)
+                ours = replace(request, snapshot=call.snapshot)
+            engine = replace(self.engine, progress=operation, reached=reached)
+            try:
+                async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
+                    return await self._export_sandbox(engine, box, ours)
+            except (SandboxGone, SandboxNotFound) as problem:
+                if self.keeper is not None:
+                    await self.keeper.report_gone(request.memory, sandbox, problem)
+                raise
+
+        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
+        return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
+
+    async def _export_sandbox(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
+        if self.keeper is None:
+            return await self.export_from(box, request, engine)
+        receipt, row = await gather(
+            self.export_from(box, request, engine), self.keeper.find_stored(request.memory, box.ref)
+        )
+        await self.keeper.close_conversation(receipt, row)
+        return receipt
+
+    async def export_from(self, box: Sandbox, request: ExportRequest, engine: Engine) -> ExportReceipt:
+        """Export a sandbox. Another service may do so at the same time, for a caller or for a checkpoint: who is overtaken by
+        that has not diverged, and a second export finds out which of the two had read later."""
+        began = time.time()
+        receipt = await export(engine, box, request)
+        if receipt.outcome is ExportOutcome.DIVERGED and await self._is_overtaken(receipt, began):
+            return await export(engine, box, replace(request, snapshot=""))
+        return receipt
+
+    async def _is_overtaken(self, receipt: ExportReceipt, began: float) -> bool:
+        if receipt.head is None or parse_snapshot_time(receipt.head).timestamp() < began - CLOCKS_DIFFER:
+            return False
+        try:
+            head = await self.engine.repository.manifest(receipt.memory, receipt.head)
+        except SnapshotError:
+            return False
+        return head.sandbox == receipt.sandbox
+
+    async def _close_unreported(self, receipt: ExportReceipt) -> ExportReceipt:
+        """The same receipt, of an export that a service which died had made. It closes its own conversation, not one that was
+        opened since."""
+        if self.keeper is not None:
+            receipt = replace(receipt, sandbox=self.sandboxes.name_of(receipt.sandbox))
+            row = await self.keeper.find_stored(receipt.memory, receipt.sandbox)
+            if row is not None and row.attachment.conversation == receipt.conversation:
+                await self.keeper.close_conversation(receipt, row)
+        return receipt
+
+    async def restore(
+        self,
+        request: RestoreRequest,
+        sandbox: str,
+        *,
+        wake: bool = False,
+        user: str = "",
+        key: str = "",
+        conversation: str = "",
+        care: CareOptions | None = None,
+    ) -> Operation:
+        """Accept a restore. Under a ``key`` that was used before, it is that one. With ``care`` it opens a conversation."""
+        await self.engine.repository.check_new_memory(request.memory)
+
+        async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
+            ours = replace(request, in_use=self.sandboxes.is_open(sandbox))
+            async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
+                receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+                if care is None or self.keeper is None:
+                    return receipt
+                return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
+
+        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
+        return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
+
+    def adopt(self, archive: Path, request: ExportRequest) -> Operation:
+        """Accept a tarball, to be exported as if it were a sandbox. The file must be there until that has ended."""
+        check_reasons(request.allow)
+
+        async def work(operation: Operation) -> Receipt:
+            return await adopt(replace(self.engine, progress=operation), archive, request)
+
+        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
+
+    async def _accept(
+        self,
+        operation: Operation,
+        work: Callable[[Operation, RememberedCall | None, Reached | None], Awaitable[Receipt]],
+        key: str,
+        body: dict[str, Any],
+    ) -> Operation:
+        if not key:
+            return self.operations.start(operation, lambda started: work(started, None, None))
+        asked = KeyedCall(key, operation.memory, operation.kind, body)
+        running = self._by_key.get(asked.place)
+        call = await self.repeated.find(asked)
+        # From here to the start nothing else runs: two repetitions cannot both start.
+        running = running or self._by_key.get(asked.place)
+        if running is not None:
+            before, under_way = running
+            asked.check_same(before)
+            return under_way
+        if call is not None and (answered := self.repeated.read_receipt(call)) is not None:
+            return self.operations.repeat(operation, answered)
+
+        async def once(started: Operation) -> Receipt:
+            try:
+                return await self._run_once(started, work, asked, call)
+            finally:
+                self._by_key.pop(asked.place, None)
+
+        started = self.operations.start(operation, once)
+        self._by_key[asked.place] = asked, started
+        return started
+
+    async def _run_once(
+        self,
+        operation: Operation,
+        work: Callable[[Operation, RememberedCall | None, Reached | None], Awaitable[Receipt]],
+        asked: KeyedCall,
+        call: RememberedCall | None,
+    ) -> Receipt:
+        """Do it, if it was not done before, and remember the answer.
+
+        A key is remembered from when the sandbox was reached: a call that comes to nothing before that leaves no trace. One
+        that fails later is not forgotten: what it may have stored already is settled by its repetition.
+        """
+
+        async def reached(snapshot: str) -> None:
+            nonlocal call
+            if call is not None:  # it began anew
+                return
+            call, before = await self.repeated.begin(asked, snapshot)
+            if before:
+                raise _AlreadyBegun
+
+        try:
+            receipt = await work(operation, call, None if call else reached)
+        except _AlreadyBegun:  # by another service, since we looked
+            assert call is not None
+            if (answered := self.repeated.read_receipt(call)) is not None:
+                return answered
+            receipt = await work(operation, call, None)
+        if call is not None:
+            await self.repeated.end(call, receipt.as_dict())
+        return receipt
+
+    def changed(self, memory: str) -> None:
+        for call in self.on_change:
+            call(memory)
+
+    async def refresh_head_times(self) -> None:
+        """Learn how old the newest snapshot of each memory is, whoever made it."""
+        heads = await self.engine.repository.heads()
+        self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
+
+    def publish_forgot(self, done: Forgot) -> None:
+        """Publish what the retention rules did to a memory, if anything."""
+        if done.forgotten or done.collected.objects:
+            self._publish_count(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
+
+    def _publish_count(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
+        self.events.publish("retention.forgot", memory=memory, snapshots=forgotten, objects=objects, bytes=size)
+
+    async def close(self) -> None:
+        await self.sandboxes.close()
+
+
+async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
+    """When a sandbox that was just restored into will end, as is known from that."""
+    if receipt.outcome is RestoreOutcome.INCOMPLETE:
+        return None
+    try:
+        return (await box.connect()).ends_at
+    except SandboxError:
+        return None
+
+
+def _encode_request(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
+    """What was asked for. Options that came later are left out where they are not used, so that a call which an earlier
+    version remembers under its key is still the same call."""
+    fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    if isinstance(request, RestoreRequest):
+        del fields["conversation"]  # which never made another call of a restore
+    return {name: value for name, value in fields.items() if value or name not in LATER_OPTIONS}

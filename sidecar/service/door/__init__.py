@@ -1,0 +1,1 @@
+"""Who gets in: connections, hosts, origins, tokens, TLS."""

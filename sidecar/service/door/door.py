@@ -1,0 +1,206 @@
+"""The front door of the API: by which name it was called, from which page, and with what kind of content.
+
+A browser lets any page send requests to any address, loopback included, and lets a page read the answers of every address
+that its own name resolves to. So a request is refused that was sent to a name which is not ours (a name that was rebound to
+this machine) or by a page that is not ours, whether it has a token or not. Callers that are no browsers notice nothing.
+
+Hosts with their ports, as they stand in the headers ``Host`` and ``Origin``.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sidecar.host.loopback import is_loopback
+from sidecar.service.api.page import FILES
+from sidecar.service.api.problems import Problem, build_answer
+
+HEALTH = frozenset({"/healthz", "/readyz"})
+"""For probes, which call by whatever address they have; they tell nothing of any memory."""
+ARCHIVES = "/archives"
+"""Tarballs arrive at paths that end so; the route itself says which types it takes."""
+WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+FROM_OUR_PAGE = frozenset({"same-origin", "none"})
+"""What a browser says of a request that our page made, or that was typed into the address bar."""
+LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"transfer-encoding"})
+SAFE_HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-store",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"x-frame-options": b"DENY",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+}
+_JSON = re.compile(r"application/(?:[a-z0-9._-]+\+)?json\s*(?:;.*)?", re.DOTALL)
+
+
+class SafeHeaders:
+    """Puts on every answer what keeps browsers from guessing, storing or embedding it, unless the route said otherwise."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                said = {name.lower() for name, _ in headers}
+                headers += [(name, value) for name, value in SAFE_HEADERS.items() if name not in said]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, marked if scope["type"] == "http" else send)
+
+
+class Hosts:
+    """The names by which the service may be called."""
+
+    def __init__(self, names: Sequence[str], bound_to: str) -> None:
+        """``bound_to`` is the host that it listens on; on loopback nothing but ``names`` and loopback names are its own."""
+        self._any = ANY in names or (not names and not is_loopback(bound_to))
+        self._own = frozenset(found for name in names if (found := Authority.parse(name)))
+        self._known = functools.lru_cache(maxsize=256)(self._is_own)
+
+    def allow(self, said: Sequence[str]) -> bool:
+        """Whether a request may pass whose ``Host`` headers say this: one, and a name that is ours."""
+        return self._any or (len(said) == 1 and self._known(said[0]))
+
+    def _is_own(self, said: str) -> bool:
+        host = Authority.parse(said)
+        return host is not None and (is_loopback(host.name) or not self._own.isdisjoint({host, Authority(host.name)}))
+
+
+class RequestGuard:
+    """Refuses what was sent to another name or by another's page, and bodies that are not what they should be."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (problem := self._find_objection(scope)):
+            await build_answer(problem)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _find_objection(self, scope: Scope) -> Problem | None:
+        path: str = scope["path"]
+        if path in HEALTH:
+            return None
+        said: dict[bytes, list[str]] = {}
+        for name, value in scope["headers"]:
+            if name in LOOKED_AT:
+                said.setdefault(name, []).append(value.decode("latin-1"))
+        hosts = said.get(b"host", [])
+        if not self._hosts.allow(hosts):
+            return _build_host_problem(hosts)
+        # The page's own files may be linked to from anywhere: they hold nothing of a memory.
+        if path not in FILES and _is_foreign(said, hosts):
+            return _build_origin_problem(said)
+        if scope["method"] not in WITHOUT_BODY and not path.endswith(ARCHIVES) and not _is_json(said):
+            return _build_content_problem(said)
+        return None
+
+
+def _is_foreign(said: dict[bytes, list[str]], hosts: Sequence[str]) -> bool:
+    if any(site.strip().lower() not in FROM_OUR_PAGE for site in said.get(b"sec-fetch-site", ())):
+        return True
+    if origins := said.get(b"origin"):
+        host = Authority.parse(hosts[0]) if len(hosts) == 1 else None
+        return host is None or not all(host.is_origin(origin) for origin in origins)
+    return False
+
+
+def _is_json(said: dict[bytes, list[str]]) -> bool:
+    """Whether there is no body, or one that says it is JSON. A page can send any other kind without asking first."""
+    if b"transfer-encoding" not in said and not any(length.strip("0 ") for length in said.get(b"content-length", ())):
+        return True
+    kinds = said.get(b"content-type", [])
+    return bool(kinds) and all(_JSON.fullmatch(kind.strip().lower()) for kind in kinds)
+
+
+def _build_host_problem(hosts: Sequence[str]) -> Problem:
+    if len(hosts) == 1:
+        detail = f"This service may not be called as {hosts[0][:200]!r}."
+    else:
+        detail = "A request needs one Host header; this one has " + ("several." if hosts else "none.")
+    return Problem(
+        status=421,
+        title="Host not allowed",
+        detail=detail,
+        code="host-not-allowed",
+        hint="Call it by the address it listens on, or add the name to [service] hosts (MEMORY_SIDECAR_SERVICE_HOSTS).",
+    )
+
+
+def _build_origin_problem(said: dict[bytes, list[str]]) -> Problem:
+    origin = said.get(b"origin", ["another site"])[0][:200]
+    return Problem(
+        status=403,
+        title="Origin not allowed",
+        detail=f"The request comes from a page of {origin}, not from the service's own.",
+        code="origin-not-allowed",
+        hint="Call it from a program, or use the page at /. A proxy in front must pass the Host header on.",
+    )
+
+
+def _build_content_problem(said: dict[bytes, list[str]]) -> Problem:
+    kind = said.get(b"content-type", ["nothing"])[0][:200]
+    return Problem(
+        status=415,
+        title="Unsupported media type",
+        detail=f"The body must be JSON; its content type says {kind}.",
+        code="unsupported-media-type",
+        hint="Send the header Content-Type: application/json.",
+    )
+
+
+ANY = "*"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(
+    r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{0,5}))?"
+)
+_ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/?#@]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A host and its port. The same host is always written the same way: in lower case, without a dot at the end."""
+
+    name: str
+    port: int | None = None
+    """None: not said."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """``None`` for what is no host: names and passwords, paths, characters that no host has."""
+        found = _AUTHORITY.fullmatch(text.strip(" \t").lower())
+        if found is None:
+            return None
+        port = int(found["port"]) if found["port"] else None
+        if found["address"] is None:
+            return cls(found["name"], port)
+        try:
+            return cls(f"[{ipaddress.IPv6Address(found['address'])}]", port)
+        except ValueError:
+            return None
+
+    def is_origin(self, origin: str) -> bool:
+        """Whether a page of this origin came from this host.
+
+        The scheme is not compared: behind a proxy that speaks TLS the browser's differs from ours. So a port that is not
+        said is the one that the origin's scheme stands for, as it is in the browser's ``Host``.
+        """
+        found = _ORIGIN.fullmatch(origin.strip(" \t").lower())
+        other = Authority.parse(found["authority"]) if found else None
+        if found is None or other is None:
+            return False
+        default = DEFAULT_PORTS[found["scheme"]]
+        return (self.name, self.port or default) == (other.name, other.port or default)

@@ -1,0 +1,61 @@
+"""Who may call: bearer tokens, compared without telling by time how much of one was right."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sidecar.errors import BadConfig
+from sidecar.host.local_token import SHORTEST
+from sidecar.host.loopback import is_loopback
+
+PLACE = ("service", "token_file")
+
+
+class Tokens:
+    """The tokens that are accepted; none means that anybody is, which is for loopback alone."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def accept(self, authorization: str) -> bool:
+        scheme, _, token = authorization.partition(" ")
+        given = hashlib.sha256(token.strip().encode()).digest()
+        # Every one is compared, so that the time tells nothing about which came close.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def load_tokens(file: str) -> Tokens:
+    """The tokens of ``MEMORY_SIDECAR_TOKEN`` (several: separated by commas) and of a file, one a line.
+
+    Raise ``BadConfig`` when the file cannot be read or holds none, or a token is too short to be one.
+    """
+    given = os.environ.get("MEMORY_SIDECAR_TOKEN", "").split(",")
+    if file:
+        try:
+            given += Path(file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise BadConfig(f"The token file {file} cannot be read: {problem}.", at=PLACE) from None
+    tokens = [token.strip() for token in given if token.strip()]
+    if any(len(token) < SHORTEST for token in tokens):
+        raise BadConfig(f"A token has fewer than {SHORTEST} characters.", hint="Make one: openssl rand -hex 32")
+    if file and not tokens:
+        raise BadConfig(f"The token file {file} holds no token.", hint="Make one: openssl rand -hex 32", at=PLACE)
+    return Tokens(tokens)
+
+
+def check_bind(host: str, tokens: Tokens) -> None:
+    """Raise ``BadConfig`` when anybody on the network could call without a token."""
+    if tokens or is_loopback(host):
+        return
+    raise BadConfig(
+        f"Without a token the service listens on loopback only, not on {host}.",
+        hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), or bind to 127.0.0.1.",
+    )

@@ -1,0 +1,45 @@
+"""Now and then, bring a random snapshot back, so that nobody has to hope."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import structlog
+
+from sidecar.engine.drills import choose_drills, run_drill
+from sidecar.service.core import Sidecar
+from sidecar.service.jobs.scheduler import Jobs
+
+SOON = 300.0
+"""Seconds from the start to the first drill, unless drills are more frequent."""
+JITTER = 0.1
+
+
+class DrillJob:
+    def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
+        self._sidecar = sidecar
+        self._jobs = jobs
+        self._chance = random.SystemRandom()
+        self._log = structlog.get_logger("sidecar")
+
+    def start(self) -> None:
+        every = self._sidecar.settings.drill_every
+        if every:
+            self._jobs.every("drill", every, self._run_drill, jitter=every * JITTER, first=min(SOON, every))
+
+    async def _run_drill(self) -> None:
+        engine, most = self._sidecar.engine, self._sidecar.settings.drill_bytes
+        for memory, snapshot in await choose_drills(engine, "", 1, self._chance, most_bytes=most):
+            done = await run_drill(engine, memory, snapshot)
+            about: dict[str, Any] = {
+                "snapshot": snapshot,
+                "files": done.files,
+                "bytes": done.bytes,
+                "problem": done.problem,
+            }
+            if done.ok:
+                self._log.info("a drill went well", memory=memory, **about)
+            else:
+                self._log.error("a snapshot does not come back", memory=memory, **about)
+            self._sidecar.events.publish("drill.passed" if done.ok else "drill.failed", memory=memory, **about)

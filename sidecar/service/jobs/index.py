@@ -1,0 +1,198 @@
+"""Keep what can be searched up to date: after each change, now and then, and after Postgres was away.
+
+Nobody waits for this, and nothing depends on it: an export is done when it is in the store.
+
+Figures of the index for Prometheus, where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from sidecar.errors import SidecarError
+from sidecar.search.index import IndexResult, MemoryIndex
+from sidecar.service.events import Event, Events
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+
+class IndexUpdater:
+    """One task that does all of it, memory by memory."""
+
+    def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
+        self._index = index
+        self._events = events
+        self._metrics = metrics
+        self._every = every
+        self._changed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._failures = 0
+        self._rest = asyncio.Event()
+        """Set while there is nothing to do, or nothing that can be done."""
+        self._missed: dict[str, bool] = {}
+        """Memories that failed when they were last looked at, and whether they may go well in a moment."""
+        self._told: dict[str, str] = {}
+        self._log = structlog.get_logger("sidecar")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._events.tell(self._on_event)
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self, seconds: float) -> None:
+        """Give what has just changed so long, unless Postgres is away, and end."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rest.wait()
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=seconds)
+
+    def update_soon(self, memory: str) -> None:
+        """The head of this memory has moved, or it is gone."""
+        self._changed[memory] = None
+        self._metrics.behind(len(self._changed))
+        self._wake.set()
+        if not self._failures:
+            self._rest.clear()
+
+    def _on_event(self, event: Event) -> None:
+        if event.type == "export.committed":
+            self.update_soon(event.memory)
+
+    async def _run(self) -> None:
+        """Everything at first, every so often, and after each failure; in between, what has changed."""
+        due = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._wake.wait()
+            self._wake.clear()
+            all_of_them = time.monotonic() >= due
+            try:
+                await self._catch_up(None if all_of_them else list(self._changed))
+            except SidecarError as problem:
+                due = time.monotonic() + await self._on_failure(problem)
+            except Exception:  # a mistake of ours; there will be a next time
+                self._log.exception("a mistake of ours in indexing")
+                due = time.monotonic() + LONGEST_PAUSE
+            else:
+                self._on_success()
+                due = time.monotonic() + self._every if all_of_them else due
+                if any(self._missed.values()):
+                    due = min(due, time.monotonic() + LONGEST_PAUSE)
+                if not self._changed:
+                    self._rest.set()
+
+    async def _catch_up(self, memories: Sequence[str] | None) -> None:
+        if memories is None:
+            memories = list(dict.fromkeys([*self._changed, *await self._index.behind()]))
+            self._missed = {}
+        left = dict.fromkeys(memories)
+        for memory in memories:
+            self._metrics.behind(len({*left, *self._changed, *self._missed}))
+            # Before it is looked at: what changes while it is read is heard of again.
+            self._changed.pop(memory, None)
+            async for done in self._update_memory(memory):
+                self._log_result(done)
+            left.pop(memory)
+        self._metrics.behind(len({*self._changed, *self._missed}))
+
+    async def _update_memory(self, memory: str) -> AsyncIterator[IndexResult]:
+        """Raise a ``SinkError`` when it is not this memory's fault."""
+        try:
+            async for done in self._index.catch_up([memory]):
+                yield done
+        except SidecarError:
+            raise
+        except Exception as problem:  # a mistake of ours; the other memories have their turn all the same
+            self._log.exception("a mistake of ours in indexing", memory=memory)
+            yield IndexResult(memory=memory, state="failed", problem=f"{type(problem).__name__}: {problem}")
+
+    def _log_result(self, done: IndexResult) -> None:
+        about: dict[str, Any] = {
+            "snapshot": done.snapshot,
+            "records": done.records,
+            "written": done.written,
+            "removed": done.removed,
+        }
+        said = "; ".join(filter(None, [done.problem, *done.problems]))
+        if said and self._told.get(done.memory) != said:
+            self._log.warning("not all of a memory can be searched", memory=done.memory, problem=said)
+            self._events.publish("index.incomplete", memory=done.memory, snapshot=done.snapshot, problem=said)
+        self._told = {**self._told, done.memory: said} if said else _leave_out(self._told, done.memory)
+        self._missed.pop(done.memory, None)
+        if done.state == "failed":
+            self._missed[done.memory] = done.retryable
+            self._metrics.count_failure()
+        elif done.state != "current":
+            self._metrics.written(done.written, done.removed)
+            self._log.info("indexed", memory=done.memory, **about)
+            self._events.publish("index.updated", memory=done.memory, **about)
+
+    async def _on_failure(self, problem: SidecarError) -> float:
+        """Tell it the first time; return how long to wait before the next try."""
+        self._failures += 1
+        self._rest.set()
+        self._metrics.count_failure()
+        if self._failures == 1:
+            self._log.warning("search is not kept up to date", **problem.as_dict())
+            self._events.publish("index.down", error=problem.as_dict())
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        pause *= random.uniform(0.75, 1.25)
+        await asyncio.sleep(min(pause, self._every))
+        return 0.0
+
+    def _on_success(self) -> None:
+        if not self._missed:
+            self._metrics.note_success()
+        if self._failures:
+            self._failures = 0
+            self._log.info("search is up to date again")
+            self._events.publish("index.recovered")
+
+
+def _leave_out(told: dict[str, str], memory: str) -> dict[str, str]:
+    return {name: said for name, said in told.items() if name != memory}
+
+
+class IndexMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._success = Gauge(
+            "memory_sidecar_index_last_success_timestamp_seconds",
+            "When this service last found or made what can be searched up to date",
+            registry=registry,
+        )
+        self._behind = Gauge(
+            "memory_sidecar_index_behind",
+            "Memories that have changed and cannot be searched as they are now",
+            registry=registry,
+        )
+        self._failures = Counter(
+            "memory_sidecar_index_failures", "Attempts to bring it up to date that failed", registry=registry
+        )
+        self._written = Counter("memory_sidecar_index_records_written", "Records written", registry=registry)
+        self._removed = Counter("memory_sidecar_index_records_removed", "Records removed", registry=registry)
+
+    def behind(self, memories: int) -> None:
+        self._behind.set(memories)
+
+    def count_failure(self) -> None:
+        self._failures.inc()
+
+    def written(self, written: int, removed: int) -> None:
+        self._written.inc(written)
+        self._removed.inc(removed)
+
+    def note_success(self) -> None:
+        self._success.set(time.time())

@@ -1,0 +1,47 @@
+"""Do once, before anybody waits for it, what is otherwise done with the first request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from sidecar.engine.sandbox import delivery
+
+FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/memories/m/restores"))
+
+
+async def warm_up(app: ASGIApp) -> None:
+    """Let the framework make its routes ready, by requests that change nothing: the last two lack a body."""
+    await asyncio.to_thread(delivery.pack_programs)
+    for method, path in FIRST:
+        await app(_build_scope(method, path), _receive_nothing, _ignore)
+    # What is there by now stays: to look through it for garbage again and again would hold everything up.
+    gc.collect()
+    gc.freeze()
+
+
+def _build_scope(method: str, path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+    }
+
+
+async def _receive_nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _ignore(message: Message) -> None:
+    return None

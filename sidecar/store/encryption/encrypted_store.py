@@ -1,0 +1,221 @@
+"""A store that seals: what goes through it is encrypted before it goes on, and ids and host names in keys are hidden.
+
+Each object is an ordinary age file. What is read may also be plain, from before encryption was turned on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sidecar.errors import KeyNeeded, ObjectMissing, ObjectRefused
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.store.encryption.keyring import MAGIC, Altered, NotDecrypted, is_encrypted
+from sidecar.store.encryption.names import ROOTS
+from sidecar.store.encryption.opening import ENCRYPTED, EncryptionKeys, EncryptionState, StoreEncryption
+from sidecar.store.encryption.streams import decrypt_stream
+
+LOG = logging.getLogger("sidecar")
+NOT_OURS = (
+    "{name} is not a name of this store, and nothing there was written with its keys. `rekey` takes up what a sidecar without"
+    " keys wrote; remove anything else."
+)
+
+
+class EncryptedStore:
+    """Around any store. Without keys it reads and writes as it is, unless that store is encrypted: then ``KeyNeeded``."""
+
+    def __init__(self, inner: Store, keys: EncryptionKeys | None) -> None:
+        self._inner = inner
+        self._keys = keys
+        self.opening = StoreEncryption(inner, keys)
+        self.url = inner.url
+        self._told: set[str] = set()
+
+    @property
+    def encrypts(self) -> bool:
+        return self._keys is not None
+
+    @property
+    def seal(self) -> str:
+        return self.opening.state.keyring.seal_name if self.opening.state else ""
+
+    def room(self, size: int) -> int:
+        if self.opening.state is not None:
+            size = self.opening.state.keyring.room(size)
+        return self._inner.room(size)
+
+    async def prepare(self) -> None:
+        await self._inner.prepare()
+        await self.opening.open_to_write(fresh=True)
+
+    async def probe(self) -> None:
+        """Whether ``prepare`` would do, without a record of our keys being made. Raise as it does."""
+        await self._inner.prepare()
+        self.opening.check_recipients()
+        if await self.opening.open_to_read(fresh=True) is None:
+            await self.opening.check_nothing_hidden(f"{ROOTS[0]}/")
+
+    async def get(self, key: str) -> StoredObject | None:
+        state = await self.opening.open_to_read()
+        stored = await self._inner.get(hidden := _hide(state, key))
+        if stored is None:
+            await self.opening.check_nothing_hidden(key)
+            return None
+        if not is_encrypted(stored.data):
+            if hidden != key:  # whoever could name it could have sealed it
+                raise ObjectRefused(f"{key} is damaged: it is not sealed.", version=stored.version)
+            return stored
+        if state is None:
+            raise KeyNeeded(ENCRYPTED)
+        try:
+            return replace(stored, data=await asyncio.to_thread(state.keyring.open, stored.data))
+        except (NotDecrypted, Altered) as problem:
+            raise await self._make_refusal(key, problem, stored.version) from None
+
+    async def put(self, key: str, source: bytes | Path) -> int:
+        state = await self.opening.open_to_write()
+        if state is None:
+            return await self._inner.put(key, source)
+        if isinstance(source, bytes):
+            return await self._inner.put(_hide(state, key), await asyncio.to_thread(state.keyring.seal, source))
+        # Beside the source, which is a scratch file: the store below wants to know its size, and to read it twice.
+        sealed = source.with_name(f"{source.name}.age")
+        try:
+            await asyncio.to_thread(state.keyring.encrypt_file, source, sealed)
+            return await self._inner.put(_hide(state, key), sealed)
+        finally:
+            sealed.unlink(missing_ok=True)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        state = await self.opening.open_to_write()
+        if state is None:
+            return await self._inner.swap(key, data, expected=expected)
+        sealed = await asyncio.to_thread(state.keyring.seal, data)
+        return await self._inner.swap(_hide(state, key), sealed, expected=expected)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        state = await self.opening.open_to_read()
+        async with contextlib.aclosing(_gather_first_line(self._inner.stream(_hide(state, key)))) as chunks:
+            try:
+                first = await anext(chunks, b"")
+            except ObjectMissing:
+                await self.opening.check_nothing_hidden(key)
+                raise ObjectMissing(f"{self.url} holds no {key}.") from None
+            if not is_encrypted(first):
+                if first:
+                    yield first
+                async for chunk in chunks:
+                    yield chunk
+                return
+            if state is None:
+                raise KeyNeeded(ENCRYPTED)
+            try:
+                async with contextlib.aclosing(decrypt_stream(_prepend(first, chunks), state.keyring)) as plain:
+                    async for chunk in plain:
+                        yield chunk
+            except (NotDecrypted, Altered) as problem:
+                raise await self._make_refusal(key, problem, None) from None
+
+    async def _make_refusal(self, key: str, problem: Exception, version: str | None) -> ObjectRefused | KeyNeeded:
+        """Whether an object was altered, or is for a key that we were not given. Raise ``KeyNeeded`` when we lost them all."""
+        if isinstance(problem, NotDecrypted):
+            # By the record as it is now: others may have changed the keys since it was read.
+            state = await self.opening.open_to_read(fresh=True)
+            if state is None or not state.complete:
+                return KeyNeeded(f"{key} is sealed for a key that was not given.")
+        why = str(problem) or "none of the keys of this store opens it"
+        return ObjectRefused(f"{key} is damaged: {why}.", version=version)
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return None if self._keys else await self._inner.link_to_get(key, seconds=seconds)
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return None if self._keys else await self._inner.link_to_put(key, size=size, sha256=sha256, seconds=seconds)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        state, empty = await self.opening.open_to_read(), True
+        if state is None:
+            async for info in self._inner.list(prefix):
+                empty = False
+                yield info
+            if empty:
+                await self.opening.check_nothing_hidden(prefix)
+            return
+        found = [info async for info in self._inner.list(_hide(state, prefix))]
+        for stranger in find_strangers(state, (info.key for info in found)) - self._told:
+            self._told.add(stranger)
+            LOG.warning("Ignored: %s", NOT_OURS.format(name=stranger))
+        shown = [replace(info, key=state.names.shown(info.key)) for info in found if state.names.is_ours(info.key)]
+        for info in sorted(shown, key=lambda info: info.key):
+            yield info
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        state = await self.opening.open_to_read()
+        hidden = _hide(state, prefix)
+        found = await self._inner.folders(hidden, most=most)
+        if state is None:
+            if not found:
+                await self.opening.check_nothing_hidden(prefix)
+            return found
+        keys = [f"{hidden}{name}/" for name in found]
+        return sorted(state.names.shown(key).split("/")[-2] for key in keys if state.names.is_ours(key))
+
+    async def copy(self, source: str, target: str) -> None:
+        state = await self.opening.open_to_write()
+        try:
+            await self._inner.copy(_hide(state, source), _hide(state, target))
+        except ObjectMissing:
+            raise ObjectMissing(f"{self.url} holds no {source}.") from None
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        state = await self.opening.open_to_read()
+        await self._inner.delete([_hide(state, key) for key in keys])
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return await self._inner.sweep(_hide(await self.opening.open_to_read(), prefix), older_than=older_than)
+
+    async def purge(self, prefix: str) -> int:
+        return await self._inner.purge(_hide(await self.opening.open_to_read(), prefix))
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def find_strangers(state: EncryptionState, keys: Iterable[str]) -> set[str]:
+    """Folders, or what lies beside them, whose names were not made with this store's name key."""
+    foreign = [key.split("/") for key in keys if not state.names.is_ours(key)]
+    return {"/".join(parts[:4] if state.names.is_ours("/".join(parts[:3])) else parts[:2]) for parts in foreign}
+
+
+def _hide(state: EncryptionState | None, key: str) -> str:
+    return state.names.hide(key) if state is not None else key
+
+
+async def _gather_first_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The same chunks; the first holds all of age's first line, however small a store's chunks are."""
+    first = b""
+    async for chunk in chunks:
+        first += chunk
+        if len(first) >= len(MAGIC):
+            break
+    if first:
+        yield first
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

@@ -1,0 +1,43 @@
+"""Change the identity behind a passphrase: the new one beside the old until everything is sealed anew, then alone."""
+
+from __future__ import annotations
+
+from sidecar.store.encryption.opening import StoreEncryption
+from sidecar.store.encryption.passphrase import (
+    COPY,
+    IDENTITY,
+    check_identities,
+    generate_identity,
+    read_identities,
+    write_identities,
+)
+
+
+class IdentityChange:
+    def __init__(self, opening: StoreEncryption) -> None:
+        self._opening = opening
+        self._store = opening.store
+
+    async def begin(self) -> None:
+        """Where the passphrase was changed: a new identity, sealed by the new one, that opens nothing yet.
+
+        Raise ``KeyNeeded`` when no passphrase given opens the old one.
+        """
+        passphrase, previous = self._opening.passphrases
+        if not passphrase or not previous:
+            return
+        found, version, opened_by = await read_identities(self._store, [passphrase, previous])
+        if found and opened_by != passphrase:
+            await write_identities(self._store, [generate_identity(), *found], passphrase, version)
+            self._opening.reset()
+
+    async def end(self) -> None:
+        """Nothing is sealed for an older identity any more: forget it. Where one of its two objects was lost, write both."""
+        passphrase, previous = self._opening.passphrases
+        if not passphrase:
+            if previous:
+                await self._store.delete([IDENTITY, COPY])
+            return
+        found, version, _ = await read_identities(self._store, [passphrase])
+        if len(found) > 1 or await check_identities(self._store, [passphrase]):
+            await write_identities(self._store, found[:1], passphrase, version)

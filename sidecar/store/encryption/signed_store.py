@@ -1,0 +1,217 @@
+"""A store that signs: every small object says whose it is, and one that does not is refused by its name.
+
+Packs and their indexes are not signed: the manifests, which are, name them by size and hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sidecar.errors import KeyNeeded, NotSigned, ObjectMissing, ObjectRefused
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.signatures import LONGEST_LINE, BadSignature, Signatures, is_signed, strip_signature
+
+CHUNK = 1 << 20
+AT_ONCE = 8
+BELIEVED_SECONDS = 60.0
+"""So long it is believed that a store is still not signed."""
+LOG = logging.getLogger("sidecar")
+MARK = "signed"
+"""An object that says that a store is signed, so that nobody adds to it without a key."""
+ABOUT_IT = b"What is in this store is signed.\n"
+OBEYED_UNREAD = ("pins", "damaged")
+"""Objects below a memory that count by being listed: each is looked at before it does."""
+NO_KEY = "This store is signed, and no key to sign with was given."
+NO_KEY_HINT = "Set [signing] key_file (MEMORY_SIDECAR_SIGNING_KEY_FILE). Nothing was changed."
+
+
+class SignedStore:
+    """Signs with, and believes, the keys given; without any, it reads what is signed unchecked, and adds nothing to it."""
+
+    def __init__(self, inner: Store, signatures: Signatures | None, *, trust_unsigned: bool = False) -> None:
+        self._inner = inner
+        self._signatures = signatures
+        self._trust_unsigned = trust_unsigned
+        self._seen_signed = False
+        self._unsigned_until = 0.0
+        self._looked_at: dict[ObjectInfo, bool] = {}
+        self.url = inner.url
+
+    @property
+    def inner(self) -> Store:
+        return self._inner
+
+    @property
+    def signs(self) -> bool:
+        return self._signatures is not None
+
+    @property
+    def seal(self) -> str:
+        return self._inner.seal
+
+    def room(self, size: int) -> int:
+        return self._inner.room(size + (LONGEST_LINE if self._signatures else 0))
+
+    async def prepare(self) -> None:
+        await self._inner.prepare()
+        if self._signatures is None:
+            await self._check_unsigned()
+        elif not self._signatures.can_sign:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+        elif not await self._is_marked():
+            await self.mark()
+
+    async def probe(self) -> None:
+        """Whether ``prepare`` would do, without leaving anything in the store. Raise as it does."""
+        if isinstance(self._inner, EncryptedStore):
+            await self._inner.probe()
+        else:
+            await self._inner.prepare()
+        if self._signatures is None:
+            await self._check_unsigned()
+        elif not self._signatures.can_sign:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+
+    async def _check_unsigned(self) -> None:
+        """Raise ``KeyNeeded`` when others have begun to sign what is here."""
+        if not self._seen_signed and time.monotonic() >= self._unsigned_until:
+            self._seen_signed = await self._inner.get(MARK) is not None
+            self._unsigned_until = time.monotonic() + BELIEVED_SECONDS
+        if self._seen_signed:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+
+    async def _is_marked(self) -> bool:
+        try:
+            return await self.get(MARK) is not None
+        except ObjectRefused as problem:
+            LOG.warning("Written anew: %s", problem.message)
+            return False
+
+    async def mark(self) -> None:
+        """Say that this store is signed, where it is."""
+        if self._signatures is not None:
+            await self._inner.put(MARK, self._sign(MARK, ABOUT_IT))
+
+    async def get(self, key: str) -> StoredObject | None:
+        stored = await self._inner.get(key)
+        if stored is None or _is_pack(key):
+            return stored
+        if self._signatures is None:
+            self._seen_signed = self._seen_signed or is_signed(stored.data)
+            return replace(stored, data=strip_signature(stored.data))
+        try:
+            return replace(stored, data=self._signatures.checked(key, stored.data))
+        except BadSignature as problem:
+            if self._trust_unsigned and not is_signed(stored.data):
+                return stored
+            raise NotSigned(f"{_name_object(key)} {problem}.", version=stored.version) from None
+
+    async def put(self, key: str, source: bytes | Path) -> int:
+        if not _is_pack(key):
+            source = self._sign(key, source if isinstance(source, bytes) else source.read_bytes())
+        return await self._inner.put(key, source)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        return await self._inner.swap(key, self._sign(key, data), expected=expected)
+
+    def _sign(self, key: str, data: bytes) -> bytes:
+        if self._signatures is None:
+            if self._seen_signed:
+                raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+            return data
+        if not self._signatures.can_sign:
+            raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
+        return self._signatures.sign(key, data)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        if _is_pack(key):
+            async for chunk in self._inner.stream(key):
+                yield chunk
+            return
+        stored = await self.get(key)
+        if stored is None:
+            raise ObjectMissing(f"{self.url} holds no {key}.")
+        for start in range(0, len(stored.data), CHUNK):
+            yield stored.data[start : start + CHUNK]
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return await self._inner.link_to_get(key, seconds=seconds) if _is_pack(key) else None
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        if not _is_pack(key):
+            return None
+        return await self._inner.link_to_put(key, size=size, sha256=sha256, seconds=seconds)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        found = [info async for info in self._inner.list(prefix)]
+        doubted = [info for info in found if self._signatures is not None and _may_skip_reading(info.key)]
+        good: dict[ObjectInfo, bool] = {}
+        for start in range(0, len(doubted), AT_ONCE):
+            some = doubted[start : start + AT_ONCE]
+            good |= zip(some, await asyncio.gather(*map(self._is_ours, some)), strict=True)
+        for info in found:
+            if good.get(info, True):
+                yield info
+
+    async def _is_ours(self, info: ObjectInfo) -> bool:
+        if info not in self._looked_at:
+            try:
+                self._looked_at[info] = await self.get(info.key) is not None
+            except ObjectRefused as problem:
+                LOG.warning("Ignored: %s", problem.message)
+                self._looked_at[info] = False
+        return self._looked_at[info]
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        return await self._inner.folders(prefix, most=most)
+
+    async def copy(self, source: str, target: str) -> None:
+        if _is_pack(source) and _is_pack(target):
+            await self._inner.copy(source, target)
+            return
+        stored = await self.get(source)
+        if stored is None:
+            raise ObjectMissing(f"{self.url} holds no {source}.")
+        await self.put(target, stored.data)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        await self._inner.delete(keys)
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        return await self._inner.sweep(prefix, older_than=older_than)
+
+    async def purge(self, prefix: str) -> int:
+        return await self._inner.purge(prefix)
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _is_pack(key: str) -> bool:
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == "memories" and parts[2] == "packs"
+
+
+def _may_skip_reading(key: str) -> bool:
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == "memories" and parts[2] in OBEYED_UNREAD
+
+
+def _name_object(key: str) -> str:
+    """An object as a person knows it."""
+    parts = key.split("/")
+    if len(parts) == 4 and parts[2] == "snapshots":
+        return f"Snapshot {parts[3].removesuffix('.json')} ({key})"
+    return key

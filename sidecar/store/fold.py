@@ -1,0 +1,155 @@
+"""Fold packs, on the sidecar's side, so that a snapshot never needs more than a handful.
+
+The newest deltas become one, together with older ones that are no larger, so that a byte is rewritten only as often as its
+pack's size doubles; once the deltas outweigh half the full pack, everything becomes a new full pack.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import zstandard
+
+from sidecar.errors import SnapshotDamaged
+from sidecar.format.digests import SUM_BYTES, count_blocks
+from sidecar.format.index import DIR, FILE, LINK, Change, Entry, Index, apply_index, merge_indexes
+from sidecar.format.packs import Packer
+from sidecar.format.refusal import Refusal
+from sidecar.program.restore.staging import Staged, Unpacker
+
+MOST_PACKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PackFile:
+    """A pack on the sidecar's disk with its index."""
+
+    path: Path
+    codec: str
+    index: Index
+    stored: str = ""
+    """Its id, when the store has it already."""
+
+
+def do_deltas_outweigh(full_bytes: int, delta_bytes: int) -> bool:
+    """Whether deltas have grown so large that a new full pack is the better fold."""
+    return delta_bytes * 2 > full_bytes
+
+
+def find_first_to_fold(sizes: list[int]) -> int:
+    """From which delta on to fold, given the sizes of all, oldest first: at least the last two."""
+    first = len(sizes) - 2
+    total = sum(sizes[first:])
+    while first > 0 and sizes[first - 1] <= total:
+        first -= 1
+        total += sizes[first]
+    return first
+
+
+def unpack_files(packs: list[PackFile], entries: dict[str, Entry], folder: Path) -> dict[str, Staged]:
+    """Unpack a snapshot's files into a folder and check them all. Raise ``SnapshotDamaged``."""
+    unpacker = _make_unpacker(entries, entries, folder)
+    with _translate_refusals():
+        for pack in packs:
+            with pack.path.open("rb") as stream:
+                unpacker.apply(stream, pack.codec, pack.index)
+        return unpacker.checked()
+
+
+@contextmanager
+def _translate_refusals() -> Iterator[None]:
+    """The reader is that of the in-sandbox program: what it refuses is here a snapshot that is not whole."""
+    try:
+        yield
+    except Refusal as refused:
+        raise SnapshotDamaged(refused.message) from None
+    except zstandard.ZstdError as problem:
+        raise SnapshotDamaged(f"A pack could not be unpacked: {problem}.") from None
+
+
+def _make_unpacker(
+    wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False
+) -> Unpacker:
+    """One that stages all roots in the same folder of ours."""
+    stages = dict.fromkeys({path.split("/")[0] for path in entries}, os.path.realpath(folder))
+    return Unpacker(wanted, stages, partial=partial)
+
+
+def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
+    """One full pack that holds what these packs, from the full one on, add up to."""
+    entries = merge_indexes(pack.index for pack in packs)
+    staged = unpack_files(packs, entries, folder)
+    with target.open("wb", buffering=0) as file:
+        packer = Packer(file, allow_zstd=any(pack.codec == "zst" for pack in packs))
+        for path in sorted(entries):
+            if entries[path].type == FILE:
+                with open(staged[path].place, "rb") as contents:
+                    packer.add(entries[path], contents, entries[path].size)
+            else:
+                packer.add(entries[path], None, 0)
+        codec = packer.finish()
+    return PackFile(target, codec, Index("full", [Change(entries[path]) for path in sorted(entries)], []))
+
+
+def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
+    """One delta over the packs ``below`` that does what these deltas do one after the other. Those below are not read."""
+    before = merge_indexes(below)
+    entries = dict(before)
+    for delta in deltas:
+        apply_index(entries, delta.index)
+    touched = _list_touched(deltas)
+    touched_entries = {path: entries[path] for path in touched if path in entries}
+    unpacker = _make_unpacker(touched_entries, entries, folder, partial=True)
+    with _translate_refusals():
+        for delta in deltas:
+            with delta.path.open("rb") as stream:
+                unpacker.apply(stream, delta.codec, delta.index)
+    changes: list[Change] = []
+    with target.open("wb", buffering=0) as file:
+        packer = Packer(file, allow_zstd=any(delta.codec == "zst" for delta in deltas))
+        for path, entry in touched_entries.items():
+            blocks = touched[path]
+            if entry.type in (DIR, LINK) or blocks is None:
+                changes.append(Change(entry))
+                if entry.type == FILE:
+                    with open(unpacker.place(path), "rb") as contents:
+                        packer.add(entry, contents, entry.size)
+                continue
+            numbers = sorted(number for number in blocks if number < count_blocks(entry.size, entry.block))
+            sums = b"".join(entry.sums[number * SUM_BYTES : (number + 1) * SUM_BYTES] for number in numbers)
+            changes.append(Change(entry._replace(sums=sums), numbers))
+            if numbers:
+                _add_blocks(packer, entry, numbers, unpacker.place(path), folder / "blocks")
+        codec = packer.finish()
+    return PackFile(target, codec, Index("delta", changes, sorted(set(before) - set(entries))))
+
+
+def _list_touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
+    """Which paths the deltas touch: the blocks of each, or ``None`` for the whole of it."""
+    touched: dict[str, set[int] | None] = {}
+    for delta in deltas:
+        for path in delta.index.gone:
+            touched.pop(path, None)
+        for change in delta.index.changes:
+            path = change.entry.path
+            if change.blocks is None:
+                touched[path] = None
+                continue
+            blocks = touched.setdefault(path, set())
+            if blocks is not None:
+                blocks.update(change.blocks)
+    return touched
+
+
+def _add_blocks(packer: Packer, entry: Entry, numbers: list[int], place: str, gathered: Path) -> None:
+    length = 0
+    with open(place, "rb") as source, gathered.open("w+b") as blocks:
+        for number in numbers:
+            source.seek(number * entry.block)
+            length += blocks.write(source.read(min(entry.block, entry.size - number * entry.block)))
+        blocks.seek(0)
+        packer.add_blocks(entry, blocks, length)

@@ -1,0 +1,49 @@
+"""Which memories a store has: told by what is in their folders, as a folder's name does not always tell the id."""
+
+from __future__ import annotations
+
+from sidecar.errors import ObjectRefused
+from sidecar.format.checksums import decode_checksummed
+from sidecar.ids import ROOT, MemoryKeys, is_plain_id
+from sidecar.ports import Store
+
+
+async def list_memories(store: Store) -> tuple[list[str], list[str]]:
+    """The id of every memory, from its head or else from any of its manifests; and what is said of folders in which
+    nothing is believed."""
+    folders: dict[str, list[str]] = {}
+    async for info in store.list(ROOT):
+        folder, _, rest = info.key[len(ROOT) :].partition("/")
+        if rest == "head.json" or rest.startswith("snapshots/"):
+            folders.setdefault(folder, []).append(info.key)
+    found = [await read_id(store, folder, keys) for folder, keys in folders.items()]
+    return sorted(filter(None, (memory for memory, _ in found))), [problem for _, problem in found if problem]
+
+
+async def find_memory(store: Store, folder: str) -> str:
+    """The id of the memory in one folder; "" when there is none that can be believed."""
+    keys = [info.key async for info in store.list(f"{ROOT}{folder}/")]
+    told = [key for key in keys if key.endswith("/head.json") or "/snapshots/" in key]
+    return (await read_id(store, folder, told))[0]
+
+
+async def read_id(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
+    refused = why = ""
+    for key in sorted(keys):  # head.json sorts before snapshots/
+        try:
+            stored = await store.get(key)
+            memory = decode_checksummed(stored.data).get("memory") if stored else None
+        except ObjectRefused as problem:
+            refused = problem.message
+            continue
+        except ValueError as problem:
+            why = f"{key} is damaged: {problem}."
+            continue
+        if isinstance(memory, str) and key.startswith(MemoryKeys.of(memory).prefix):
+            return memory, ""
+        why = f"{key} belongs elsewhere." if stored else why
+    if not refused and not why:
+        return "", ""  # removed since it was listed
+    # A memory of which nothing is believed is still there.
+    memory = folder if refused and is_plain_id(folder) else ""
+    return memory, f"Nothing in {ROOT}{folder}/ is believed: {refused or why}"

@@ -1,0 +1,48 @@
+"""Which snapshots were the head, told by their manifests alone: for when the head itself is damaged or gone.
+
+A head remembers what was head before it. Where it cannot be read, the manifests still say what each was made for: one that was
+to become the head has the ``generation`` of that head, one that was refused says so, and the first of all has neither a parent
+nor a generation. A snapshot that first stood beside the head and was made the head later cannot be told from one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from sidecar.store.manifest import Head, Manifest
+
+
+def rebuild_head(manifests: Iterable[Manifest]) -> Head | None:
+    """A head that remembers what was head, as far as manifests tell; ``None`` when none of them was made to be.
+
+    Its own snapshot is the latest of those. Nothing says that it still was the head in the end: someone may have gone back.
+    """
+    line = _list_heads([manifest for manifest in manifests if not manifest.rejected])
+    head: Head | None = None
+    for manifest in line:
+        generation = manifest.generation or (head.generation if head else 0)
+        head = replace(Head.at(manifest, manifest.time, head), generation=generation)
+    return head
+
+
+def _list_heads(good: Collection[Manifest]) -> list[Manifest]:
+    """Those that were the head, the first one first."""
+    made = sorted((one for one in good if one.generation), key=lambda one: (one.generation, one.snapshot))
+    parents = {one.parent for one in made}
+    # Of two that were made for the same place one lost the race: not the one that others grew out of.
+    by_place: dict[int, list[Manifest]] = {}
+    for one in made:
+        by_place.setdefault(one.generation, []).append(one)
+    made = [next((one for one in rivals if one.snapshot in parents), rivals[0]) for rivals in by_place.values()]
+    return [*_list_first_heads(good, parents), *made]
+
+
+def _list_first_heads(good: Collection[Manifest], parents: Collection[str]) -> list[Manifest]:
+    """Those that became the head where there was none: others grew out of them; or else the oldest without a parent."""
+    without = sorted((one for one in good if not one.generation), key=lambda one: one.snapshot)
+    grown = [one for one in without if one.snapshot in parents]
+    oldest = min(good, key=lambda one: one.snapshot, default=None)
+    if not grown and oldest is not None and not oldest.generation and not oldest.parent:
+        return [oldest]
+    return grown

@@ -1,0 +1,264 @@
+"""A snapshot's manifest, and a memory's head.
+
+What a snapshot says is missing from it: trimmed by a limit, or taken out because it is nobody's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from sidecar.errors import SnapshotDamaged, UnknownFormat
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.format.index import Entry
+from sidecar.host.sizes import format_count
+from sidecar.ids import parse_snapshot_time
+from sidecar.layouts import CoveredRules
+from sidecar.receipts import Scrubbed
+
+FORMAT = 1
+RAISED = 3
+"""Of a snapshot with files that the layouts of versions before did not know, and of a head that names one. Such a version
+would drop them with its next export; a number that it does not know makes it refuse. (A head of format 2 is a signpost: see
+``sidecar.store.portable``.)"""
+NOT_KNOWN = "is in a format this version does not know."
+READABLE = frozenset({FORMAT, RAISED})
+LONGEST_HISTORY = 500
+LINES = 4096
+EMPTY = '""'
+
+Encoded = bytes  # the name of a field below hides the type's own
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """A pack of a snapshot and its index: two objects, each by size and hash."""
+
+    id: str
+    kind: str
+    codec: str
+    bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+    stored_bytes: int = 0
+    """What it takes in a store that seals; 0: as many as it has."""
+    stored_index_bytes: int = 0
+    sealed: str = ""
+    """Names for whom it is sealed; empty when it is not."""
+
+    @property
+    def in_store(self) -> tuple[int, int]:
+        """The listed sizes of the pack and of its index."""
+        return self.stored_bytes or self.bytes, self.stored_index_bytes or self.index_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without what only sealed ones have."""
+        sealing = ("stored_bytes", "stored_index_bytes", "sealed")
+        return {name: value for name, value in asdict(self).items() if value or name not in sealing}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRoot:
+    """A named root: whose layout it is, and where it was."""
+
+    name: str
+    layout: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    path: str
+    check: str
+    schema: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One immutable version of a memory. ``tree`` is the same for equal contents, whatever the packs."""
+
+    memory: str
+    snapshot: str
+    created: str
+    packs: list[Pack]
+    roots: list[SnapshotRoot]
+    files: int
+    bytes: int
+    tree: str
+    parent: str = ""
+    origin: str = "export"
+    sandbox: str = ""
+    conversation: str = ""
+    label: str = ""
+    rejected: str = ""
+    databases: list[Database] = field(default_factory=list)
+    projects: list[str] = field(default_factory=list)
+    """Where the projects of the export were."""
+    keyed: dict[str, str] = field(default_factory=dict)
+    """Folders named after a project's path, and where that was."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the program that each root's memory is of, where it was to be seen."""
+    hot_bytes: int = 0
+    """Of the files a size limit never drops."""
+    dropped: int = 0
+    """How many files a size limit left out."""
+    dropped_bytes: int = 0
+    scrubbed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many private passages and credentials were taken out of a file before it left; under "": of others."""
+    privacy: str = ""
+    """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    covered: dict[str, CoveredRules] = field(default_factory=dict)
+    """The rules by which it was made, by root; empty in snapshots of versions that kept none."""
+    generation: int = 0
+    """Of the head that it was made to become; 0 when it was not to, or there was none before."""
+    home: str = ""
+    """The home that it was exported from; "" when that was none of an agent's, or nobody knows."""
+    user: str = ""
+    """The user as whom."""
+    format: int = FORMAT
+
+    def encode(self) -> Encoded:
+        covered = {
+            name: {key: patterns for key, patterns in asdict(rules).items() if patterns}
+            for name, rules in self.covered.items()
+        }
+        packs = [pack.as_dict() for pack in self.packs]
+        return encode_checksummed({**asdict(self), "packs": packs, "covered": covered})
+
+    @classmethod
+    def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
+        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        manifest = _decode(data, cls, f"The manifest of snapshot {snapshot}")
+        if (manifest.memory, manifest.snapshot) != (memory, snapshot):
+            raise SnapshotDamaged(f"The manifest of snapshot {snapshot} says it belongs to another memory or snapshot.")
+        return manifest
+
+    @property
+    def time(self) -> datetime:
+        """When it was made. Ids go on from where a clock that was ahead has left them; ``created`` does not."""
+        by_id = parse_snapshot_time(self.snapshot)
+        try:
+            created = datetime.fromisoformat(self.created)
+        except ValueError:
+            return by_id
+        return min(by_id, created if created.tzinfo else created.replace(tzinfo=UTC))
+
+    @property
+    def taken_out(self) -> tuple[int, int]:
+        """Private passages and credentials that are not in this snapshot."""
+        counts = self.scrubbed.values()
+        return sum(private for private, _ in counts), sum(credentials for _, credentials in counts)
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(sum(pack.in_store) for pack in self.packs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The one mutable object of a memory: which snapshot a restore takes, and which it took before."""
+
+    memory: str
+    snapshot: str
+    generation: int
+    created: str
+    files: int
+    bytes: int
+    history: list[tuple[str, str]]
+    """(snapshot, since when), newest first."""
+    hot_bytes: int = 0
+    store: str = ""
+    """The id of the store; "" in heads that versions wrote which did not know it."""
+    format: int = FORMAT
+    """The same as that of its snapshot."""
+
+    def encode(self) -> Encoded:
+        return encode_checksummed(asdict(self))
+
+    @classmethod
+    def decode(cls, data: Encoded, memory: str) -> Self:
+        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        head = _decode(data, cls, f"The head of {memory}")
+        if head.memory != memory:
+            raise SnapshotDamaged(f"The head of {memory} says it belongs to {head.memory!r}.")
+        return head
+
+    @classmethod
+    def at(cls, manifest: Manifest, now: datetime, before: Self | None, store: str = "") -> Self:
+        """The head that makes ``manifest`` the one to restore. ``store``: the store's id, else as ``before`` has it."""
+        history = [(manifest.snapshot, now.isoformat(timespec="seconds")), *(before.history if before else ())]
+        return cls(
+            memory=manifest.memory,
+            snapshot=manifest.snapshot,
+            # A memory that is deleted and begun anew is ahead of all that it was before.
+            generation=before.generation + 1 if before else int(now.timestamp() * 1000),
+            created=manifest.created,
+            files=manifest.files,
+            bytes=manifest.bytes,
+            history=history[:LONGEST_HISTORY],
+            hot_bytes=manifest.hot_bytes,
+            store=store or (before.store if before else ""),
+            format=manifest.format,
+        )
+
+    @property
+    def newest(self) -> str:
+        """The latest of the ids it remembers."""
+        return max([self.snapshot, *(snapshot for snapshot, _ in self.history)])
+
+    def was_head(self, snapshot: str) -> bool:
+        return any(snapshot == past for past, _ in self.history)
+
+    def ahead(self, snapshot: str) -> bool:
+        """Whether it was the head before the time in its id: then a clock was wrong, and its manifest knows better."""
+        since = next((since for past, since in reversed(self.history) if past == snapshot), "")
+        return since != "" and parse_snapshot_time(snapshot).isoformat(timespec="seconds") > since
+
+
+def _decode(data: bytes, kind: type[T], what: str) -> T:
+    try:
+        value = decode_checksummed(data)
+    except ValueError as problem:
+        raise SnapshotDamaged(f"{what} is damaged: {problem}.") from None
+    form = value.get("format")
+    if type(form) is not int or form not in READABLE:
+        raise UnknownFormat(f"{what} {NOT_KNOWN}")
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
+
+
+def digest_tree(entries: dict[str, Entry]) -> str:
+    """One name for the contents of a snapshot: paths, types, modes and contents, not times."""
+    digest, text, paths = hashlib.sha256(), encode_basestring_ascii, sorted(entries)
+    # Put together by hand, many at a time: memories have thousands of files, and each export names them all.
+    for start in range(0, len(paths), LINES):
+        lines = [
+            f'[{text(path)},"{kind}",{mode},{size},"{contents}",{text(target) if target else EMPTY}]\n'
+            for path, kind, mode, size, _, contents, _, _, target, _ in map(
+                entries.__getitem__, paths[start : start + LINES]
+            )
+        ]
+        digest.update("".join(lines).encode())
+    return digest.hexdigest()
+
+
+def describe_trimmed(manifest: Manifest) -> str:
+    """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
+    if not manifest.dropped:
+        return ""
+    files, size = format_count(manifest.dropped, "file"), format_count(manifest.dropped_bytes, "byte")
+    return f"This snapshot was trimmed: {files} with {size} {'was' if manifest.dropped == 1 else 'were'} left out."
+
+
+def count_scrubbed(manifest: Manifest) -> Scrubbed:
+    private, credentials = manifest.taken_out
+    return Scrubbed(private=private, credentials=credentials)

@@ -1,0 +1,110 @@
+"""Pins: a tiny object in the store for each snapshot that no rule and no limit may take.
+
+One that a person set holds the time. One that was set automatically, on a head that gave way to something a guard had objected
+to, holds sealed JSON that says so; of these the newest few stay, and a byte limit may take them. Who lists pins to see
+what must stay need not tell the two apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from sidecar.errors import SwapLost
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.ids import MemoryKeys, check_memory_id
+from sidecar.ports import StoredObject
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
+from sidecar.store.selectors import resolve_snapshot
+
+FORMAT = 1
+MOST_AUTOMATIC = 5
+"""Automatic pins that a memory keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomaticPin:
+    """Why a snapshot was pinned without a person asking for it."""
+
+    since: str
+    replaced_by: str
+    why: str
+    """What the guards had to say of the snapshot that took its place."""
+
+    def encode(self) -> bytes:
+        return encode_checksummed({"format": FORMAT, "automatic": asdict(self)})
+
+    @property
+    def words(self) -> str:
+        return f"{self.replaced_by} took its place though {self.why}"
+
+
+async def pin(repository: Repository, memory: str, wanted: str) -> str:
+    """Keep a snapshot until it is unpinned; return its id. Raise ``MemoryNotFound`` or ``SnapshotNotFound``.
+
+    One that cannot be read can be pinned too: it stays in any case, and the pin is there when it has been mended.
+    """
+    snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
+    manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
+    await repository.store.prepare()
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    await repository.store.put(MemoryKeys.of(memory).pin(snapshot), since.encode())
+    if isinstance(manifest, Manifest):
+        await repository.keep(manifest)
+    return snapshot
+
+
+async def unpin(repository: Repository, memory: str, wanted: str) -> str:
+    """Leave a snapshot to the rules again; return its id. One that is not pinned is fine."""
+    snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
+    await repository.store.delete([MemoryKeys.of(memory).pin(snapshot)])
+    return snapshot
+
+
+async def list_automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
+    """The snapshots that were pinned automatically, newest pin first."""
+    keys = {MemoryKeys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
+    pins = {keys[key]: _parse_automatic(stored) for key, stored in (await repository.read_small_objects(keys)).items()}
+    found = {snapshot: pin for snapshot, pin in pins.items() if pin is not None}
+    return dict(sorted(found.items(), key=lambda one: (one[1].since, one[0]), reverse=True))
+
+
+async def pin_automatically(repository: Repository, memory: str, snapshot: str, replaced_by: str, why: str) -> bool:
+    """Pin a snapshot that something doubtful is about to replace as the head, unless it is pinned already.
+
+    Return whether it was pinned now.
+    """
+    manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
+    if not isinstance(manifest, Manifest):
+        return False
+    since = datetime.now(UTC).isoformat(timespec="milliseconds")
+    pin = AutomaticPin(since=since, replaced_by=replaced_by, why=why)
+    try:
+        await repository.store.swap(MemoryKeys.of(memory).pin(snapshot), pin.encode(), expected=None)
+    except SwapLost:
+        return False
+    await repository.keep(manifest)
+    return True
+
+
+async def drop_automatic_pins(repository: Repository, memory: str, snapshots: list[str] | None = None) -> None:
+    """Remove the automatic pins of these snapshots; by default, of all but the newest few. A person's pin stays."""
+    if snapshots is None:
+        snapshots = list(await list_automatic_pins(repository, memory))[MOST_AUTOMATIC:]
+    for snapshot in snapshots:
+        key = MemoryKeys.of(memory).pin(snapshot)
+        # Read again: a person may have made it theirs.
+        stored = (await repository.read_small_objects([key])).get(key)
+        if stored is not None and _parse_automatic(stored) is not None:
+            await repository.store.delete([key])
+
+
+def _parse_automatic(stored: StoredObject) -> AutomaticPin | None:
+    """What an automatic pin says; ``None`` for a person's, which holds a time, and for what cannot be read."""
+    try:
+        return msgspec.convert(decode_checksummed(stored.data).get("automatic"), AutomaticPin, strict=True)
+    except (ValueError, msgspec.ValidationError):
+        return None

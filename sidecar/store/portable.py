@@ -1,0 +1,349 @@
+"""Folders of memories under names that every server takes.
+
+The folder of an id that is not plain was called ``readable~hash`` by earlier versions, and not every S3 look-alike takes a
+``~``. A new one is called ``_readable_hash``. This layer is the only one that knows: all above it write ``readable~hash``,
+and it finds the folder that a memory has.
+
+Earlier versions look for a memory under the old name alone. So that they do not begin it a second time there, a ``head.json``
+of format 2 stands in the old place, which they refuse: a *signpost*. It is set by the same compare-and-swap by which they
+would write the first head, so of an old and a new sidecar that begin a memory at the same moment one finds the other. What an
+earlier version writes beside a signpost (an export that it calls diverged) is found in the memory all the same: both folders
+are read as one. Where a server takes no ``~`` there is no signpost, and no earlier version that could write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
+from sidecar.format.checksums import encode_checksummed
+from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+
+LOG = logging.getLogger("sidecar")
+HEAD = "head.json"
+SIGNPOST = encode_checksummed(
+    {"format": 2, "folder": "this memory is in the folder with the portable form of this name"}
+)
+"""The same bytes everywhere, and fewer than any head has: a listing tells it by its size."""
+TWO_HEADS = (
+    "An earlier version of the sidecar had made a head of its own in %s%s/, though this memory is in %s%s/. Its snapshots"
+    " stand beside the head now; update that sidecar."
+)
+T = TypeVar("T")
+Infos = list[ObjectInfo]
+Places = list[str]  # a method below hides the type's own name
+
+
+class FolderForm(Enum):
+    """Which of its two possible folders a memory is in."""
+
+    OLD = "old"
+    NEW = "new"
+
+    @property
+    def other(self) -> FolderForm:
+        return FolderForm.NEW if self is FolderForm.OLD else FolderForm.OLD
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryKey:
+    """A key below a memory that has two possible folders."""
+
+    folder: str
+    rest: str
+
+    def at(self, home: FolderForm) -> str:
+        return f"{ROOT}{self.folder if home is FolderForm.OLD else build_portable_folder(self.folder)}/{self.rest}"
+
+    @property
+    def is_head(self) -> bool:
+        return self.rest == HEAD
+
+    @property
+    def head(self) -> _MemoryKey:
+        return _MemoryKey(self.folder, HEAD)
+
+
+def _parse_key(key: str) -> _MemoryKey | None:
+    """The same as a key that has two possible places; ``None`` for one that has a single one."""
+    folder, slash, rest = key.removeprefix(ROOT).partition("/")
+    return _MemoryKey(folder, rest) if slash and key.startswith(ROOT) and build_portable_folder(folder) else None
+
+
+class PortableStore:
+    """Around any store: finds each memory in the folder it has, and gives a new one a name that every server takes."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.url = inner.url
+        self._homes: dict[str, FolderForm] = {}
+        """Where memories were found. Others may delete one and begin it anew: who reads or swaps its head learns of it."""
+        self._mixed: set[str] = set()
+        """Folders of which something was seen in both places."""
+        self._takes_old = True
+        """Whether the server takes a ``~``, as far as is known."""
+
+    @property
+    def seal(self) -> str:
+        return self._inner.seal
+
+    def room(self, size: int) -> int:
+        return self._inner.room(size)
+
+    async def prepare(self) -> None:
+        await self._inner.prepare()
+
+    async def get(self, key: str) -> StoredObject | None:
+        double = _parse_key(key)
+        if double is None:
+            return await (self._try_old(lambda: self._inner.get(key), None) if "~" in key else self._inner.get(key))
+        home = self._homes.get(double.folder)
+        if home is not None and (found := await self._get(double, home)) is not None:
+            return found
+        if home is not None and not double.is_head:
+            return await self._get(double, home.other)
+        new, old = await asyncio.gather(self._get(double, FolderForm.NEW), self._get(double, FolderForm.OLD))
+        if double.is_head:
+            self._remember_form(double.folder, new is not None, old is not None)
+        return new if new is not None else old
+
+    async def put(self, key: str, source: bytes | Path) -> int:
+        return await self._inner.put(await self._locate_to_write(key), source)
+
+    async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        double = _parse_key(key)
+        if double is None:
+            return await self._inner.swap(key, data, expected=expected)
+        if not double.is_head:
+            place = await self._locate_to_write(key)
+            if expected is not None and double.folder in self._mixed:
+                place = await self._locate_to_read(key)  # it is swapped where it is
+            return await self._inner.swap(place, data, expected=expected)
+        # Not by heart, unless it is in the old folder, where the swap itself says whether it still is.
+        if self._homes.get(double.folder) is not FolderForm.OLD:
+            self._homes[double.folder] = await self._claim_folder(double)
+        try:
+            return await self._inner.swap(double.at(self._homes[double.folder]), data, expected=expected)
+        except SwapLost:
+            self._homes.pop(double.folder, None)
+            raise
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        begun = False
+        for place in await self._list_places(key):
+            try:
+                async for chunk in self._inner.stream(place):
+                    begun = True
+                    yield chunk
+                return
+            except (ObjectMissing, KeyRefused):
+                if begun:
+                    raise
+        raise ObjectMissing(f"{self.url} holds no {key}.")
+
+    async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
+        return await self._inner.link_to_get(await self._locate_to_read(key), seconds=seconds)
+
+    async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
+        return await self._inner.link_to_put(
+            await self._locate_to_write(key), size=size, sha256=sha256, seconds=seconds
+        )
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        double = _parse_key(prefix)
+        if double is None and prefix != ROOT:
+            async for info in self._inner.list(prefix):
+                yield info
+            return
+        for info in await self._list_both(double):
+            yield info
+
+    async def _list_both(self, below: _MemoryKey | None) -> Infos:
+        """What is in both folders as if it were in one, in the order of what we call it; ``None``: of all memories."""
+        if below is None:
+            there = await _gather_infos(self._inner.list(ROOT))
+        else:
+            old, new = await asyncio.gather(
+                self._try_old(lambda: _gather_infos(self._inner.list(below.at(FolderForm.OLD))), Infos()),
+                _gather_infos(self._inner.list(below.at(FolderForm.NEW))),
+            )
+            there = [*old, *new]
+        in_old: dict[str, ObjectInfo] = {}
+        in_new: dict[str, ObjectInfo] = {}
+        for info in there:
+            name = info.key[len(ROOT) :].partition("/")[0]
+            folder = parse_portable_folder(name)
+            if folder != name:
+                key = f"{ROOT}{folder}{info.key[len(ROOT) + len(name) :]}"
+                in_new[key] = replace(info, key=key)
+            elif not _is_signpost(info):
+                in_old[info.key] = info
+        if below is not None and in_old and in_new:
+            self._mixed.add(below.folder)
+        in_old_home = below is not None and self._homes.get(below.folder) is FolderForm.OLD
+        both = in_new | in_old if in_old_home else in_old | in_new
+        return sorted(both.values(), key=lambda info: info.key)
+
+    async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
+        double = _parse_key(prefix)
+        if double is None:
+            found = await self._inner.folders(prefix, most=most)
+            return sorted({parse_portable_folder(name) for name in found}) if prefix == ROOT else found
+        none: Sequence[str] = ()
+        new, old = await asyncio.gather(
+            self._inner.folders(double.at(FolderForm.NEW), most=most),
+            self._try_old(lambda: self._inner.folders(double.at(FolderForm.OLD), most=most), none),
+        )
+        return sorted({*new, *old})[:most]
+
+    async def copy(self, source: str, target: str) -> None:
+        written = await self._locate_to_write(target)
+        for place in await self._list_places(source):
+            with contextlib.suppress(ObjectMissing):
+                return await self._inner.copy(place, written)
+        raise ObjectMissing(f"{self.url} holds no {source}.")
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        places, old = Places(), Places()
+        for key in keys:
+            double = _parse_key(key)
+            if double is None:
+                (old if "~" in key else places).append(key)
+            elif double.is_head:
+                await self.get(key)  # to know where it is: the signpost stays until all of the memory is gone
+                places.append(double.at(self._homes.pop(double.folder, FolderForm.NEW)))
+            else:
+                places.append(double.at(FolderForm.NEW))
+                old.append(double.at(FolderForm.OLD))
+        if places:
+            await self._inner.delete(places)
+        if old:
+            await self._try_old(lambda: self._inner.delete(old), None)
+
+    async def sweep(self, prefix: str, *, older_than: float) -> int:
+        double = _parse_key(prefix)
+        if double is None:
+            return await self._inner.sweep(prefix, older_than=older_than)
+        swept = await self._inner.sweep(double.at(FolderForm.NEW), older_than=older_than)
+        return swept + await self._try_old(
+            lambda: self._inner.sweep(double.at(FolderForm.OLD), older_than=older_than), 0
+        )
+
+    async def purge(self, prefix: str) -> int:
+        double = _parse_key(prefix)
+        if double is None:
+            return await self._inner.purge(prefix)
+        signposts = 0
+        if not double.rest:
+            head = await self._try_old(lambda: self._inner.get(double.head.at(FolderForm.OLD)), None)
+            signposts = int(head is not None and head.data == SIGNPOST)
+        purged = await self._inner.purge(double.at(FolderForm.NEW))
+        purged += await self._try_old(lambda: self._inner.purge(double.at(FolderForm.OLD)), 0)
+        self._homes.pop(double.folder, None)
+        return purged - signposts
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _get(self, key: _MemoryKey, home: FolderForm) -> StoredObject | None:
+        """What is in one of the two places; a signpost is nothing."""
+        if home is FolderForm.NEW:
+            return await self._inner.get(key.at(home))
+        found = await self._try_old(lambda: self._inner.get(key.at(home)), None)
+        return None if found is not None and key.is_head and found.data == SIGNPOST else found
+
+    async def _locate_to_write(self, key: str) -> str:
+        """Where a key is written: in the folder that the memory has, or that it is now given."""
+        double = _parse_key(key)
+        if double is None:
+            return key
+        if double.folder not in self._homes:
+            self._homes[double.folder] = await self._claim_folder(double)
+        return double.at(self._homes[double.folder])
+
+    async def _locate_to_read(self, key: str) -> str:
+        """Where an object is that somebody else will read, or swap."""
+        place, *others = await self._list_places(key)
+        double = _parse_key(key)
+        if double is None or double.folder not in self._mixed or not others:
+            return place
+        return place if await _gather_infos(self._inner.list(place)) else others[0]
+
+    async def _list_places(self, key: str) -> Places:
+        """Where an object may be, the likelier place first."""
+        double = _parse_key(key)
+        if double is None:
+            return [key]
+        if double.folder not in self._homes:
+            await self.get(double.head.at(FolderForm.OLD))
+        home = self._homes.get(double.folder, FolderForm.NEW)
+        return [double.at(one) for one in (home, home.other) if one is FolderForm.NEW or self._takes_old]
+
+    async def _claim_folder(self, key: _MemoryKey) -> FolderForm:
+        """Where a memory is that is about to be written: where it was, else in the new folder, with a signpost in the old one.
+
+        Raise what the store raises.
+        """
+        while True:
+            old = await self._try_old(lambda: self._inner.get(key.head.at(FolderForm.OLD)), None)
+            if not self._takes_old or (old is not None and old.data == SIGNPOST):
+                return FolderForm.NEW
+            new = await self._inner.get(key.head.at(FolderForm.NEW))
+            if new is None and (old is not None or await self._is_in_old(key)):
+                return FolderForm.OLD
+            try:
+                await self._inner.swap(key.head.at(FolderForm.OLD), SIGNPOST, expected=old.version if old else None)
+            except SwapLost:
+                continue  # somebody was faster: see who
+            except KeyRefused:
+                self._takes_old = False
+            if old is not None:
+                self._mixed.add(key.folder)
+                LOG.warning(TWO_HEADS, ROOT, key.folder, ROOT, build_portable_folder(key.folder))
+            return FolderForm.NEW
+
+    async def _is_in_old(self, key: _MemoryKey) -> bool:
+        """Whether the old folder has anything of a memory, though no head. A signpost, just set, is nothing."""
+        there = await _gather_infos(self._inner.list(_MemoryKey(key.folder, "").at(FolderForm.OLD)))
+        return any(not _is_signpost(info) for info in there)
+
+    async def _try_old(self, asked: Callable[[], Awaitable[T]], nothing: T) -> T:
+        """What is found under a name that the server may not take: under such a one there is nothing."""
+        if not self._takes_old:
+            return nothing
+        try:
+            return await asked()
+        except KeyRefused:
+            self._takes_old = False
+            return nothing
+
+    def _remember_form(self, folder: str, new: bool, old: bool) -> None:
+        if new and old:
+            self._mixed.add(folder)
+        if new or old:
+            self._homes[folder] = FolderForm.NEW if new else FolderForm.OLD
+        else:
+            self._homes.pop(folder, None)
+
+
+def _is_signpost(info: ObjectInfo) -> bool:
+    double = _parse_key(info.key)
+    return double is not None and double.is_head and info.size == len(SIGNPOST)
+
+
+async def _gather_infos(infos: AsyncIterator[ObjectInfo]) -> Infos:
+    return [info async for info in infos]

@@ -1,0 +1,264 @@
+"""How often guards refused to replace the present head of a memory: one small object beside it, swapped by compare.
+
+A refused snapshot says so in its manifest, and counts even where whoever made it could not write that down here. But a refusal
+that is repeated without any change makes no new snapshot, and the rules of retention may take refused ones: so they are
+counted here. What is counted is about one head alone; when another one takes its place, the count begins at 0.
+
+An export repeats an earlier refusal when it comes from the same sandbox, or from one that went on from the refused
+snapshot. So do exports that each come straight from the head, out of a fresh sandbox for every conversation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+import msgspec
+
+from sidecar.errors import ObjectRefused, SwapLost
+from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.ids import MemoryKeys
+from sidecar.ports import Store
+from sidecar.store.manifest import Head, Manifest
+
+LOG = logging.getLogger("sidecar")
+FORMAT = 1
+MOST_LINES = 50
+"""Sandboxes that are told apart; of more, only what came straight from the head is still counted."""
+MOST_SNAPSHOTS = 20
+"""Refused snapshots that are remembered of each, the newest."""
+MOST_CONVERSATIONS = 50
+LONGEST_REF = 500
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalCount:
+    """How often a reason came, since when by the store's clock, and in which conversations (by digest)."""
+
+    since: float
+    times: int
+    conversations: list[str] = field(default_factory=list)
+
+    def with_added(self, other: RefusalCount | None) -> RefusalCount:
+        if other is None:
+            return self
+        return RefusalCount(
+            # A clock that was ahead for a while must not make anything wait for that time to come.
+            since=min(self.since, other.since),
+            times=self.times + other.times,
+            conversations=list(dict.fromkeys([*self.conversations, *other.conversations]))[:MOST_CONVERSATIONS],
+        )
+
+
+Tallies = Mapping[str, RefusalCount]
+"""By reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRefusals:
+    """What was refused from one sandbox."""
+
+    sandbox: str
+    last: float
+    snapshots: dict[str, list[str]]
+    """What was refused, each with the reasons; the newest last."""
+    all: dict[str, RefusalCount] = field(default_factory=dict)
+    straight: dict[str, RefusalCount] = field(default_factory=dict)
+    """Of those that came straight from the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOrigin:
+    """Where an export comes from."""
+
+    sandbox: str
+    lineage: tuple[str, ...]
+    """The snapshots that the sandbox was restored from or exported since."""
+    straight: bool
+    """It is new, and was made from the head itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """All that was refused over one head: ``head`` since ``head_since``."""
+
+    memory: str
+    head: str
+    head_since: str
+    lines: list[SandboxRefusals] = field(default_factory=list)
+    """That of the latest refusal last."""
+    others: dict[str, RefusalCount] = field(default_factory=dict)
+    """What came straight from the head out of sandboxes that are not told apart any more."""
+
+    @classmethod
+    def over(cls, head: Head) -> Self:
+        """Nothing refused yet."""
+        return cls(memory=head.memory, head=head.snapshot, head_since=head.history[0][1] if head.history else "")
+
+    def encode(self) -> bytes:
+        return encode_checksummed({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Raise ``ValueError`` unless it is whole, and of a format that is known."""
+        value: dict[str, Any] = decode_checksummed(data)
+        if value.pop("format", None) != FORMAT:
+            raise ValueError("it is in a format this version does not know")
+        try:
+            return msgspec.convert(value, cls, strict=True)
+        except msgspec.ValidationError as problem:
+            raise ValueError(str(problem)) from None
+
+    def is_over(self, head: Head) -> bool:
+        """Whether it is about this head, and not about an earlier time when the same snapshot was the head."""
+        fresh = Refusals.over(head)
+        return (self.memory, self.head, self.head_since) == (fresh.memory, fresh.head, fresh.head_since)
+
+    def before(self, origin: ExportOrigin, reason: str) -> RefusalCount | None:
+        """What an export from there for that reason would repeat; ``None``: nothing."""
+        found: RefusalCount | None = None
+        for line in self.lines:
+            own = _is_from(line, origin)
+            tally = (line.all if own else line.straight if origin.straight else {}).get(reason)
+            found = tally.with_added(found) if tally is not None else found
+        others = self.others.get(reason) if origin.straight else None
+        return others.with_added(found) if others is not None else found
+
+    def reasons(self, snapshot: str) -> list[str]:
+        """Why a snapshot was refused, as far as that is remembered."""
+        return next((line.snapshots[snapshot] for line in self.lines if snapshot in line.snapshots), [])
+
+    def list_uncounted(self, origin: ExportOrigin) -> list[str]:
+        """The snapshots of a sandbox since the head that may have been refused without being counted, oldest first."""
+        since = max((name for line in self.lines if _is_from(line, origin) for name in line.snapshots), default="")
+        after = itertools.takewhile(lambda name: name != self.head, origin.lineage)
+        return sorted(name for name in after if name > since)[-MOST_SNAPSHOTS:]
+
+    def with_earlier(self, origin: ExportOrigin, earlier: Iterable[Manifest], at: float | None = None) -> Self:
+        """With what was refused from there and not counted: as if it were at that time, or when its manifest says.
+
+        That is the time by the clock of whoever made it, which may be any.
+        """
+        found, unknown = self, self.list_uncounted(origin)
+        for manifest in earlier:
+            reason = manifest.rejected.partition(": ")[0]
+            if reason and manifest.snapshot in unknown:
+                straight = replace(origin, straight=manifest.parent == self.head)
+                made = manifest.time.timestamp() if at is None else at
+                found = found.with_one(straight, manifest.snapshot, [reason], manifest.conversation, made)
+        return found
+
+    def with_one(
+        self, origin: ExportOrigin, snapshot: str, reasons: Collection[str], conversation: str, at: float
+    ) -> Self:
+        """With one refusal more; of a snapshot that was refused before, for the same reasons and perhaps others."""
+        reasons = list(dict.fromkeys([*reasons, *self.reasons(snapshot)]))
+        one = RefusalCount(since=at, times=1, conversations=[digest_conversation(conversation)] if conversation else [])
+        ref = origin.sandbox[:LONGEST_REF]
+        own = next(
+            (line for line in self.lines if line.sandbox == ref), SandboxRefusals(sandbox=ref, last=at, snapshots={})
+        )
+        snapshots = {**{name: why for name, why in own.snapshots.items() if name != snapshot}, snapshot: reasons}
+        line = SandboxRefusals(
+            sandbox=ref,
+            last=at,
+            snapshots=dict(list(snapshots.items())[-MOST_SNAPSHOTS:]),
+            all=_add_tallies(own.all, reasons, one),
+            straight=_add_tallies(own.straight, reasons if origin.straight else (), one),
+        )
+        lines = [other for other in self.lines if other.sandbox != ref] + [line]
+        others = self.others
+        for old in lines[:-MOST_LINES]:
+            for reason, tally in old.straight.items():
+                others = _add_tallies(others, (reason,), tally)
+        return replace(self, lines=lines[-MOST_LINES:], others=others)
+
+    def without_origin(self, origin: ExportOrigin) -> Self:
+        """Without the count of what was refused from there: it has recovered. What that was is still known."""
+        lines = [replace(line, all={}, straight={}) if _is_from(line, origin) else line for line in self.lines]
+        return replace(self, lines=lines)
+
+
+def digest_conversation(conversation: str) -> str:
+    """Conversations are told apart by this: their ids may be of any length."""
+    return hashlib.sha256(conversation.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _is_from(line: SandboxRefusals, origin: ExportOrigin) -> bool:
+    return line.sandbox == origin.sandbox[:LONGEST_REF] or any(one in line.snapshots for one in origin.lineage)
+
+
+def _add_tallies(tallies: Tallies, reasons: Iterable[str], one: RefusalCount) -> dict[str, RefusalCount]:
+    return {**tallies, **{reason: one.with_added(tallies.get(reason)) for reason in reasons}}
+
+
+async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]:
+    """What was refused over this head, and the version to swap. What cannot be read counts for nothing."""
+    try:
+        stored = await store.get(MemoryKeys.of(head.memory).refusals)
+    except ObjectRefused as refused:
+        LOG.warning("Ignored: %s", refused.message)
+        return Refusals.over(head), refused.version
+    if stored is None:
+        return Refusals.over(head), None
+    try:
+        found = Refusals.decode(stored.data)
+    except ValueError as problem:
+        LOG.warning("Ignored: the count of refused exports of %s is damaged: %s.", head.memory, problem)
+        return Refusals.over(head), stored.version
+    return found if found.is_over(head) else Refusals.over(head), stored.version
+
+
+async def count_refusal(
+    store: Store,
+    head: Head,
+    origin: ExportOrigin,
+    snapshot: str,
+    reasons: Collection[str],
+    conversation: str,
+    earlier: Collection[Manifest] = (),
+) -> Refusals:
+    """Count one refusal more, whoever else does so at the same time; and the ``earlier`` ones that are not counted yet.
+
+    Raise ``StoreError``.
+    """
+    await store.prepare()
+    at = await read_store_time(store, MemoryKeys.of(head.memory))
+    for left in reversed(range(ATTEMPTS)):
+        found, version = await read_refusals(store, head)
+        found = found.with_earlier(origin, earlier, at)
+        if not reasons and not found.reasons(snapshot):
+            return found
+        counted = found.with_one(origin, snapshot, reasons, conversation, at)
+        try:
+            await store.swap(MemoryKeys.of(head.memory).refusals, counted.encode(), expected=version)
+        except SwapLost:
+            if not left:
+                raise
+            continue
+        return counted
+    raise AssertionError("unreachable")
+
+
+async def forget_refusals(store: Store, head: Head, origin: ExportOrigin) -> None:
+    """What comes from there is good again: what was refused before does not count any more. Raise ``StoreError``."""
+    found, version = await read_refusals(store, head)
+    left = found.without_origin(origin)
+    if version is not None and left != found:
+        await store.prepare()
+        await store.swap(MemoryKeys.of(head.memory).refusals, left.encode(), expected=version)
+
+
+async def read_store_time(store: Store, keys: MemoryKeys) -> float:
+    """Now, by the store's own clock: services whose clocks differ, or jump, must not count differently."""
+    await store.put(keys.clock, b"")
+    times = [info.modified async for info in store.list(keys.clock)]
+    if not times:  # somebody else, who wanted to know it too, has removed it: the newest of all is no later than now
+        times = [info.modified async for info in store.list(keys.prefix)]
+    await store.delete([keys.clock])
+    return max(times, default=0.0)

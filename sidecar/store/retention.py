@@ -1,0 +1,308 @@
+"""Forget: apply the rules to a memory or a whole store, then collect what is not needed any more.
+
+A snapshot is forgotten by removing its manifest. The head and the pins are read again right before and right after: what
+became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs go later, see
+``sidecar.store.collection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from sidecar.errors import SnapshotDamaged, StoreError
+from sidecar.ids import MemoryKeys, parse_snapshot_time
+from sidecar.policy.retention import (
+    KeepLabelled,
+    Plan,
+    Retention,
+    RetentionPolicy,
+    SnapshotFacts,
+    count_exclusive_bytes,
+    count_needed_bytes,
+    plan_memory,
+    plan_store,
+)
+from sidecar.store.collection import Collected, collect
+from sidecar.store.manifest import LONGEST_HISTORY, Manifest
+from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
+from sidecar.store.repository import HeadState, Repository, Survey
+
+Manifests = Mapping[str, Manifest | SnapshotDamaged]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of one snapshot, and why."""
+
+    snapshot: str
+    keep: bool
+    reason: str
+    created: str
+    label: str
+    pinned: bool
+    bytes: int
+    """That no other snapshot needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgot:
+    """What was done to a memory; in a dry run, what would be."""
+
+    memory: str
+    kept: int
+    forgotten: int
+    snapshots: list[Fate] = field(default_factory=list)
+    """Newest first."""
+    collected: Collected = Collected()
+    over_bytes: int = 0
+    """By how much what has to stay is more than the memory's byte limit."""
+    problem: str = ""
+    """Why nothing was forgotten, or no pack collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryState:
+    """A memory as it was read, and what the rules say of it."""
+
+    manifests: Manifests
+    plan: Plan
+    problem: str = ""
+    bytes: int = 0
+    """Of all its packs and manifests, leftovers included."""
+    beside: int = 0
+    """Of whatever else it has in the store."""
+
+
+async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
+    """Apply the rules to one memory, and collect."""
+    read = await _read_memory(repository, memory, retention.build_policy_for(memory))
+    return await _apply_plan(repository, memory, read, read.plan, retention, dry_run)
+
+
+async def forget_all(
+    repository: Repository, retention: Retention, *, dry_run: bool = False
+) -> tuple[list[Forgot], int]:
+    """Apply the rules to every memory and the byte limit to all of them together, and collect.
+
+    Return what was done to each, and by how much what has to stay is more than the limit.
+    """
+    reads = {
+        memory: await _read_memory(repository, memory, retention.build_policy_for(memory))
+        for memory in await repository.memories()
+    }
+    # Where something cannot be read, nobody knows which packs it needs: there the limit takes nothing, and all of it counts.
+    loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
+    plans, over = plan_store(loose, retention.store_bytes, sum(read.bytes for read in reads.values() if read.problem))
+    done = [
+        await _apply_plan(repository, memory, read, plans.get(memory, read.plan), retention, dry_run)
+        for memory, read in reads.items()
+    ]
+    return done, over
+
+
+async def forget_lightly(repository: Repository, memory: str, policy: RetentionPolicy) -> tuple[int, int]:
+    """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing.
+
+    Return how many went, and by how many bytes what stays is over the policy's limit.
+    """
+    state, survey = await repository.head(memory), await repository.survey(memory)
+    if state.head is None:
+        return 0, 0
+    keys, now = MemoryKeys.of(memory), datetime.now(UTC)
+    over = policy.most_bytes and _count_stored_bytes(survey, keys) > policy.most_bytes
+    wanted = {snapshot for snapshot in survey.snapshots if over or _needs_manifest(snapshot, state)}
+    manifests = await repository.manifests(memory, wanted)
+    if not over:
+        # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
+        first = plan_memory(_build_rows(survey, state, manifests, keys), RetentionPolicy(policy.rules), now)
+        more = {row.id for row in first.forgotten} - wanted
+        manifests |= await repository.manifests(memory, more)
+        wanted |= more
+    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
+    decided = plan_memory(rows, policy if over else RetentionPolicy(policy.rules, policy.labelled), now)
+    return await _remove(repository, memory, [row.id for row in decided.forgotten], manifests), decided.over_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoomPlan:
+    """What a memory would need without some of its snapshots; none of them has gone yet."""
+
+    memory: str
+    bytes: int
+    going: tuple[str, ...] = ()
+    manifests: Manifests = field(default_factory=dict)
+    unpinned: tuple[str, ...] = ()
+    """Those among them that are pinned, though by no person."""
+
+    async def make(self, repository: Repository) -> int:
+        """Let them go, but for what is the head or pinned by now. Return how many went.
+
+        Their packs go when the grace period is over.
+        """
+        await drop_automatic_pins(repository, self.memory, list(self.unpinned))
+        return await _remove(repository, self.memory, self.going, self.manifests)
+
+
+async def plan_room(
+    repository: Repository, memory: str, coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> RoomPlan:
+    """Plan which of the oldest snapshots of a memory may go, so that with the one that is ``coming`` it needs no more than
+    ``most`` bytes; but for what is pinned or labelled to stay, those to ``keep`` and the head, unless that is ``coming``.
+    One that comes beside the head takes no ordinary one's place.
+    """
+    read = await _read_memory(repository, memory, RetentionPolicy())
+    if read.problem:
+        return RoomPlan(memory, read.bytes + read.beside + count_needed_bytes([coming]))
+    most = max(1, most - read.beside)
+    rows = [decision.snapshot for decision in read.plan.decisions]
+    kept, going = _choose_to_go(rows, coming, most, keep, labelled)
+    unpinned: set[str] = set()
+    if count_needed_bytes(kept) > most and any(row.pinned for row in rows):
+        # Rather these than that nothing can be saved any more.
+        unpinned = set(await list_automatic_pins(repository, memory))
+        rows = [replace(row, pinned=row.pinned and row.id not in unpinned) for row in rows]
+        kept, going = _choose_to_go(rows, coming, most, keep, labelled)
+    return RoomPlan(
+        memory,
+        count_needed_bytes(kept) + read.beside,
+        tuple(going),
+        read.manifests,
+        tuple(unpinned.intersection(going)),
+    )
+
+
+def _choose_to_go(
+    rows: Sequence[SnapshotFacts], coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
+) -> tuple[list[SnapshotFacts], list[str]]:
+    """What would stay beside ``coming``, and the ids of what would go."""
+    rows = [
+        replace(
+            row,
+            pinned=row.pinned or row.id in keep or (coming.beside and not row.beside),
+            is_head=row.is_head and not coming.is_head,
+        )
+        for row in rows
+    ]
+    decided = plan_memory([replace(coming, pinned=True), *rows], RetentionPolicy((), labelled, most), datetime.now(UTC))
+    kept, going = decided.kept, []
+    for row in decided.forgotten:  # newest first: what went before the packs did that made room may stay after all
+        if count_needed_bytes([*kept, row]) <= most:
+            kept.append(row)
+        else:
+            going.append(row.id)
+    return kept, going
+
+
+async def _read_memory(repository: Repository, memory: str, policy: RetentionPolicy) -> _MemoryState:
+    keys, state = MemoryKeys.of(memory), await repository.head(memory)
+    survey = await repository.survey(memory)
+    manifests = await repository.manifests(memory, survey.snapshots)
+    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests]
+    problem = "A manifest cannot be read, so no pack is collected." if any(row.problem for row in rows) else ""
+    if state.problem:
+        policy, problem = RetentionPolicy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
+    stored = _count_stored_bytes(survey, keys)
+    beside = sum(survey.sizes.values()) - stored
+    return _MemoryState(manifests, plan_memory(rows, policy, datetime.now(UTC)), problem, stored, beside)
+
+
+def _count_stored_bytes(survey: Survey, keys: MemoryKeys) -> int:
+    return sum(size for key, size in survey.sizes.items() if key.startswith((keys.packs, keys.snapshots)))
+
+
+def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: MemoryKeys) -> list[SnapshotFacts]:
+    """What the rules look at; of a manifest that was not read, only what the listing and the head say."""
+    rows = []
+    for snapshot in survey.snapshots:
+        manifest = manifests.get(snapshot)
+        whole = manifest if isinstance(manifest, Manifest) else None
+        ordinary = (state.head is not None and state.head.was_head(snapshot)) or (
+            _is_beyond_history(snapshot, state) and not (whole and whole.rejected)
+        )
+        rows.append(
+            SnapshotFacts(
+                id=snapshot,
+                time=whole.time if whole else parse_snapshot_time(snapshot),
+                label=whole.label if whole else "",
+                pinned=snapshot in survey.pinned,
+                is_head=snapshot == state.snapshot,
+                beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
+                problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
+                bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
+                packs={pack.id: sum(pack.in_store) for pack in whole.packs} if whole else {},
+            )
+        )
+    return rows
+
+
+def _is_beyond_history(snapshot: str, state: HeadState) -> bool:
+    """Whether it is older than all that the head remembers to have been the head."""
+    return (
+        state.head is not None and len(state.head.history) >= LONGEST_HISTORY and snapshot < state.head.history[-1][0]
+    )
+
+
+def _needs_manifest(snapshot: str, state: HeadState) -> bool:
+    """Whether only its manifest tells what the rules need to know: of one that stays, too, as it may take another's place."""
+    return _is_beyond_history(snapshot, state) or (state.head is not None and state.head.ahead(snapshot))
+
+
+async def _apply_plan(
+    repository: Repository, memory: str, read: _MemoryState, decided: Plan, retention: Retention, dry_run: bool
+) -> Forgot:
+    going = [row.id for row in decided.forgotten]
+    if not dry_run:
+        await _remove(repository, memory, going, read.manifests)
+    collected = await collect(
+        repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds, dry_run=dry_run
+    )
+    sizes = count_exclusive_bytes(decision.snapshot for decision in decided.decisions)
+    return Forgot(
+        memory=memory,
+        kept=len(decided.kept),
+        forgotten=len(going),
+        snapshots=[
+            Fate(
+                snapshot=decision.snapshot.id,
+                keep=decision.keep,
+                reason=decision.reason,
+                created=decision.snapshot.time.isoformat(timespec="milliseconds"),
+                label=decision.snapshot.label,
+                pinned=decision.snapshot.pinned,
+                bytes=sizes[decision.snapshot.id],
+            )
+            for decision in decided.decisions
+        ],
+        collected=collected,
+        over_bytes=decided.over_bytes,
+        problem=read.problem,
+    )
+
+
+async def _remove(repository: Repository, memory: str, going: Iterable[str], manifests: Manifests) -> int:
+    """Remove the manifests of snapshots, but for the head and what is pinned, as of now. Return how many went."""
+    keys = MemoryKeys.of(memory)
+    ids = [snapshot for snapshot in going if isinstance(manifests.get(snapshot), Manifest)]
+    if not ids:
+        return 0
+    await repository.store.prepare()
+    safe = await _list_untouchable(repository, memory)
+    ids = [snapshot for snapshot in ids if snapshot not in safe]
+    await repository.store.delete(keys.snapshot(snapshot) for snapshot in ids)
+    back = set(ids) & await _list_untouchable(repository, memory)
+    for snapshot in back:
+        manifest = manifests[snapshot]
+        if isinstance(manifest, Manifest):
+            await repository.keep(manifest)
+    await repository.store.delete(keys.damage(snapshot) for snapshot in ids if snapshot not in back)
+    return len(ids) - len(back)
+
+
+async def _list_untouchable(repository: Repository, memory: str) -> set[str]:
+    """The head and the pins. Raise ``StoreError`` when the head cannot be told."""
+    state = await repository.head(memory)
+    if state.problem:
+        raise StoreError(f"Nothing is forgotten while the head of {memory} cannot be read: {state.problem}")
+    return {state.snapshot} | await repository.pinned(memory)
