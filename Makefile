@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test campaign servers faults outage image lint format reference bench clean
+.PHONY: help run demo test check campaign servers faults outage image lint format reference bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
 	@echo "make demo       a live writer, an export, the home deleted, a restore elsewhere, the receipts"
 	@echo "make test       the tests, with a real S3 server and a real claude-mem worker (minutes)"
+	@echo "make check      the inner loop: linters, types, and the tests that need no other process"
 	@echo "make campaign   the long ones: hundreds of exports under a live writer, kill -9 at any moment"
 	@echo "make servers    the store's contract and races over MinIO, versitygw and s3proxy (Go and Java; minutes to make them, once)"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
@@ -42,6 +43,12 @@ test: .venv/dev
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
 
+QUICK := tests/test_rooms.py tests/docs tests/config tests/records tests/retention tests/store/test_format.py tests/store/test_ids.py \
+	tests/program/test_rules.py tests/program/test_tarballs.py tests/program/test_filters.py tests/limits/test_plan.py
+
+check: lint
+	$(BIN)/python -m pytest -n 2 $(QUICK)
+
 campaign: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow
 
@@ -53,7 +60,7 @@ faults: .venv/dev
 	$(BIN)/python -m pytest -n 2 tests/engine/test_faults.py -m "slow or not slow" --fault-table
 
 outage: .venv/dev
-	$(BIN)/python -m pytest tests/sink/test_outage.py --outage 60
+	$(BIN)/python -m pytest tests/search/test_outage.py --outage 60
 
 image: .venv/dev
 	$(BIN)/python deploy/build_image.py $(IMAGE_FLAGS)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.parts.claude_mem import Worker
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MEMORY = "acme/agent-7"
 SECRETS = {
     "CLAUDE_MEM_GEMINI_API_KEY": "planted-gemini-1f0c",
