@@ -1,6 +1,6 @@
-"""Names: memory ids, snapshot ids, and the store keys made of them.
+"""Ids of memories and snapshots, and the store keys made of them.
 
-One place checks ids and one class names keys, for save, load and delete alike.
+Ids are checked here only, and all keys are built here, so that every module uses the same ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTACHMENTS = "attachments/"
 CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
 STORE_ID = "store-id"
-"""A store's own name, for those who keep something about several of them."""
+"""The key of a store's own id, by which records about several stores are told apart."""
 _SNAPSHOT_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}\Z")
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
@@ -31,9 +31,9 @@ _PORTABLE = re.compile(r"_([a-z0-9._-]*)_([0-9a-f]{32})\Z")
 
 
 def check_memory_id(memory: str) -> str:
-    """Return the id as it was given. Raise ``BadMemoryId`` unless it is one that a store may hold.
+    """Return the id unchanged. Raise ``BadMemoryId`` unless a store may contain it.
 
-    A new memory needs more than that, see ``check_new_memory_id``.
+    A new memory has to meet more conditions, see ``check_new_memory_id``.
     """
     if not 1 <= len(memory) <= LONGEST_ID:
         raise BadMemoryId(f"A memory id has 1 to {LONGEST_ID} characters; this one has {len(memory)}.")
@@ -45,10 +45,10 @@ def check_memory_id(memory: str) -> str:
 
 
 def check_new_memory_id(memory: str) -> str:
-    """Return the id as it was given. Raise ``BadMemoryId`` unless a new memory may have it.
+    """Return the id unchanged. Raise ``BadMemoryId`` unless a new memory may have it.
 
-    One may look like only one thing: of two ids that look the same, an agent would restore the one and export the other.
-    Memories from before this rule keep their ids.
+    An id must be unambiguous to the eye: of two ids that look the same, an agent would restore one and export to the
+    other. Memories from before this rule keep their ids.
     """
     problem = _find_oddity(check_memory_id(memory))
     if problem:
@@ -61,7 +61,7 @@ def check_new_memory_id(memory: str) -> str:
 
 
 def _find_oddity(memory: str) -> str:
-    """What about an id would not show; empty for nearly all."""
+    """Return what is invisible or ambiguous about an id; empty for nearly all ids."""
     for character in memory:
         category = unicodedata.category(character)
         if is_unseen(character) or category in ("Co", "Cn") or (category == "Zs" and character != " "):
@@ -75,7 +75,7 @@ def _find_oddity(memory: str) -> str:
 
 
 def _strip_oddities(memory: str) -> str:
-    """The id that looks the same, if it is one."""
+    """Return a valid id that looks the same; empty if there is none."""
     seen = "".join(" " if unicodedata.category(c) == "Zs" else c for c in memory if not is_unseen(c))
     better = "/".join(part.strip() for part in unicodedata.normalize("NFC", seen).split("/"))
     try:
@@ -85,7 +85,7 @@ def _strip_oddities(memory: str) -> str:
 
 
 def escape_id(memory: str) -> str:
-    """An id as people are shown it in lists: one that would not show as what it is, escaped as in a shell's ``$'…'``."""
+    """Return an id for display in lists. One that is ambiguous to the eye is escaped as in a shell's ``$'…'``."""
     if not _find_oddity(memory):
         return memory
     plain = set(string.ascii_letters + string.digits + "/._-~@+:,=")
@@ -93,13 +93,13 @@ def escape_id(memory: str) -> str:
 
 
 def is_plain_id(memory: str) -> bool:
-    """Whether an id is its own folder name."""
+    """Whether an id can be used as a folder name unchanged."""
     return _PLAIN_ID.match(memory) is not None
 
 
 def build_memory_key(memory: str) -> str:
-    """A memory's folder name, in a store and in sandboxes: plain ids as they are, others readable in part and told apart by a
-    hash. In a store the folder may have the portable form of that name, see ``build_portable_folder``."""
+    """Return a memory's folder name, in a store and in sandboxes: a plain id unchanged, any other as a readable part
+    and a hash. In a store the folder may have the portable form of that name, see ``build_portable_folder``."""
     check_memory_id(memory)
     if is_plain_id(memory):
         return memory
@@ -108,24 +108,24 @@ def build_memory_key(memory: str) -> str:
 
 
 def build_portable_folder(folder: str) -> str:
-    """The form of a folder's name that every S3 look-alike takes; "" for one that is the same everywhere.
+    """Return the form of a folder name that every S3-compatible server accepts; empty if the name itself is portable.
 
-    Not all take a ``~``. Letters, digits, ``-``, ``_`` and ``.`` pass with every server we know of, and no plain id begins
-    with ``_``, so the two kinds never meet.
+    Not all servers accept a ``~``. Letters, digits, ``-``, ``_`` and ``.`` work with all known servers, and no plain id
+    begins with ``_``, so portable forms and plain ids never collide.
     """
     found = _HASHED.match(folder)
     return f"_{found[1]}_{found[2]}" if found else ""
 
 
 def parse_portable_folder(name: str) -> str:
-    """The folder's name whose portable form this is; any other name as it is."""
+    """Return the folder name of a portable form; any other name unchanged."""
     found = _PORTABLE.match(name)
     return f"{found[1]}~{found[2]}" if found else name
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryKeys:
-    """Every key of one memory."""
+    """The store keys of one memory."""
 
     prefix: str
 
@@ -159,7 +159,7 @@ class MemoryKeys:
 
     @property
     def refusals(self) -> str:
-        """Where it is counted how often guards objected to replacing the present head."""
+        """The object that counts how often guards objected to replacing the present head."""
         return f"{self.prefix}refusals.json"
 
     @property
@@ -167,12 +167,12 @@ class MemoryKeys:
         return f"{self.prefix}heads/"
 
     def witness(self, generation: int) -> str:
-        """Where a copy of the head of that generation is, in a store that is signed."""
+        """The copy of the head of that generation, in a signed store."""
         return f"{self.heads}{generation:012d}"
 
     @property
     def clock(self) -> str:
-        """Written to read the store's clock off it."""
+        """An object that is written only to read the store's clock."""
         return f"{self.prefix}clock"
 
     @property
@@ -180,11 +180,11 @@ class MemoryKeys:
         return f"{self.prefix}calls/"
 
     def call(self, key: str) -> str:
-        """Where a call that its caller may repeat is remembered, by the caller's own key for it."""
+        """The record of a call that its caller may repeat, by the caller's idempotency key."""
         return f"{self.calls}{hashlib.sha256(key.encode()).hexdigest()}"
 
     def mark(self, pack: str) -> str:
-        """Where it is written down that no snapshot needs a pack any more."""
+        """The mark that no snapshot needs a pack any more."""
         return f"{self.marks}{pack}"
 
     def pin(self, snapshot: str) -> str:
@@ -203,43 +203,43 @@ class MemoryKeys:
         return f"{self.packs}{pack}.index.gz"
 
     def parse_pack_id(self, key: str) -> str:
-        """The pack that a key below ``packs`` belongs to, be it the pack's own or its index's."""
+        """Return the id of the pack that a key below ``packs`` belongs to: the pack's own key or its index's."""
         return key[len(self.packs) :].partition(".")[0]
 
 
 def build_attachment_key(memory: str) -> str:
-    """Where it is written down which sandbox of a memory is looked after: the first, and the only one that versions before
-    there could be several know of. Of an id that is not plain no new one is written here: not every server takes a ``~``."""
+    """Return the key of the first attachment of a memory, the only one that versions before there could be several
+    know. For an id that is not plain no new object is written under this key: not every server accepts a ``~``."""
     return f"{ATTACHMENTS}{build_memory_key(memory)}.json"
 
 
 def build_conversation_key(memory: str, sandbox: str) -> str:
-    """Where the same is written down for any other sandbox of a memory, below a prefix that those versions never list."""
+    """Return the key of any other attachment of a memory, below a prefix that those versions never list."""
     check_memory_id(memory)
     named = hashlib.sha256(f"{memory}\0{sandbox}".encode(errors="surrogatepass")).hexdigest()
     return f"{CONVERSATIONS}{named[:40]}.json"
 
 
 def build_instance_key(instance: str) -> str:
-    """Where a service says that it lives."""
+    """Return the key of a service's lease."""
     return f"{INSTANCES}{instance}.json"
 
 
 def build_outbox_prefix(url: str) -> str:
-    """Where events for a webhook wait until they are sent."""
+    """Return the prefix of a webhook's events that are not sent yet."""
     return f"outbox/{hashlib.sha256(url.encode()).hexdigest()[:16]}/"
 
 
 def make_snapshot_id(now: datetime, after: str = "") -> str:
-    """A fresh id that sorts by time, and after ``after`` even when the clock went back; but for the last moment there is,
-    which nothing comes after."""
+    """Return a new id that sorts by time, and after ``after`` even if the clock was set back; except after the last
+    possible time, which nothing can follow."""
     if is_snapshot_id(after) and (last := parse_snapshot_time(after)) < _LAST:
         now = max(now, last + timedelta(milliseconds=1))
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
 
 
 def is_snapshot_id(text: str) -> bool:
-    """Whether it could be a snapshot's id: of the right form, and with a time in it that there is."""
+    """Whether a text has the form of a snapshot id, with a valid time in it."""
     try:
         return _SNAPSHOT_ID.match(text) is not None and bool(parse_snapshot_time(text))
     except ValueError:
@@ -247,8 +247,9 @@ def is_snapshot_id(text: str) -> bool:
 
 
 def parse_snapshot_time(snapshot: str) -> datetime:
+    """Return the time in a snapshot id. Raise ``ValueError``."""
     stamp = snapshot.partition("Z-")[0]
-    # By hand: `strptime` would be the slowest import of many a command.
+    # Parsed by hand: importing ``strptime`` would be the slowest import of many commands.
     year, month, day, hour, minute, second, thousandths = (
         int(stamp[start:end]) for start, end in ((0, 4), (4, 6), (6, 8), (9, 11), (11, 13), (13, 15), (15, 18))
     )
@@ -256,4 +257,5 @@ def parse_snapshot_time(snapshot: str) -> datetime:
 
 
 def make_pack_id() -> str:
+    """Return a new random pack id."""
     return secrets.token_hex(12)

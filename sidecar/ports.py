@@ -1,7 +1,7 @@
-"""The two things the engine needs from the world: a sandbox and a store.
+"""The ports of the engine: a sandbox and a store.
 
-Adapters implement these; ``sidecar.wiring`` is the only place that knows which. Contract suites in ``tests/contracts``
-say what every adapter promises.
+Adapters implement these; only ``sidecar.wiring`` knows which there are. The contract suites in ``tests/contracts``
+state what every adapter promises.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A command that ran to its end: its exit code and all it printed on stdout (stderr too where a provider merges them)."""
+    """A command that has ended: its exit code and its stdout (with stderr, if a provider merges them)."""
 
     exit_code: int
     output: bytes
@@ -22,27 +22,27 @@ class CommandResult:
     trips: int = 1
     """How many requests it took."""
     uploads: int = 0
-    """How many files had to be sent before, because it was too long to be sent as a command."""
+    """How many files were uploaded first, because the command was too long to be sent as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxStatus:
-    """What a sandbox's provider says of it."""
+    """The state of a sandbox by its provider."""
 
     ends_at: float | None = None
-    """Seconds since the epoch when it stops unless it is prolonged; ``None``: it has no end of its own."""
+    """Seconds since the epoch when it stops unless prolonged; ``None``: it does not end by itself."""
     woken: bool = False
-    """It was asleep, and was woken because that was asked for."""
+    """It was asleep and was woken on request."""
     slides: bool = False
-    """Its end is put off by each use of it: who uses it for no reason keeps it running."""
+    """Each use postpones its end, so needless use keeps it running."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedPaths:
-    """Which places of this machine a sandbox on it may touch, by their real paths.
+    """The paths of this machine that a sandbox on it may use, with all links resolved.
 
-    Its roots lie beneath one of ``beneath``, after all links were followed, and never in one of ``apart``, where the sidecar
-    keeps its store, its keys and what passes through (an entry that ends in ``*`` is the beginning of a path).
+    Its roots are below one of ``beneath``, and never in one of ``apart``, where the sidecar has its store, its keys and
+    its scratch files (an entry that ends in ``*`` is a prefix).
     """
 
     beneath: tuple[str, ...]
@@ -52,30 +52,31 @@ class AllowedPaths:
 class Sandbox(Protocol):
     """One sandbox. Paths are absolute and mean the same to a command and to the file methods.
 
-    Every method raises a ``SandboxError`` and nothing of a vendor's.
+    Every method raises only ``SandboxError``, never an error of a vendor.
     """
 
     ref: str
     control_trips: int
-    """How many requests went to the provider's control plane so far: to connect, to prolong."""
+    """The number of requests to the provider's control plane so far: to connect, to prolong."""
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
-        """Where the roots of a memory with these projects may be; ``None``: anywhere, for all that is there is the sandbox's.
+        """Return where the roots of a memory with these projects may be; ``None``: anywhere, because all files there
+        belong to the sandbox.
 
-        Raise ``SandboxNotAllowed`` when a project is where no sandbox may be.
+        Raise ``SandboxNotAllowed`` if a project is where no sandbox may be.
         """
         ...
 
     async def connect(self) -> SandboxStatus:
-        """Reach the sandbox; what is known from an earlier call is used again.
+        """Connect to the sandbox; the result of an earlier call may be reused.
 
-        Raise ``SandboxGone``, ``SandboxAsleep`` (and it stays asleep, unless it was opened to be woken),
-        ``SandboxDenied``, ``SandboxBusy`` or ``SandboxUnreachable``.
+        Raise ``SandboxGone``, ``SandboxAsleep`` (it stays asleep, unless it was opened to be woken), ``SandboxDenied``,
+        ``SandboxBusy`` or ``SandboxUnreachable``.
         """
         ...
 
     async def prolong(self, seconds: float) -> SandboxStatus:
-        """Have it run for at least that long from now, where its provider allows; never shortens its life."""
+        """Keep it running for at least ``seconds`` from now, if its provider allows; never shorten its life."""
         ...
 
     async def run(
@@ -83,11 +84,10 @@ class Sandbox(Protocol):
     ) -> CommandResult:
         """Run a POSIX shell script as the sandbox's user, in its working folder, with ``HOME`` set.
 
-        ``environment`` is for what other users there must not see: it is set for the script and what it starts, and is
-        nowhere in a command line, as the script may be. Each value has less than 128 KiB.
-
-        Raise ``OutputTooLarge`` as soon as it printed more than ``output_limit`` bytes and ``SandboxTimeout`` after
-        ``timeout`` seconds; either way the command no longer runs.
+        ``environment`` is for values that other users there must not see: it is set for the script and its children,
+        and never appears in a command line, as the script may. Each value has less than 128 KiB. Raise
+        ``OutputTooLarge`` as soon as it printed more than ``output_limit`` bytes and ``SandboxTimeout`` after
+        ``timeout`` seconds; in both cases the command is stopped.
         """
         ...
 
@@ -96,14 +96,14 @@ class Sandbox(Protocol):
         ...
 
     def download(self, path: str) -> AsyncGenerator[bytes]:
-        """Stream a file; ``~/`` at the beginning of its path is the sandbox's home.
+        """Stream a file; a leading ``~/`` is the sandbox's home.
 
         The caller checks size and hash: a truncated transfer may look like a short file.
         """
         ...
 
     async def remove(self, path: str) -> None:
-        """Delete a file, without running a command; one that is not there is fine."""
+        """Delete a file without running a command. A missing file is not an error."""
         ...
 
     async def close(self) -> None: ...
@@ -111,7 +111,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A small object's bytes with the version to hand back to ``Store.swap``."""
+    """The bytes of a small object, with the version to pass to ``Store.swap``."""
 
     data: bytes
     version: str
@@ -119,6 +119,8 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
+    """An object in a listing."""
+
     key: str
     size: int
     modified: float
@@ -127,37 +129,37 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One request that a sandbox may make by itself: one object, one method, for minutes, and nothing else."""
+    """Permission for one request that a sandbox makes itself: one object, one method, for minutes."""
 
     method: str
     """``GET`` or ``PUT``."""
     url: str = field(repr=False)
-    """Whoever has it may use it, so it never gets into a log."""
+    """It works for everyone who has it, so it must never be logged."""
     headers: Mapping[str, str]
-    """To be sent exactly as they are, all of them."""
+    """To be sent unchanged and completely."""
 
 
 class Store(Protocol):
-    """A flat space of objects under '/'-separated keys. Keys come from ``sidecar.ids`` alone and are always safe.
+    """A flat space of objects under '/'-separated keys. Keys are built by ``sidecar.ids`` only and are always safe.
 
-    An object becomes visible whole or not at all, and is durable when the call that wrote it returns.
-    Every method raises a ``StoreError`` and nothing of a vendor's.
+    An object becomes visible completely or not at all, and is durable when the call that wrote it returns. Every method
+    raises only ``StoreError``, never an error of a vendor.
     """
 
     url: str
-    """For people: never holds credentials."""
+    """For people; never contains credentials."""
 
     @property
     def seal(self) -> str:
-        """Names for whom objects are sealed that are written now; empty when they are not sealed."""
+        """Names the recipients for whom new objects are encrypted; empty if the store does not encrypt."""
         ...
 
     def room(self, size: int) -> int:
-        """The most that an object of ``size`` bytes takes here."""
+        """Return the most bytes that an object of ``size`` bytes takes in this store."""
         ...
 
     async def prepare(self) -> None:
-        """Make sure this store may be written: reachable, allowed, and honouring conditional writes.
+        """Make sure that this store can be written: reachable, permitted, and honouring conditional writes.
 
         Called once before the first write of a process. Creates what may be created (a folder), never what a person
         must decide on (a bucket, a mount).
@@ -165,65 +167,66 @@ class Store(Protocol):
         ...
 
     async def get(self, key: str) -> StoredObject | None:
-        """A small object, whole; ``None`` when there is none.
+        """Return a small object completely; ``None`` if there is none.
 
-        A store that seals or signs raises ``ObjectRefused`` for one that was altered, here and when it is streamed.
+        A store that encrypts or signs raises ``ObjectRefused`` for an altered object, here and in ``stream``.
         """
         ...
 
     async def put(self, key: str, source: bytes | Path) -> int:
-        """Write an object, streaming when it comes from a file. Return how many bytes it takes here, as listed."""
+        """Write an object, streaming if the source is a file. Return how many bytes it takes in the store, as listed."""
         ...
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
-        """Write a small object only if it is still at version ``expected`` (``None``: only if there is none).
+        """Write a small object only if it is still at version ``expected`` (``None``: only if it does not exist).
 
-        Return the new version. Raise ``HeadMoved`` when it is not, exactly one of any number of racing callers winning.
+        Return the new version. Raise ``SwapLost`` otherwise. Of any number of concurrent callers exactly one wins.
         """
         ...
 
     def stream(self, key: str) -> AsyncIterator[bytes]:
-        """An object's bytes in chunks of at most 1 MiB. Raise ``ObjectMissing`` when there is none."""
+        """Yield an object's bytes in chunks of at most 1 MiB. Raise ``ObjectMissing``."""
         ...
 
     async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
-        """A link that reads this object, from now for ``seconds``. ``None``: this store has no such thing (a disk).
+        """Return a link to read this object, valid for ``seconds``. ``None``: this store has no links (a disk).
 
-        Nothing is asked of the store: whether the object is there, and whether a sandbox can reach the address, shows
-        when the link is used.
+        No request is made: whether the object exists, and whether a sandbox can reach the address, shows when the link
+        is used.
         """
         ...
 
     async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
-        """A link that writes this object, from now for ``seconds``: exactly ``size`` bytes with exactly that hash.
+        """Return a link to write this object, valid for ``seconds``: exactly ``size`` bytes with exactly that hash.
 
-        ``None``: this store has no such thing (a disk), or not for so many bytes. The link may be used again while it
-        lasts, with the same bytes. A server that only looks like S3 may enforce less, and what a sandbox says of its
-        upload proves nothing: the caller reads the object and compares before relying on it.
+        ``None``: this store has no links (a disk), or not for that size. The link may be used again while it is valid,
+        with the same bytes. A server that is only similar to S3 may enforce less, and a sandbox's claims about its
+        upload prove nothing: the caller reads the object and compares before relying on it.
         """
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every whole object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
+        """Yield every complete object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
         ...
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
-        """The names that come next after ``prefix`` ('…/') in keys that go on after them, sorted; about ``most`` at most.
+        """Return the sorted names that follow ``prefix`` ('…/') in keys, as far as they are followed by more; about
+        ``most`` at most.
 
-        It costs a request for each thousand, however many objects there are below them.
+        It costs one request per thousand names, however many objects are below them.
         """
         ...
 
     async def copy(self, source: str, target: str) -> None:
-        """Duplicate an object inside the store. Raise ``ObjectMissing`` when there is no source."""
+        """Copy an object within the store. Raise ``ObjectMissing`` if there is no source."""
         ...
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those not there are fine."""
+        """Delete objects. Missing ones are not an error."""
         ...
 
     async def sweep(self, prefix: str, *, older_than: float) -> int:
-        """Remove what crashed writers left unfinished under ``prefix`` before that time; return how many."""
+        """Remove unfinished writes of crashed writers under ``prefix`` from before that time. Return how many."""
         ...
 
     async def purge(self, prefix: str) -> int:
@@ -231,11 +234,12 @@ class Store(Protocol):
         ...
 
     async def warnings(self) -> Sequence[str]:
-        """What a person should know of how this store is kept, as whole sentences: who else can read it."""
+        """Return whole sentences on what a person should know about this store, such as who else can read it."""
         ...
 
     async def safety(self) -> str:
-        """What keeps two writers apart here, and how that was found out; it goes on after "can be written, and"."""
+        """Return how concurrent writers are kept apart here, and how that was verified, as a continuation of "can be
+        written, and"."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Receipts: the typed answer of an export or a restore."""
+"""Receipts: the typed results of an export and a restore."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Scrubbed:
 
     @property
     def words(self) -> str:
-        """What to say of it; empty when nothing was."""
+        """A sentence about it; empty if nothing was removed."""
         parts = [
             f"{count:,} {what}{'' if count == 1 else 's'}"
             for count, what in ((self.private, "private passage"), (self.credentials, "credential"))
@@ -108,7 +108,7 @@ class Accepted:
 
     @property
     def words(self) -> str:
-        """What to say of it."""
+        """A sentence about it."""
         against = " ".join(f"{reason.message} [{reason.code}]" for reason in self.reasons)
         often = f"{self.refusals:,} refusal{'' if self.refusals == 1 else 's'} since {self.since}"
         kept = "is pinned" if self.pinned else "is not pinned: it is so already, or there is no room for it"

@@ -1,4 +1,4 @@
-"""The one place that knows which adapters there are."""
+"""Opens stores, sandboxes and search databases by their references. The only module that knows which adapters exist."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str) -> Store:
-    """The store behind a URL. Raise ``BadReference`` when it is not one."""
+    """Open the store behind a URL. Raise ``BadReference`` if it is not a store's URL."""
     from adapters.stores.urls import open_store as open_by_url
 
     return open_by_url(url)
 
 
 def open_repository(url: str, given: GivenKeys, *, trust_unsigned: bool = False) -> Repository:
-    """The memories in the store behind a URL. Raise ``BadReference`` or ``BadConfig``."""
+    """Open the repository in the store behind a URL. Raise ``BadReference`` or ``BadConfig``."""
     return build_repository(open_store(url), given, trust_unsigned=trust_unsigned)
 
 
 def build_repository(store: Store, given: GivenKeys, *, trust_unsigned: bool = False) -> Repository:
-    """The memories in a store, sealed and signed with the keys given. Raise ``BadConfig``.
+    """Build the repository of a store, encrypted and signed with the keys given. Raise ``BadConfig``.
 
-    Also without keys: a store that is encrypted or signed must not be taken for an empty one, or be written to.
+    The encrypting and signing layers are there even without keys: a store that is encrypted or signed must not be taken
+    for an empty one, or be written to.
     """
     from sidecar.store.encryption.encrypted_store import EncryptedStore
     from sidecar.store.encryption.opening import EncryptionKeys
@@ -59,7 +60,7 @@ def build_repository(store: Store, given: GivenKeys, *, trust_unsigned: bool = F
 
 
 def find_store_folder(url: str) -> Path | None:
-    """The folder that a store is in, where that is one on this machine. Raise ``BadReference``."""
+    """Return the folder of a store on this machine; ``None`` for other stores. Raise ``BadReference``."""
     from adapters.stores.urls import find_folder
 
     return find_folder(url)
@@ -69,10 +70,10 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
 
 
 def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPolicy = OF_OUR_OWN) -> Sandbox:
-    """The sandbox behind ``provider:id``; ``wake``: one that is asleep is to be started. ``user`` is as whom its commands
-    run, in that one's home, and files are written; "": as whoever its provider takes, in its working folder.
+    """Open the sandbox ``provider:id``; with ``wake``, start it if it is asleep. ``user`` is the user whose home is
+    used, and as whom commands run and files are written; empty: the provider's default, in its working folder.
 
-    Raise ``BadReference``, or ``SandboxNotAllowed`` for a folder of this machine that ``local`` does not let be one.
+    Raise ``BadReference``, or ``SandboxNotAllowed`` for a folder of this machine that ``local`` does not allow.
     """
     if user and not _USER.match(user):
         raise BadReference(f"{user[:80]!r} is no name of a user.", hint="Write --user NAME, as `id -un` says it there.")
@@ -95,7 +96,7 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
 
 
 def open_search(settings: Postgres) -> SearchDatabase | None:
-    """Where records go, to be searched; ``None`` when that is nowhere. Raise ``BadConfig`` or ``DriverMissing``."""
+    """Open the search database; ``None`` if none is configured. Raise ``BadConfig`` or ``DriverMissing``."""
     url = read_postgres_url(settings)
     if not url:
         return None
@@ -110,7 +111,8 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
 
 
 def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None:
-    """What makes a store's memories searchable, where something does. Raise ``BadConfig`` or ``DriverMissing``."""
+    """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
+    ``DriverMissing``."""
     sink = open_search(settings)
     if sink is None:
         return None

@@ -1,6 +1,6 @@
-"""Vendor SDKs that block, used from an event loop: each call in a thread of its own, transfers chunk by chunk.
+"""Use vendor SDKs that block from an event loop: each call in a thread of its own, transfers chunk by chunk.
 
-The threads are daemons and the waiting is bounded: a call that never returns is given up, not waited for at exit.
+The threads are daemons and waiting is bounded: a call that never returns is abandoned, not waited for at exit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start ``work`` in a thread; the future has its result or its exception."""
+    """Start ``work`` in a thread; the future gets its result or its exception."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -33,7 +33,7 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             method, value = future.set_result, work()
         except BaseException as problem:
             method, value = future.set_exception, problem  # type: ignore[assignment]
-        with suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
+        with suppress(RuntimeError):  # the loop has ended: the result is not needed any more
             loop.call_soon_threadsafe(settle, method, value)
 
     threading.Thread(target=run, daemon=True, name="sandbox-call").start()
@@ -41,7 +41,7 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class SourceFailed(Exception):
-    """What was to be sent could not be read: nobody's fault but its own."""
+    """What was to be sent could not be read: the fault is neither the SDK's nor the sandbox's."""
 
     def __init__(self, problem: BaseException) -> None:
         super().__init__(str(problem))
@@ -49,7 +49,8 @@ class SourceFailed(Exception):
 
 
 async def send_chunks(send: Callable[[io.RawIOBase], None], chunks: AsyncIterator[bytes], *, idle: float) -> None:
-    """Let ``send`` read ``chunks`` as a file, in a thread. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s.
+    """Let ``send`` read ``chunks`` as a file, in a thread. Raise ``SandboxUnreachable`` if nothing moves for ``idle``
+    seconds.
 
     A problem of ``chunks`` itself is raised as ``SourceFailed``, whatever the SDK made of it.
     """
@@ -70,6 +71,7 @@ async def send_chunks(send: Callable[[io.RawIOBase], None], chunks: AsyncIterato
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Retrieve a future's exception, so that it is not logged as never retrieved."""
     if not future.cancelled():
         future.exception()
 
@@ -99,6 +101,8 @@ class _Chunks(io.RawIOBase):
         return piece
 
     def _fetch_next(self) -> bytes:
+        """Fetch the next chunk from the loop, in the reading thread; keep the exception for the caller."""
+
         async def take() -> bytes:
             return await anext(self._chunks, b"")
 
@@ -109,11 +113,13 @@ class _Chunks(io.RawIOBase):
             raise
 
     def abandon(self) -> None:
+        """Make further reads fail."""
         self._abandoned = True
 
 
 async def receive_chunks(start: Callable[[], Iterator[bytes]], *, idle: float) -> AsyncGenerator[bytes]:
-    """The chunks of a blocking stream, read in threads. Raise ``SandboxUnreachable`` when nothing moves for ``idle`` s."""
+    """Yield the chunks of a blocking stream, read in threads. Raise ``SandboxUnreachable`` if nothing moves for
+    ``idle`` seconds."""
     stream = _Stream(start)
     reading = run_in_thread(stream.read_batch)
     try:
@@ -130,12 +136,12 @@ async def receive_chunks(start: Callable[[], Iterator[bytes]], *, idle: float) -
     finally:
         stream.abandon()
         reading.add_done_callback(_retrieve_exception)
-        if reading.done():  # else its thread still reads, and closes the stream itself
+        if reading.done():  # else its thread is still reading, and closes the stream itself
             await asyncio.wait({run_in_thread(stream.close)}, timeout=idle)
 
 
 class _Stream:
-    """A vendor's iterator of chunks, read in batches worth a thread's while."""
+    """A vendor's iterator of chunks, read in batches large enough to be worth a thread."""
 
     def __init__(self, start: Callable[[], Iterator[bytes]]) -> None:
         self._start = start
@@ -144,7 +150,7 @@ class _Stream:
         self.taken = 0
 
     def read_batch(self) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes; none at the end."""
         if self._pieces is None:
             self._pieces = self._start()
         batch = bytearray()
@@ -159,6 +165,7 @@ class _Stream:
         return bytes(batch)
 
     def abandon(self) -> None:
+        """Make the reading thread stop and close the stream."""
         self._abandoned = True
 
     def close(self) -> None:

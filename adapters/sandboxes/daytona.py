@@ -57,7 +57,7 @@ BROKEN = ("error", "build_failed")
 
 
 def open_daytona(name: str, *, wake: bool = False, user: str = "") -> RemoteSandbox:
-    """The sandbox for what follows ``daytona:``. Nothing is asked of Daytona yet."""
+    """Return the sandbox for what follows ``daytona:``. No request is sent to Daytona yet."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,127}", name, re.ASCII):
         raise BadReference(
             f"{name[:80]!r} is no id or name of a Daytona sandbox.", hint="Write daytona:<sandbox id or name>."
@@ -66,9 +66,10 @@ def open_daytona(name: str, *, wake: bool = False, user: str = "") -> RemoteSand
 
 
 class Daytona:
-    """The vendor. ``patience`` is how many seconds a request may stay silent.
+    """The Daytona vendor. ``patience`` is how many seconds a request may stay silent.
 
-    Its requests name no user: commands for one go through ``sudo``, files are always of the daemon's own.
+    Its requests name no user: commands for another user go through ``sudo``, and files always belong to the daemon's
+    user.
     """
 
     longest_command = LONGEST_ARGUMENT
@@ -82,6 +83,7 @@ class Daytona:
         return bool(self._user)
 
     def reach(self, name: str, *, wake: bool) -> SandboxConnection:
+        """Connect, starting a stopped sandbox if ``wake``. Raise ``SandboxGone``, ``SandboxBusy`` or ``SandboxAsleep``."""
         box = _get_client().get(name)
         state = box.state.value if box.state is not None else "unknown"
         if state in GONE:
@@ -114,6 +116,7 @@ class Daytona:
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> CommandResult:
+        """Run a command in the background of the sandbox, with as many requests as it takes."""
         deadline = time.monotonic() + timeout
         patient = LongCommand(
             command,
@@ -140,7 +143,7 @@ class Daytona:
                 break
             if time.monotonic() > deadline:
                 raise SandboxTimeout(f"The command did not end within {timeout:.0f} seconds.")
-            # A sandbox that has not even `sleep` answers at once.
+            # A sandbox that does not even have `sleep` answers at once.
             time.sleep(max(0.0, asked + 1 - time.monotonic()))
             request, variables = patient.wait, {}
         text, code = ended
@@ -160,7 +163,7 @@ class Daytona:
         yield from _stream(box, path)
 
     def _download_as_user(self, box: Sandbox, path: str) -> Iterator[bytes]:
-        """The daemon may not read what is another user's: that one hands it over in a file of the daemon's."""
+        """Yield a file of another user, which the daemon may not read: that user copies it into a file of the daemon's."""
         ours = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
         place = f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
         copy = shlex.quote(f"cat -- {place}")
@@ -185,6 +188,7 @@ class Daytona:
             raise _make_missing_error(path, problem) from None
 
     def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
+        """Translate an SDK error, by its status first."""
         import daytona
 
         words = format_problem(problem)
@@ -212,14 +216,14 @@ class Daytona:
 
 
 def _stream(box: Sandbox, path: str) -> Iterator[bytes]:
-    """A file's bytes. Raise ``FileMissing`` when there is none."""
+    """Yield a file's bytes. Raise ``FileMissing`` if there is none."""
     from daytona import DaytonaError, DaytonaNotFoundError
 
     try:
         try:
             yield from box.fs.download_file_stream(path)
         except DaytonaError as problem:
-            # The SDK takes an empty file for none at all.
+            # The SDK reports an empty file as missing data.
             if "No file data" not in str(problem) or box.fs.get_file_info(path).size:
                 raise
     except DaytonaNotFoundError as problem:
@@ -227,12 +231,12 @@ def _stream(box: Sandbox, path: str) -> Iterator[bytes]:
 
 
 def _make_missing_error(path: str, problem: Exception) -> FileMissing:
-    """By its status alone: the daemon does not say what it is that was not found."""
+    """Return the error for a 404. The daemon does not say what it is that was not found."""
     return FileMissing(f"{path} is not there: {format_problem(problem)}")
 
 
 def _get_client() -> Client:
-    """The SDK's client for the account that the environment names."""
+    """Return the SDK's client for the account that the environment names."""
     return _make_client(
         tuple(os.environ.get(f"DAYTONA_{name}") for name in ("API_URL", "API_KEY", "JWT_TOKEN", "TARGET"))
     )
@@ -248,18 +252,18 @@ def _make_client(account: tuple[str | None, ...]) -> Client:
             "daytona: sandboxes need the Daytona SDK, which is not installed.",
             hint="pip install 'memory-sidecar[daytona]'",
         ) from None
-    # Otherwise the client keeps a socket open for events that nobody here listens to.
+    # Otherwise the client keeps a socket open for events that are not used here.
     return Client(DaytonaConfig(use_deprecated_polling=True))
 
 
 def _compute_end(box: Sandbox) -> float | None:
-    """When Daytona will stop or delete it, unless something is done with it first."""
+    """Return when Daytona will stop or delete it, unless it is used before."""
     destroyed_at = _parse_time(box.auto_destroy_at) if box.auto_destroy_at else None
     return min((end for end in (_compute_stop(box), destroyed_at) if end is not None), default=None)
 
 
 def _compute_stop(box: Sandbox) -> float | None:
-    """When it will be stopped, so long after it was last used."""
+    """Return when it will be stopped for being idle."""
     if not box.auto_stop_interval or not box.last_activity_at:
         return None
     return _parse_time(box.last_activity_at) + box.auto_stop_interval * 60

@@ -50,15 +50,15 @@ WAKE_SECONDS = 300
 
 
 def open_e2b(name: str, *, wake: bool = False, user: str = "") -> RemoteSandbox:
-    """The sandbox for what follows ``e2b:``. Nothing is asked of E2B yet."""
+    """Return the sandbox for what follows ``e2b:``. No request is sent to E2B yet."""
     if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,127}", name, re.ASCII):
         raise BadReference(f"{name[:80]!r} is no id of an E2B sandbox.", hint="Write e2b:<sandbox id>.")
     return RemoteSandbox(f"e2b:{name}", E2B(user), wake=wake)
 
 
 class E2B:
-    """The vendor. ``user`` is in whose name commands run, in that one's home, and files are written; "": the sandbox's
-    default user, in its working folder."""
+    """The E2B vendor. ``user`` is the user that commands run as, in that user's home, and that files belong to; "": the
+    sandbox's default user, in its working folder."""
 
     longest_command = LONGEST_ARGUMENT
     uploads_are_others = False
@@ -67,6 +67,7 @@ class E2B:
         self._user = user or None
 
     def reach(self, name: str, *, wake: bool) -> SandboxConnection:
+        """Connect, resuming a paused sandbox if ``wake``. Raise ``SandboxGone`` or ``SandboxAsleep``."""
         try:
             from e2b import Sandbox
         except ImportError:
@@ -98,16 +99,17 @@ class E2B:
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> CommandResult:
+        """Run a command in the working folder, or in the home if that folder was removed."""
         from e2b import InvalidArgumentException
 
         how: dict[str, Any] = {"timeout": timeout, "output_limit": output_limit, "environment": environment}
         try:
-            # The working folder may be another user's home, or after a crash the root of all.
+            # The working folder may be another user's home, or after a crash the root of the file system.
             return self._run(box, command, cwd="~" if self._user else None, started=started, **how)
         except InvalidArgumentException as problem:
             if self._user or not _NO_FOLDER.search(str(problem)):
                 raise
-            # The folder that commands start in was removed. The home does as well.
+            # The folder that commands start in was removed. The home serves as well.
             done = self._run(box, command, cwd="~", started=started, **how)
             return replace(done, trips=done.trips + 1)
 
@@ -122,6 +124,7 @@ class E2B:
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> CommandResult:
+        """Run a command in one folder, reading its output while it runs."""
         from e2b import CommandExitException, TimeoutException
         from e2b.exceptions import SandboxNotRunningException, SandboxUnreachableException
 
@@ -146,7 +149,7 @@ class E2B:
         except CommandExitException as ended:
             return CommandResult(ended.exit_code, bytes(output), complaint)
         except TimeoutException as problem:
-            # The SDK says so for many reasons; this one is told by the clock.
+            # The SDK raises this for many reasons; a time-out of the command is recognised by the clock.
             other = isinstance(problem, SandboxNotRunningException | SandboxUnreachableException)
             if other or time.monotonic() - began < timeout - 1:
                 raise
@@ -165,6 +168,7 @@ class E2B:
             box.files.remove(path, user=self._user)
 
     def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
+        """Translate an SDK error, by its type first."""
         import e2b
         from e2b.exceptions import SandboxNotRunningException, ServiceBusyException
 
@@ -190,7 +194,7 @@ class E2B:
         return SandboxUnreachable(f"{ref} could not be reached: {words}")
 
     def _make_turned_away_error(self, words: str, ref: str) -> SandboxDenied:
-        """The daemon in the sandbox, which knows no API key, does not let us in."""
+        """Return the error if the daemon in the sandbox, which knows no API key, denies access."""
         if "user" in words.lower():
             whom = f"user {self._user!r}" if self._user else "default user"
             return SandboxDenied(
@@ -205,8 +209,8 @@ class E2B:
 
 
 def _read_detail(name: str) -> SandboxDetail:
-    """What E2B knows of a sandbox, in one request that leaves it as it is: ``Sandbox.connect`` would wake a paused one,
-    and the public ``get_info`` does not tell what it takes to talk to it."""
+    """Return what E2B knows of a sandbox, in one request that does not change it: ``Sandbox.connect`` would wake a
+    paused one, and the public ``get_info`` does not return what is needed to talk to it."""
     from e2b.api import handle_api_exception
     from e2b.api.client.models import SandboxDetail
     from e2b.api.client_sync import get_api_client
@@ -221,7 +225,8 @@ def _read_detail(name: str) -> SandboxDetail:
 
 
 def _open_sandbox(detail: SandboxDetail, token: str) -> Sandbox:
-    """The SDK's object for a running sandbox, made of what is known of it; as ``Sandbox.connect`` does after its request."""
+    """Return the SDK's object for a running sandbox, built from what is known of it, as ``Sandbox.connect`` does after
+    its request."""
     from e2b import Sandbox
     from e2b.connection_config import ConnectionConfig
     from packaging.version import Version

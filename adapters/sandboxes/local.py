@@ -1,6 +1,6 @@
 """A folder on this machine as a sandbox: ``local:/path/to/home``.
 
-Real, not a mock: agents run on plain machines too, and everything that works here works the same way elsewhere.
+Real, not a mock: agents run on plain machines too, and everything works here as it does with a provider.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 CHUNK = 1 << 20
 PARTING_SECONDS = 5
-# The machine's own; every other variable reaches the sandbox only if it points into its home.
+# Variables of the machine. Every other variable is passed on only if it points into the sandbox's home.
 SHARED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
 
 
@@ -58,7 +58,8 @@ class LocalSandbox:
     async def run(
         self, command: str, *, timeout: float, output_limit: int, environment: Mapping[str, str] | None = None
     ) -> CommandResult:
-        # In a thread from the first step: to start a process takes as long as the machine is busy.
+        """Run a command in a thread; it is killed with its children if it times out or is cancelled."""
+        # In a thread from the first step: starting a process is slow on a busy machine.
         job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
         running = run_in_thread(lambda: job.run(command))
         try:
@@ -71,7 +72,7 @@ class LocalSandbox:
                 raise SandboxGone(f"{self.ref} is gone: the folder is not there any more.") from None
             raise SandboxError(f"No command can be run in {self.ref}: {problem.strerror}.") from None
         finally:
-            # Also when cancelled: nothing of ours goes on running in a sandbox.
+            # Also when cancelled: no command of the sidecar keeps running in a sandbox.
             if not running.done():
                 job.end()
                 await asyncio.wait({running}, timeout=PARTING_SECONDS)
@@ -79,7 +80,8 @@ class LocalSandbox:
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
         with self._translate_write_errors(path):
-            file = await asyncio.to_thread(open, path, "wb", opener=open_private)  # it may hold a whole memory
+            # Only for this user, because it may contain a whole memory.
+            file = await asyncio.to_thread(open, path, "wb", opener=open_private)
         try:
             async for chunk in chunks:
                 with self._translate_write_errors(path):
@@ -113,7 +115,7 @@ class LocalSandbox:
 
 
 def _open_file(place: Path) -> BinaryIO:
-    """Open a file to be read. Raise ``OSError`` when it is a link, or a pipe that would make us wait."""
+    """Open a file to read. Raise ``OSError`` if it is a link, or not a regular file: a pipe would block."""
     file = open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -122,8 +124,10 @@ def _open_file(place: Path) -> BinaryIO:
 
 
 def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN, user: str = "") -> LocalSandbox:
-    """The sandbox for what follows ``local:``. Raise when it is not a folder that is there and may be one, or when it is
-    to be worked in as another user than the present one."""
+    """Return the sandbox for what follows ``local:``. Raise ``BadReference``, ``SandboxNotAllowed`` or
+    ``SandboxNotFound`` if it is not an existing folder that may be one, or if another user than the present one is
+    asked for.
+    """
     if user and user != (present := _read_user()):
         raise BadReference(
             f"In a folder of this machine the sidecar works as the user it runs as, {present}, and not as {user}.",
@@ -133,7 +137,7 @@ def open_local(place: str, policy: LocalPolicy = OF_OUR_OWN, user: str = "") -> 
         raise BadReference("A local sandbox needs a folder.", hint="Write local:/path/to/home.")
     try:
         home = Path(os.path.realpath(Path(place).expanduser()))
-        policy.check(str(home))  # first: what else is on this machine is not for every caller to know
+        policy.check(str(home))  # first: not every caller may learn what else is on this machine
         there = home.is_dir()
     except (RuntimeError, ValueError, OSError):
         raise BadReference(f"{place!r} is not a folder.", hint="Write local:/path/to/home.") from None
@@ -150,6 +154,7 @@ def _read_user() -> str:
 
 
 def _build_environment(home: Path) -> dict[str, str]:
+    """Return the environment of commands in the sandbox."""
     environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
     environment.update((name, value) for name, value in os.environ.items() if value.startswith(f"{home}/"))
     search = environment.get("PATH", os.defpath)

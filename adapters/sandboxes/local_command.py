@@ -1,4 +1,4 @@
-"""One command on this machine: run to its end, whatever it prints, and ended with all its children when told to."""
+"""One command on this machine: run to its end with bounded output, or killed with all its children."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Command:
         self._lock = threading.Lock()
 
     def run(self, script: str) -> CommandResult:
-        """Raise ``OSError`` when it cannot be started, ``OutputTooLarge`` when it prints too much."""
-        # The script goes in by stdin: a command line has a size limit, and shows in the process list.
+        """Run a shell script. Raise ``OSError`` if it cannot be started, ``OutputTooLarge`` if it prints too much."""
+        # The script is passed on stdin: a command line has a size limit, and shows in the process list.
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             ["/bin/sh", "-s"],
@@ -70,16 +70,17 @@ class Command:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit code. It is reaped under the lock: its number, which somebody else may get then, is killed no more."""
+        """Return its exit code. It is reaped under the lock, so that ``end`` never kills another process that got its
+        number."""
         while True:
             with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(BREATH_SECONDS)
                 self._process = None
                 return code
-            time.sleep(BREATH_SECONDS)  # let others have the lock
+            time.sleep(BREATH_SECONDS)  # let other threads have the lock
 
     def _talk(self, process: subprocess.Popen[bytes], script: memoryview) -> tuple[bytes, bytes]:
-        """Send the script and read both streams to their ends; of complaints only the tail is kept."""
+        """Send the script and read both streams to their ends; only the tail of stderr is kept."""
         assert process.stdin and process.stdout and process.stderr
         output, complaint = bytearray(), bytearray()
         os.set_blocking(process.stdin.fileno(), False)
@@ -107,7 +108,7 @@ class Command:
 
 
 def _send_some(stream: IO[bytes], script: memoryview) -> memoryview:
-    """What is left to send; nothing, when nobody reads it any more."""
+    """Send some of the script and return the rest; nothing if the shell does not read it any more."""
     try:
         return script[os.write(stream.fileno(), script[:CHUNK]) :]
     except BlockingIOError:

@@ -1,8 +1,8 @@
 """Run a command that may take longer than a request may: proxies cut a request that stays silent for a minute.
 
-The command runs in the background of the sandbox and the first request waits for it a while; most are done by then. If it
-is not, more requests wait on. What it prints is kept in a folder there, up to a limit, until it is fetched: in /tmp, or in
-the home where /tmp is full or cannot be written.
+The command runs in the background of the sandbox and the first request waits for it a while; most are done by then. If
+it is not, more requests wait. What it prints is kept in a folder in the sandbox, up to a limit, until it is fetched: in
+/tmp, or in the home if /tmp is full or cannot be written.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import shlex
 from sidecar.errors import SandboxDenied, SandboxFull
 
 ROOM_BYTES = 2 << 20
-"""More than a command of ours prints, as a rule: where there is not so much room, its output may not fit."""
+"""More than the sidecar's commands usually print: with less free space the output may not fit."""
 
-# Whoever prints too much is killed, as is whoever runs on although nobody asks for it any more. A sleep that has only just
-# been forked does not hear anything less than KILL.
+# A command that prints too much is killed, and so is one that runs on although no request waits for it any more. A
+# sleep that has only just been forked is stopped by KILL only.
 _RUNNER = """echo $$ > "$1/pid"
 ( trap 'kill -s KILL $!; exit' TERM; sleep "$4" & wait $!; kill -s KILL -- "-$$" ) &
 l=$!
@@ -46,8 +46,8 @@ exit 0
 }
 """
 
-# $2: seconds to wait, $3: the runner, $4: the script, $5: the most it may print, $6: the seconds it may take, $7: the room.
-# A folder that was removed is no place to start in: shells complain, and programs break.
+# $2: seconds to wait, $3: the runner, $4: the script, $5: the most it may print, $6: the seconds it may take, $7: the
+# free space needed. A folder that was removed is no place to start in: shells complain, and programs break.
 _START = """umask 077
 [ "$(pwd -P)" -ef . ] || cd "$HOME" || cd /
 if [ ! -d "$d" ]; then
@@ -82,14 +82,14 @@ if [ -e "$d/done" ] || ! kill -0 "$p"; then collect; fi
 echo memory-sidecar-running
 """
 
-# It may overtake the start. One that never comes has ended already.
+# It may arrive before the start. A run whose pid never appears has ended already.
 _KILL = """for i in 1 2 3; do [ -e "$d/pid" ] || [ -e "$HOME/.$1/pid" ] && break; sleep 1; done
 [ -d "$d" ] || d=$HOME/.$1
 p=$(cat "$d/pid") && { kill -s KILL -- "-$p" || kill -s KILL "$p"; }
 rm -rf "$d"
 """
 
-# In the sandbox's own shell, whichever that is. sudo gives only those variables on that are named.
+# In the sandbox's own shell, whichever that is. sudo passes on only the variables that are named.
 _AS_USER = """u={user}
 if [ "$(id -un)" = "$u" ]; then set --
 elif w=$(sudo -n -H -u "$u" -- true 2>&1); then set -- sudo -n -H -u "$u" {keep} --
@@ -105,7 +105,7 @@ _NOT_AS_USER = re.compile(r"memory-sidecar-not-as-user ?(.*)", re.DOTALL)
 class LongCommand:
     """One command, as the requests that start it, wait for it and kill it. Each is for a POSIX shell, or zsh.
 
-    ``user`` is as whom it is to run, where that is not whoever the provider runs commands as; ``variables`` are the names
+    ``user`` is the user it runs as, if that is not the one the provider runs commands as; ``variables`` are the names
     of those it needs from the environment.
     """
 
@@ -120,20 +120,24 @@ class LongCommand:
         self._variables = variables
 
     def start(self, patience: int) -> str:
-        """Sent twice (SDKs and proxies do that), it waits for the command that runs already instead of starting another."""
+        """Return the request that starts the command. If it is sent twice (SDKs and proxies do that), the second waits
+        for the command instead of starting another."""
         given = [patience, _RUNNER, self._script, self._limit, self._longest, ROOM_BYTES]
         return self._build_request(_COLLECT + _START + _WAIT, *given)
 
     def wait(self, patience: int) -> str:
+        """Return the request that waits for the command."""
         return self._build_request(_COLLECT + _WAIT, patience)
 
     @property
     def kill(self) -> str:
+        """The request that kills the command."""
         return self._build_request(_KILL)
 
     def _build_request(self, text: str, *given: object) -> str:
-        # As arguments of /bin/sh: the sandbox's own shell may be zsh, which is not a POSIX one, and a here-document would
-        # take room in /tmp. Each argument may have 128 KiB, so the script has one to itself.
+        """Return a request that runs one of the scripts above in a POSIX shell."""
+        # As arguments of /bin/sh: the sandbox's own shell may be zsh, which is not a POSIX one, and a here-document
+        # would take space in /tmp. Each argument may have 128 KiB, so the script has one to itself.
         begin = _BEGIN + ("cd\n" if self._user else "")  # the working folder may be another user's home
         words = [begin + text, "sh", self._name, *map(str, given)]
         command = f"/bin/sh -c {' '.join(map(shlex.quote, words))}\n"
@@ -143,13 +147,14 @@ class LongCommand:
 
 
 def build_user_prefix(user: str, variables: tuple[str, ...] = ()) -> str:
-    """What makes ``"$@"`` the beginning of a command that runs as this user, or says that it cannot and ends."""
+    """Return the shell text that makes ``"$@"`` the beginning of a command run as this user, or reports that it cannot
+    and exits."""
     keep = f"--preserve-env={','.join(variables)}" if variables else ""
     return _AS_USER.format(user=shlex.quote(user), keep=keep)
 
 
 def check_user(output: str, user: str) -> None:
-    """Raise ``SandboxDenied`` when a request says that it may not work as this user."""
+    """Raise ``SandboxDenied`` if a request reports that it may not work as this user."""
     if user and (said := _NOT_AS_USER.search(output)):
         raise SandboxDenied(
             f"The sandbox does not let us work as {user!r}: {' '.join(said[1].split())[:200] or 'sudo says nothing'}",
@@ -158,11 +163,11 @@ def check_user(output: str, user: str) -> None:
 
 
 def parse_ending(output: str) -> tuple[str, int] | None:
-    """What the command printed and its exit code; ``None`` while it runs.
+    """Return what the command printed and its exit code; ``None`` while it runs.
 
-    Raise ``SandboxFull`` when there was no room for what it prints, ``ValueError`` for half an answer.
+    Raise ``SandboxFull`` if there was no space for its output, ``ValueError`` for an incomplete answer.
     """
-    # What comes before it was said by the sandbox's own shell: of a folder that is gone, say.
+    # What comes before it was printed by the sandbox's own shell, about a missing folder for example.
     printed, _, code = output.partition(_OUTPUT)[2].rpartition(_EXIT)
     if code.strip().isdecimal():
         return printed, int(code)

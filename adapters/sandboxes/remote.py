@@ -1,6 +1,7 @@
-"""A sandbox at a provider, whoever that is: connected once, kept alive on demand, every failure one of ours.
+"""A sandbox at any provider: connected once, kept alive on demand, every failure translated into an error of the
+sidecar.
 
-What differs between providers is a ``Vendor``: plain blocking calls on its SDK, and what its errors mean.
+What differs between providers is a ``Vendor``: plain blocking calls on its SDK, and the translation of its errors.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ IDLE_SECONDS = 60.0
 PARTING_SECONDS = 5.0
 MOST_WORDS = 300
 LONGEST_ARGUMENT = 126 << 10
-"""Linux takes 128 KiB, the end included; some of it goes to what others wrap around a command."""
+"""Linux allows 128 KiB, the final zero included; some of it is needed by what others wrap around a command."""
 REMEMBERED_SECONDS = 5.0
-"""For so long, what the provider said of a sandbox's end is taken for true."""
+"""For this long, what the provider said about a sandbox's end is taken as current."""
 SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
 T = TypeVar("T")
 
@@ -52,28 +53,29 @@ class SandboxConnection:
 
     @property
     def presence(self) -> SandboxStatus:
+        """What is known of the sandbox's end, for callers."""
         return SandboxStatus(self.ends_at, self.woken, self.slides)
 
 
 class FileMissing(TransferFailed):
-    """There is no such file; or no such sandbox any more, which its provider knows."""
+    """There is no such file; or the sandbox no longer exists, which only its provider can tell."""
 
 
 class Vendor(Protocol):
     """One provider's SDK. Every method blocks, and raises whatever the SDK raises, or a ``SandboxError``."""
 
     longest_command: int
-    """So many bytes a command may have."""
+    """At most this many bytes a command may have."""
 
     @property
     def uploads_are_others(self) -> bool:
-        """Whether uploads belong to another user than the one that commands run as, who cannot remove them."""
+        """Whether uploads belong to another user than the one commands run as, who then cannot remove them."""
         ...
 
     def reach(self, name: str, *, wake: bool) -> SandboxConnection: ...
 
     def prolong(self, box: Any, seconds: float) -> float | None:
-        """Make it live for at least that long; return when it ends now."""
+        """Keep the sandbox alive for at least that long; return when it ends now."""
         ...
 
     def run(
@@ -86,7 +88,7 @@ class Vendor(Protocol):
         environment: Mapping[str, str],
         started: Callable[[Callable[[], Any]], None],
     ) -> CommandResult:
-        """Run a command; ``started`` is called with what kills it, once there is something to kill."""
+        """Run a command; ``started`` is called with a function that kills it, once there is something to kill."""
         ...
 
     def upload(self, box: Any, path: str, source: RawIOBase) -> None: ...
@@ -94,11 +96,11 @@ class Vendor(Protocol):
     def download(self, box: Any, path: str) -> Iterator[bytes]: ...
 
     def remove(self, box: Any, path: str) -> None:
-        """Delete a file. Raise ``FileMissing`` where it cannot be told whether there is none, or no sandbox."""
+        """Delete a file. Raise ``FileMissing`` if it cannot be determined whether the file or the sandbox is missing."""
         ...
 
     def meaning(self, problem: Exception, ref: str, *, inside: bool = False) -> SandboxError:
-        """Which of our errors an exception of the SDK is; ``inside``: of a call that the sandbox's own daemon answers."""
+        """Translate an exception of the SDK; ``inside``: it comes from a call that the sandbox's own daemon answers."""
         ...
 
 
@@ -117,14 +119,14 @@ class RemoteSandbox:
         self._asked = 0.0
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
-        return None  # all that is there is the sandbox's own
+        return None  # everything in it is the sandbox's own
 
     async def connect(self) -> SandboxStatus:
         return (await self._connect_once()).presence
 
     async def prolong(self, seconds: float) -> SandboxStatus:
         if time.monotonic() - self._asked > REMEMBERED_SECONDS:
-            self._reached = None  # somebody else may have prolonged it further, which must not be undone
+            self._reached = None  # another process may have prolonged it further, which must not be undone
         reached = await self._connect_once()
         if reached.ends_at is None or reached.ends_at - time.time() >= seconds:
             return reached.presence
@@ -156,7 +158,7 @@ class RemoteSandbox:
                 raise SandboxTimeout(f"The command in {self.ref} did not end within {timeout:.0f} seconds.")
             return running.result()
         except BaseException as problem:
-            # Also when cancelled, or when it said too much: nothing of ours goes on running in a sandbox.
+            # Also when cancelled, or when it printed too much: no command of the sidecar keeps running in a sandbox.
             await asyncio.wait({run_in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
             if isinstance(problem, Exception):
                 raise await self._translate_failure(problem) from None
@@ -165,7 +167,7 @@ class RemoteSandbox:
     async def _run_from_file(
         self, command: str, timeout: float, output_limit: int, environment: Mapping[str, str] | None
     ) -> CommandResult:
-        """Run a command that is too long to be sent as one: from a file, in one more request."""
+        """Run a command that is too long to be sent as one: from a file, with one more request."""
         path = f"/tmp/memory-sidecar-{secrets.token_hex(8)}.command"
         removed = False
 
@@ -212,6 +214,7 @@ class RemoteSandbox:
         self._reached = None
 
     async def _connect_once(self) -> SandboxConnection:
+        """Return the connection, made on first use."""
         async with self._turn:
             if self._reached is None:
                 self._remember(await self._call(lambda: self._vendor.reach(self._name, wake=self._wake)))
@@ -220,10 +223,11 @@ class RemoteSandbox:
             return self._reached
 
     def _remember(self, reached: SandboxConnection) -> None:
+        """Keep a connection, and when it was made."""
         self._reached, self._asked = reached, time.monotonic()
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """A call of the control plane."""
+        """Call the provider's control plane, and translate its errors."""
         try:
             return await self._wait_for_answer(work)
         except SdkMissing:
@@ -233,13 +237,14 @@ class RemoteSandbox:
             raise self._translate_error(problem) from None
 
     async def _call_inside(self, work: Callable[[], T]) -> T:
-        """A short call that only a running sandbox can answer."""
+        """Make a short call that only a running sandbox can answer."""
         try:
             return await self._wait_for_answer(work)
         except Exception as problem:
             raise await self._translate_failure(problem) from None
 
     async def _wait_for_answer(self, work: Callable[[], T]) -> T:
+        """Run a blocking call in a thread. Raise ``SandboxUnreachable`` if it does not return in time."""
         calling = run_in_thread(work)
         done, _ = await asyncio.wait({calling}, timeout=self._idle)
         if not done:
@@ -247,12 +252,14 @@ class RemoteSandbox:
         return calling.result()
 
     def _translate_error(self, problem: Exception, *, inside: bool = False) -> SidecarError:
+        """Translate an exception into an error of the sidecar, without credentials in its message."""
         if isinstance(problem, SidecarError):
             return problem
         return remove_credentials(self._vendor.meaning(problem, self.ref, inside=inside))
 
     async def _translate_failure(self, problem: Exception) -> SidecarError:
-        """Our error for a failed command or transfer. Whether a sandbox that does not answer is gone, its provider knows."""
+        """Return the error for a failed command or transfer. The provider is asked whether a sandbox that does not
+        answer still exists."""
         meaning = self._translate_error(problem, inside=True)
         if isinstance(meaning, SandboxGone | TransferFailed):
             self._reached = None
@@ -274,6 +281,7 @@ class _Command:
         self._given_up = False
 
     def started(self, kill: Callable[[], Any]) -> None:
+        """Take the function that kills it; call it at once if the command was given up."""
         with self._lock:
             self._kill = kill
             late = self._given_up
@@ -281,6 +289,7 @@ class _Command:
             _run_quietly(kill)
 
     def give_up(self) -> None:
+        """Kill the command now, or as soon as it is known how."""
         with self._lock:
             self._given_up = True
             kill = self._kill
@@ -289,7 +298,7 @@ class _Command:
 
 
 def remove_credentials(problem: SandboxError) -> SandboxError:
-    """Some services repeat in an error what they were sent: no credential of ours stays in its words."""
+    """Remove credentials from an error's message: some services repeat what they were sent."""
     for name in SECRETS:
         if secret := os.environ.get(name):
             problem.message = problem.message.replace(secret, "…")
@@ -298,25 +307,26 @@ def remove_credentials(problem: SandboxError) -> SandboxError:
 
 
 def format_problem(problem: Exception) -> str:
-    """What an SDK's exception is and says, on one line and not without end.
+    """Return an SDK's exception as one bounded line.
 
-    Of a long one the beginning and the end: some daemons quote all of a command before they say what is wrong with it.
+    A long one keeps its beginning and its end: some daemons quote the whole command before they say what is wrong.
     """
     words = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
     return words if len(words) <= MOST_WORDS else f"{words[: MOST_WORDS // 3]} … {words[-MOST_WORDS * 2 // 3 :]}"
 
 
 def means_no_room(words: str) -> bool:
+    """Return whether a message says that the disk is full."""
     return "no space left" in words.lower()
 
 
 def means_unwritable(words: str) -> bool:
-    """Whether a daemon says that it may not write a file: not on this file system, or not this user."""
+    """Return whether a daemon says that it may not write a file: the file system, or the user, does not allow it."""
     return any(said in words.lower() for said in ("read-only file system", "permission denied"))
 
 
 def make_denied_error(ref: str, provider: str, variable: str) -> SandboxDenied:
-    """The provider does not let us in. Its own words may repeat what it was sent, so they are left out."""
+    """Return the error for a refused API key. The provider's own message may repeat what it was sent, so it is left out."""
     if not os.environ.get(variable):
         return SandboxDenied(
             f"{variable} is not set, and {provider} asks for it to reach {ref}.",

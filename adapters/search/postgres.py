@@ -1,8 +1,8 @@
-"""A sink in Postgres (Supabase is one), by psycopg 3.
+"""A search index in Postgres (Supabase is one), by psycopg 3.
 
-Nothing is kept between two calls but the knowledge that the tables are there, and nothing is set outside of a transaction:
-a pooler that hands out connections by the transaction is fine. One transaction makes a memory's rows equal to a snapshot,
-so whatever is cut short leaves the rows as they were.
+Nothing is kept between two calls except the knowledge that the tables exist, and nothing is set outside of a
+transaction: a pooler that assigns connections per transaction works. One transaction makes a memory's rows equal to a
+snapshot, so an interrupted one leaves the rows unchanged.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sidecar.search.settings import HOW, Postgres
 LOCK_SECONDS = 60.0
 WRITE_SECONDS = 900.0
 IDLE_SECONDS = 300.0
-"""How long Postgres waits for a caller that has stopped in the middle, before it lets others have their turn."""
+"""How long Postgres waits for a caller that stopped within a transaction, before it releases its locks."""
 CANCEL_SECONDS = 1.0
 MOST_SEARCHES = 8
-"""At once, each on a connection of its own: others need some of Postgres's connections too."""
+"""Searches at once, each on its own connection: others need some of Postgres's connections too."""
 DEAD_AFTER: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -74,12 +74,12 @@ UPDATE {schema}.memories SET snapshot = %(snapshot)s, reader = %(reader)s, probl
 WHERE id = %(id)s RETURNING records
 """
 
-# What the driver says when it is cut short is said by us, in a receipt or an error.
+# What the driver logs when it is interrupted is reported in a receipt or an error instead.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 def open_postgres(url: str, settings: Postgres) -> PostgresSearch:
-    """The sink behind a URL, which is not tried yet. Raise ``BadConfig`` when it is not one."""
+    """Return the search index behind a URL, without connecting. Raise ``BadConfig`` if the URL is not valid."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:
@@ -88,6 +88,8 @@ def open_postgres(url: str, settings: Postgres) -> PostgresSearch:
 
 
 class PostgresSearch:
+    """A search index in one schema of a database."""
+
     def __init__(self, url: str, settings: Postgres) -> None:
         self._url = url
         self._settings = settings
@@ -100,11 +102,14 @@ class PostgresSearch:
         return f"PostgresSink(schema={self._settings.schema!r})"
 
     async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
+        """Return the snapshot that each memory's rows are of; "" if another reader version made them."""
         async with self._open_transaction(self._settings.timeout) as cursor:
             await cursor.execute(self._format_sql(STANDING), {"store": store, "memory": memory})
             return {memory: snapshot if reader == self._reader else "" async for memory, snapshot, reader in cursor}
 
     async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+        """Make a memory's rows equal to a snapshot's records, in one transaction. Return ``None`` if it is outdated
+        (``still``)."""
         async with self._open_transaction(WRITE_SECONDS) as cursor:
             await self._take_turn(cursor, place)
             if not await still():
@@ -114,7 +119,7 @@ class PostgresSearch:
             if (held, reader) == (snapshot, self._reader):
                 return WriteCounts(records=count)
             removed = 0
-            if reader != self._reader:  # what is there was made in another way
+            if reader != self._reader:  # those rows were made by another reader version or configuration
                 await cursor.execute(self._format_sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
                 removed = cursor.rowcount
             gone = await self._insert_missing(cursor, id, records)
@@ -130,6 +135,7 @@ class PostgresSearch:
             return WriteCounts(records=now, written=written, removed=removed)
 
     async def remove(self, place: MemoryRef, still: Still) -> int | None:
+        """Delete a memory's rows; return how many records it had, or ``None`` if it is outdated (``still``)."""
         async with self._open_transaction(WRITE_SECONDS) as cursor:
             await self._take_turn(cursor, place)
             if not await still():
@@ -153,14 +159,15 @@ class PostgresSearch:
                 return await postgres_query.search(cursor, self._settings.schema, self._settings.text_search, query)
 
     async def _take_turn(self, cursor: AsyncCursor[Any], place: MemoryRef) -> None:
-        """Wait until nobody else writes this memory's rows; nobody else will until the transaction ends."""
+        """Lock this memory's rows: wait until no other writer has them; the lock lasts until the transaction ends."""
         name = f"{self._settings.schema} {place.store} {place.memory}"
         await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
     async def _insert_missing(self, cursor: AsyncCursor[Any], id: int, records: RecordSource) -> set[bytes]:
-        """Tell Postgres the records it does not have. Return the digests of the rows that are of none of them any more.
+        """Copy the records that Postgres does not have into a temporary table. Return the digests of rows that no
+        record has any more.
 
-        Only digests come from there, and only what changed goes there: most of a memory is the same after a conversation.
+        Only digests are read, and only what changed is sent: most of a memory is the same after a conversation.
         """
         await cursor.execute(self._format_sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
         held = {digest async for (digest,) in cursor}
@@ -181,6 +188,7 @@ class PostgresSearch:
         return held
 
     async def _remove(self, cursor: AsyncCursor[Any], id: int, digests: set[bytes]) -> int:
+        """Delete the rows with these digests; return how many."""
         await cursor.execute(GONE)
         async with cursor.copy("COPY pg_temp.gone FROM STDIN") as copy:
             for digest in digests:
@@ -193,9 +201,10 @@ class PostgresSearch:
 
     @asynccontextmanager
     async def _open_transaction(self, seconds: float) -> AsyncIterator[AsyncCursor[Any]]:
-        """A transaction on a connection of its own, with the tables there. Raise a ``SinkError``.
+        """Yield a cursor in a transaction on its own connection, with the tables created. Raise a ``SearchError``.
 
-        Postgres ends what takes longer than ``seconds``. One that is there and says nothing is not waited for either.
+        Postgres ends what takes longer than ``seconds``. A server that accepts the connection and says nothing is not
+        waited for either.
         """
         try:
             with translate_errors(self._redacted):
@@ -226,7 +235,8 @@ class PostgresSearch:
 
 
 class _Connection(psycopg.AsyncConnection[Any]):
-    """One that is closed when it is cut short. The driver would wait for Postgres to say that it has stopped."""
+    """A connection that is closed when it is interrupted. The driver would wait for Postgres to confirm that it has
+    stopped."""
 
     async def cancel_safe(self, *, timeout: float = CANCEL_SECONDS) -> None:
         try:
@@ -236,12 +246,12 @@ class _Connection(psycopg.AsyncConnection[Any]):
 
 
 def _compute_patience(seconds: float) -> float:
-    """How long to wait for Postgres to keep to ``seconds`` by itself, connecting included."""
+    """Return how long to wait for Postgres to keep to ``seconds`` by itself, connecting included."""
     return 2 * seconds + 1
 
 
 async def _set_limits(cursor: AsyncCursor[Any], seconds: float) -> None:
-    """How long anything may take, for this transaction alone."""
+    """Set the time limits of this transaction."""
     await cursor.execute(LIMITS, [f"{round(value * 1000)}ms" for value in (seconds, LOCK_SECONDS, IDLE_SECONDS)])
 
 

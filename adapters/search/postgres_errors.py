@@ -1,4 +1,4 @@
-"""What Postgres and its driver say, in our words, and never with the password in them."""
+"""Translate the errors of Postgres and its driver, and never repeat the password."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BUSY = (errors.QueryCanceled, errors.LockNotAvailable, errors.DeadlockDetected,
 
 
 class SchemaGone(SearchUnreachable):
-    """The tables are not there any more. They are made again by the next call."""
+    """The tables do not exist any more. The next call creates them again."""
 
 
 class Redactor:
-    """Texts without the secrets of a URL."""
+    """Removes the secrets of a URL from texts."""
 
     def __init__(self, url: str) -> None:
         about = conninfo_to_dict(url)
@@ -46,11 +46,11 @@ class Redactor:
 
 @contextlib.contextmanager
 def translate_errors(redacted: Redactor) -> Iterator[None]:
-    """Raise a ``SinkError`` for whatever the driver raises."""
+    """Raise a ``SearchError`` for whatever the driver raises."""
     try:
         yield
     except (psycopg.Error, OSError, TimeoutError) as problem:
-        # Without the cause: its text, or what it was called with, could hold the URL.
+        # Without the cause: its text, or its arguments, could contain the URL.
         raise _translate_error(problem, redacted) from None
 
 

@@ -1,4 +1,4 @@
-"""Full-text search over the rows: what fits best and is newest comes first."""
+"""Full-text search over the rows: the best and newest matches come first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sidecar.records.record import clean_text
 from sidecar.search.port import Hit, Query, SearchHits
 
 HALF_LIFE_DAYS = 180
-"""After so long, a record has to fit twice as well."""
+"""After this time, a record has to match twice as well."""
 HEADLINE_CHARACTERS = 50_000
-"""How far into a text a snippet is looked for."""
+"""How far into a text a snippet is searched."""
 HEADLINE = "StartSel=**, StopSel=**, MaxWords=30, MinWords=12, MaxFragments=2, FragmentDelimiter=' … '"
 JOINED = "/\\.:@?&=#%~<>"
-"""Postgres takes paths, addresses, versions and tags for one word each, or for none. With blanks instead, their parts are
-words."""
+"""Postgres takes paths, addresses, versions and tags for one word each, or for none. With blanks for these characters,
+their parts are words."""
 BLANKS = " " * len(JOINED)
 _JOINED_WORD = re.compile(rf"(-?)(\S*[{re.escape(JOINED)}]\S*)")
 
@@ -48,6 +48,7 @@ ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
 
 
 async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query: Query) -> SearchHits:
+    """Run a query and return one page of hits."""
     await cursor.execute(
         SQL(SEARCH).format(schema=Identifier(schema)),
         {
@@ -70,7 +71,7 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
 
 
 def _split_words(words: str) -> str:
-    """The words with their parts apart, as they are in the rows; what was one word is looked for ``"in this order"``."""
+    """Split words into their parts, as in the rows; what was one word is searched ``"in this order"``."""
     parts = words.split('"')
     parts[::2] = [_JOINED_WORD.sub(r'\1"\2"', part) for part in parts[::2]]
     return '"'.join(parts).translate(str.maketrans(JOINED, BLANKS))

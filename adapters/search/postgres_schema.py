@@ -1,4 +1,4 @@
-"""The tables, and how they came to be: one step for each version, each in a transaction that only one caller runs."""
+"""The tables and their migrations: one step for each version, each in a transaction that only one caller runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from sidecar.errors import SearchUnfit
 
-# Row-level security without a policy: whoever does not own the tables sees nothing, whatever an API in front of the
-# database grants. Words are no generated column: which configuration makes them is a setting that may change.
+# Row-level security without a policy: a role that does not own the tables sees nothing, whatever an API in front of the
+# database grants. ``words`` is not a generated column, because the text-search configuration is a setting that may
+# change.
 STEPS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE {schema}.memories (
@@ -46,16 +47,16 @@ STEPS: tuple[tuple[str, ...], ...] = (
 
 
 async def prepare_schema(cursor: AsyncCursor[Any], schema: str) -> None:
-    """Make the tables, or bring them up to date. Inside a transaction.
+    """Create the tables, or migrate them, inside a transaction.
 
-    Raise ``SinkUnfit`` when they are newer than we know, or the database cannot hold every character.
+    Raise ``SearchUnfit`` if they are newer than this version knows, or the database cannot store every character.
     """
     name = Identifier(schema)
     await cursor.execute("SELECT current_setting('server_encoding')")
     if (await cursor.fetchone()) != ("UTF8",):
         raise SearchUnfit("The database does not hold text as UTF-8.", hint="CREATE DATABASE … ENCODING 'UTF8'.")
     await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('memory-sidecar ' || %s, 0))", (schema,))
-    # A role may own the schema without the right to make one, so it is only made when it is not there.
+    # A role may own the schema without the right to create one, so it is created only if it is missing.
     await cursor.execute("SELECT to_regnamespace(%s) IS NULL", (schema,))
     if (await cursor.fetchone()) == (True,):
         await cursor.execute(SQL("CREATE SCHEMA {schema}").format(schema=name))

@@ -1,7 +1,7 @@
 """A store in a folder: ``file:`` anywhere, ``volume:`` only on a mounted volume.
 
-Each object is one file at ``root/key``. What is not an object carries a name no key has: ``.tmp-*`` is a write under
-way (or left by a crash), ``.lock-*`` serialises the swaps of one object.
+Each object is one file at ``root/key``. Other files have names that no key has: ``.tmp-*`` is a write under way (or
+left by a crash), ``.lock-*`` serialises the swaps of one object.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LOOKED_AT = 10_000
 class DiskStore:
     """Objects as files below ``root``, or below ``root/prefix``.
 
-    With ``mount_required`` every method raises ``StoreMissing`` unless ``root`` itself is a mount point at that moment:
-    a forgotten or lost volume must never turn into writes to a disk that vanishes with the machine. What is made gets
-    ``modes``; what was there keeps its own.
+    With ``mount_required`` every method raises ``StoreMissing`` unless ``root`` itself is a mount point at that time: a
+    forgotten or lost volume must never turn into writes to a disk that vanishes with the machine. New files and folders
+    get ``modes``; existing ones keep theirs.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DiskStore:
         self._mount = root if mount_required else None
         self._root = root / prefix if prefix else root
 
-    seal = ""  # bytes are kept as they come
+    seal = ""  # bytes are stored as they are
 
     def room(self, size: int) -> int:
         return size
@@ -113,9 +113,10 @@ class DiskStore:
         return "honours conditional writes (by locks of its filesystem)"
 
     async def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no file stays open between calls."""
 
     def _prepare(self) -> None:
+        """Create the root and check that it can be written and has locks."""
         with self._use_root():
             make_folder(self._root, self._modes)
             probe = self._root / f"{_TEMP}{secrets.token_hex(8)}"
@@ -128,6 +129,7 @@ class DiskStore:
                 probe.unlink(missing_ok=True)
 
     def _warnings(self) -> Sequence[str]:
+        """Return a warning if users outside ``modes`` can read the store."""
         with self._use_root():
             found = find_open_to_others(self._root, self._modes, _LOOKED_AT) if self._root.is_dir() else None
         if found is None:
@@ -156,24 +158,27 @@ class DiskStore:
             return given.tell()
 
     def _copy(self, source: str, target: str) -> None:
-        # Byte by byte, never a link or a reflink: the copy must survive damage to the original.
+        # Copied byte by byte, never a link or a reflink: the copy must survive damage to the original.
         with self._open(source) as given:
             self._write(target, lambda file: shutil.copyfileobj(given, file, CHUNK))
 
     def _swap(self, key: str, data: bytes, expected: str | None) -> str:
+        """Replace an object if it has the expected version, under its lock file. Raise ``SwapLost``."""
         path = self._locate(key)
-        self._check_version(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file behind
+        self._check_version(key, expected)  # first without the lock, so that a hopeless swap leaves no lock file
         with self._use_root(), hold_lock(_locate_lock(path), self._modes):
             self._check_version(key, expected)
             self._write(key, lambda file: file.write(data))
         return _compute_version(data)
 
     def _check_version(self, key: str, version: str | None) -> None:
+        """Raise ``SwapLost`` unless the object has this version."""
         current = self._get(key)
         if (current.version if current else None) != version:
             raise SwapLost(f"{key} was changed by someone else.", hint="Read it again, then repeat the change.")
 
     def _write(self, key: str, fill: Callable[[BinaryIO], object]) -> None:
+        """Write an object durably, whole or not at all: a temporary file, fsync, rename, fsync of the folders."""
         path = self._locate(key)
         with self._use_root():
             temp = path.with_name(f"{_TEMP}{secrets.token_hex(8)}")
@@ -187,7 +192,7 @@ class DiskStore:
                 with suppress(OSError):
                     temp.unlink()
                 raise
-            # Every folder up to the root: one that another writer made a moment ago may not be durable yet.
+            # Every folder up to the root: one that another writer has just created may not be durable yet.
             for folder in (path.parent, *path.parent.parents):
                 sync_folder(folder)
                 if folder == self._root:
@@ -207,12 +212,13 @@ class DiskStore:
             return file.read(CHUNK)
 
     def _delete(self, keys: Iterable[str]) -> None:
+        """Delete objects, each under its lock if it has one, and folders that are empty then."""
         for key in keys:
             path = self._locate(key)
             with self._use_root():
                 lock = _locate_lock(path)
                 if lock.exists():
-                    with hold_lock(lock, self._modes):  # not in the middle of another's swap
+                    with hold_lock(lock, self._modes):  # not in the middle of another process's swap
                         path.unlink(missing_ok=True)
                         lock.unlink(missing_ok=True)
                 else:
@@ -221,6 +227,7 @@ class DiskStore:
                 remove_empty_parents(path.parent, self._root)
 
     def _sweep(self, prefix: str, older_than: float) -> int:
+        """Delete temporary files that are older than a time; return how many."""
         swept = 0
         with self._use_root():
             for _, entry in self._iterate_files(prefix):
@@ -255,12 +262,12 @@ class DiskStore:
                     names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
             except FileNotFoundError:
                 return []
-            # One that only a crashed writer left something in holds no object.
+            # A folder in which a crashed writer left only temporary files contains no object.
             held = (name for name in names if next(self._iterate_objects(f"{prefix}{name}/"), None) is not None)
             return [*islice(held, most)]
 
     def _iterate_files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """All files whose key starts with ``prefix``, in key order, those that are no objects among them."""
+        """Yield all files whose key starts with ``prefix``, in key order, including those that are not objects."""
         folder = self._locate_folder(prefix)
         start = prefix[: prefix.rfind("/") + 1]
         return ((key, entry) for key, entry in _walk(folder, start, self._root) if key.startswith(prefix))
@@ -270,13 +277,15 @@ class DiskStore:
         return self._locate(parent) if parent else self._root
 
     def _locate(self, key: str) -> Path:
-        """Where ``key`` is kept. Raise ``ValueError`` for one that could lead out of the root or hide from ``list``."""
+        """Return where ``key`` is stored. Raise ``ValueError`` for a key that could lead out of the root or hide from
+        ``list``."""
         parts = key.split("/")
         if any(part in ("", ".", "..") or part.startswith((_TEMP, _LOCK)) or "\0" in part for part in parts):
             raise ValueError(f"not a key: {key!r}")
         return self._root.joinpath(*parts)
 
     def _use_root(self) -> translate_disk_errors:
+        """Check the root, and return the context in which disk errors are translated. Raise ``StoreMissing``."""
         if self._mount is not None and not is_mount(self._mount):
             raise StoreMissing(
                 f"No volume is mounted at {self._mount}.",
@@ -296,12 +305,13 @@ def _locate_lock(path: Path) -> Path:
 
 
 def _walk(folder: Path, start: str, root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all files below a folder with their keys, in key order."""
     try:
         with os.scandir(folder) as found:
             entries = [*found]
     except FileNotFoundError:
-        return  # never made, or removed while we walk
-    # Key order, where 'a-b' comes before 'a/x': a folder sorts by the '/' that follows its name in a key.
+        return  # never created, or removed during the walk
+    # Key order, in which 'a-b' comes before 'a/x': a folder sorts by the '/' that follows its name in a key.
     named = [(entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in entries]
     for name, entry in sorted(named, key=lambda pair: pair[0]):
         if not name.endswith("/"):

@@ -1,4 +1,4 @@
-"""What the operating system says about a disk, in the words of our error tree."""
+"""Translate the operating system's disk errors into errors of the sidecar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_A_FOLDER = {errno.ENOTDIR, errno.EEXIST}
 _GONE = {errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
 
 
-class translate_disk_errors:  # noqa: N801 - reads as a statement: with naming_disk_errors(root): ...
+class translate_disk_errors:  # noqa: N801 - reads as a statement: with translate_disk_errors(root): ...
     """Inside this block an ``OSError`` becomes the ``StoreError`` that says what to do about it."""
 
     def __init__(self, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folders and locks that hold against crashes and against other processes."""
+"""Folders and locks that are safe against crashes and against other processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True, slots=True)
 class FileModes:
-    """Who may use what a store makes, whatever the umask: files, and folders."""
+    """The modes of files and folders that a store creates, whatever the umask."""
 
     file: int
     folder: int
@@ -30,11 +30,11 @@ class FileModes:
 
 PRIVATE = FileModes(0o600, 0o700)
 SHARED = FileModes(0o660, 0o2770)
-"""For a group. With setgid, what is made in a folder belongs to the folder's group, whoever makes it."""
+"""For a group. With setgid, what is created in a folder belongs to the folder's group, whichever user creates it."""
 
 
 def is_mount(path: Path) -> bool:
-    """Whether a filesystem is mounted exactly at ``path``, bind mounts of the same disk included."""
+    """Return whether a filesystem is mounted exactly at ``path``, bind mounts of the same disk included."""
     real = path.resolve()
     if os.path.ismount(real):
         return True
@@ -47,7 +47,7 @@ def is_mount(path: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what happened to the names in ``folder`` durable."""
+    """Make changes to the names in ``folder`` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -56,14 +56,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, modes: FileModes) -> None:
-    """Make ``folder`` and its parents durably; one that is there is fine, and keeps its mode. Raise ``FileNotFoundError``
-    when somebody who empties them removes one right here."""
+    """Create ``folder`` and its parents durably; an existing one keeps its mode. Raise ``FileNotFoundError`` if another
+    process removes one of them at the same time."""
     if folder.is_dir():
         return
     make_folder(folder.parent, modes)
     with suppress(FileExistsError):
         folder.mkdir(modes.folder)
-        if modes.folder & ~folder.stat().st_mode:  # the umask took something, and mkdir knows no setgid
+        if modes.folder & ~folder.stat().st_mode:  # the umask removed a bit, and mkdir ignores setgid
             folder.chmod(modes.folder)
         sync_folder(folder.parent)
     if not stat.S_ISDIR(folder.stat().st_mode):
@@ -71,9 +71,9 @@ def make_folder(folder: Path, modes: FileModes) -> None:
 
 
 def open_in_folder(path: Path, mode: str, modes: FileModes) -> BinaryIO:
-    """Open a file to write, making its folder first."""
+    """Open a file to write, creating its folder first."""
     for _ in range(16):
-        # Whoever empties the folder may remove it right here; once our file is in it, it stays.
+        # Another process that removes empty folders may remove it right here; once the file is in it, it stays.
         with suppress(FileNotFoundError):
             make_folder(path.parent, modes)
             return _open_with_modes(path, mode, modes)
@@ -103,7 +103,8 @@ def remove_empty_parents(folder: Path, root: Path) -> None:
 
 
 def find_open_to_others(root: Path, modes: FileModes, most: int) -> Path | None:
-    """Among the first ``most`` files below ``root``, one that users can read for whom ``modes`` does not mean it."""
+    """Return one of the first ``most`` files below ``root`` that other users can read although ``modes`` does not allow
+    it."""
     read, enter = (0o004, 0o001) if modes.file & 0o060 else (0o044, 0o011)
     if not all(folder.stat().st_mode & enter for folder in (root, *root.parents)):
         return None
@@ -123,10 +124,10 @@ def find_open_to_others(root: Path, modes: FileModes, most: int) -> Path | None:
 
 @contextmanager
 def hold_lock(path: Path, modes: FileModes) -> Iterator[None]:
-    """Hold the lock file at ``path``, made when not there, against every other process and thread.
+    """Hold the lock file at ``path``, created if missing, against every other process and thread.
 
-    The kernel lets go of it when its holder dies. Raise ``StoreUnreachable`` when somebody keeps it for too long and
-    ``StoreUnsafe`` when the filesystem has no locks.
+    The kernel releases it when its holder dies. Raise ``StoreUnreachable`` if another process keeps it for too long,
+    and ``StoreUnsafe`` if the filesystem has no locks.
     """
     deadline = time.monotonic() + LOCK_PATIENCE
     while True:
@@ -143,6 +144,7 @@ def hold_lock(path: Path, modes: FileModes) -> Iterator[None]:
 
 
 def _try_lock(file: BinaryIO) -> bool:
+    """Return whether the lock was taken. Raise ``StoreUnsafe`` if the filesystem has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -158,7 +160,7 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def _is_still_named(file: BinaryIO, path: Path) -> bool:
-    """False when the lock file was deleted, and perhaps made anew, between opening and locking it."""
+    """Return False if the lock file was deleted, and perhaps created again, between opening and locking it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -166,10 +168,12 @@ def _is_still_named(file: BinaryIO, path: Path) -> bool:
 
 
 def _open_with_modes(path: Path, mode: str, modes: FileModes) -> BinaryIO:
+    """Open a file so that a new one gets these modes whatever the umask."""
+
     def opener(name: str, flags: int) -> int:
         descriptor = os.open(name, flags, modes.file)
         status = os.fstat(descriptor)
-        if modes.file & ~status.st_mode and status.st_uid == os.geteuid():  # the umask took something
+        if modes.file & ~status.st_mode and status.st_uid == os.geteuid():  # the umask removed a bit
             os.fchmod(descriptor, modes.file)
         return descriptor
 
@@ -177,7 +181,7 @@ def _open_with_modes(path: Path, mode: str, modes: FileModes) -> BinaryIO:
 
 
 def _unescape(mount: str) -> str:
-    """mountinfo writes blanks and the like as three octal digits."""
+    """Decode the three-digit octal escapes that mountinfo uses for blanks and the like."""
     for code in ("040", "011", "012", "134"):
         mount = mount.replace(f"\\{code}", chr(int(code, 8)))
     return mount

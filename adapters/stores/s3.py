@@ -1,4 +1,4 @@
-"""A store in a bucket: AWS S3 and what speaks its language."""
+"""A store in a bucket: AWS S3 and compatible servers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class S3Store:
         self._alone = SingleWriter(self._objects) if config.single_writer else None
         self._raced: RaceResult | None = None
 
-    seal = ""  # what the server encrypts for itself, it opens for everybody it lets in
+    seal = ""  # what the server encrypts for itself, it decrypts for everyone it admits
 
     def room(self, size: int) -> int:
         return size
 
     async def prepare(self) -> None:
-        # Reading comes first either way: SeaweedFS makes a missing bucket on the first write, unasked.
+        # Reading comes first either way: SeaweedFS creates a missing bucket on the first write, unasked.
         if self._alone is not None:
             await self.get(MARKER)
             await asyncio.to_thread(self._alone.begin)
@@ -65,7 +65,7 @@ class S3Store:
             body.close()
 
     async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
-        # In a thread though nothing is sent: making the client and finding credentials may take a while.
+        # In a thread though nothing is sent: creating the client and finding credentials may take a while.
         return await asyncio.to_thread(sign_get, self._connection, key, seconds)
 
     async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
@@ -109,16 +109,18 @@ class S3Store:
         return sorted(self._objects.entries(prefix), key=lambda info: info.key)
 
     def _abort_uploads(self, prefix: str, older_than: float = float("inf")) -> int:
+        """Abort unfinished multipart uploads; return how many."""
         aborted = 0
-        with suppress(Unsupported, ObjectMissing):  # rclone says NoSuchUpload of a bucket without any
+        with suppress(Unsupported, ObjectMissing):  # rclone answers NoSuchUpload for a bucket without any
             for upload in [*self._objects.unfinished(prefix)]:
                 if upload["Initiated"].timestamp() < older_than:
-                    with suppress(ObjectMissing):  # completed or aborted meanwhile
+                    with suppress(ObjectMissing):  # completed or aborted in the meantime
                         self._objects.abort(upload)
                         aborted += 1
         return aborted
 
     def _purge(self, prefix: str) -> int:
+        """Delete everything under a prefix: unfinished uploads, versions and objects."""
         purged = self._abort_uploads(prefix)
         with suppress(Unsupported):  # a server without versions has none to remove
             purged += self._objects.remove([*self._objects.versions(prefix)])

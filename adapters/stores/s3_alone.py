@@ -1,9 +1,10 @@
 """One writer at a time, for servers that do not decide between writers.
 
-What can be done without the server's help: whoever writes says so in ``writer.json``, and whoever finds another there that was
-seen a moment ago stops. A writer that has nothing to write lets go after a while, so that a service and a command can take
-turns. Each swap is read again after it was written: of two that met all the same, the first is told. Two that begin within
-the same few milliseconds may still not see each other; only a server that compares can tell those apart.
+This is what can be done without the server's help: a writer says so in ``writer.json``, and stops if it finds another
+writer there that was active a moment ago. A writer that has nothing to write gives up its lease after a while, so that
+a service and a command can alternate. Each swap is read again after it was written: of two that met all the same, the
+first notices. Two that begin within the same few milliseconds may still not see each other; only a server that compares
+can distinguish those.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from sidecar.errors import SecondWriter, StoreError
 
 WRITER = "writer.json"
 LEASE_SECONDS = 30.0
-"""So long after it last said so, a writer counts as writing."""
+"""For this long after its last renewal, a writer counts as active."""
 RENEWED_AFTER = LEASE_SECONDS / 3
 _FORMAT = 1
 _ONE_WRITER = threading.Lock()
-"""Of this process, for all stores: they may be the same."""
+"""For all stores of this process, because they may be the same."""
 _TOKEN = secrets.token_hex(8)
 
 
 class SingleWriter:
-    """Swaps objects of a store that no other process writes to, and stops when one does."""
+    """Swaps objects of a store that no other process writes to, and stops if one does."""
 
     def __init__(self, objects: S3Objects) -> None:
         self._objects = objects
         self._said = float("-inf")
 
     def begin(self) -> None:
-        """Say that we write here. Raise ``SecondWriter`` when another does."""
+        """Take the lease. Raise ``SecondWriter`` if another process has it."""
         with _ONE_WRITER:
             self._renew_lease()
 
     def swap(self, key: str, data: bytes, expected: str | None) -> str:
-        """As ``Store.swap``, among the threads of this process. Raise ``SecondWriter`` when another process writes, too."""
+        """Swap as ``Store.swap`` does, among the threads of this process. Raise ``SecondWriter`` if another process
+        writes too."""
         with _ONE_WRITER:
             self._renew_lease()
             found = self._objects.read(key)
@@ -59,14 +61,15 @@ class SingleWriter:
             return version
 
     def end(self) -> None:
-        """Let another write, at once."""
-        with _ONE_WRITER, suppress(StoreError):  # it lets go by itself
+        """Give up the lease at once, so that another process can write."""
+        with _ONE_WRITER, suppress(StoreError):  # the lease expires by itself
             if self._said > float("-inf"):
                 self._said = float("-inf")
                 if _parse_writer(self._objects.read_dated(WRITER)[0]) == _identify_self():
                     self._objects.remove([WRITER])
 
     def _renew_lease(self) -> None:
+        """Renew the lease if it is old enough. Raise ``SecondWriter``."""
         if time.monotonic() - self._said < RENEWED_AFTER:
             return
         self._check_only_writer()
@@ -77,6 +80,7 @@ class SingleWriter:
         self._said = time.monotonic()
 
     def _check_only_writer(self) -> None:
+        """Raise ``SecondWriter`` if another process has a lease that is not expired."""
         data, age = self._objects.read_dated(WRITER)
         other = _parse_writer(data)
         if other is None or other == _identify_self() or age > LEASE_SECONDS or _is_dead(other):
@@ -97,6 +101,7 @@ def _identify_self() -> Writer:
 
 
 def _parse_writer(data: bytes | None) -> Writer | None:
+    """Return the writer named in ``writer.json``; ``None`` if it is missing or not valid."""
     try:
         said = json.loads(data or b"")
         return str(said["host"]), int(said["process"]), str(said["token"])
@@ -105,7 +110,8 @@ def _parse_writer(data: bytes | None) -> Writer | None:
 
 
 def _is_dead(writer: Writer) -> bool:
-    """Whether it was a process of this machine that is no more. In another container of the same name it may be alive."""
+    """Return whether it was a process of this machine that has exited. In another container of the same host name it
+    may be alive."""
     host, pid, _ = writer
     if host != socket.gethostname() or pid <= 0:
         return False

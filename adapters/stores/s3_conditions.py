@@ -1,7 +1,7 @@
-"""Compare-and-swap on S3: the swap itself, and the proof that a server really compares.
+"""Compare-and-swap on S3: the swap itself, and the probe that shows that a server really compares.
 
-Some S3 look-alikes ignore ``If-Match`` and ``If-None-Match`` and answer 200; others compare first and write after, so that
-two requests of the same moment both pass. There two writers would silently overwrite each other's head, so nothing is
+Some S3 look-alikes ignore ``If-Match`` and ``If-None-Match`` and answer 200; others compare first and write after, so
+that two simultaneous requests both pass. There two writers would silently overwrite each other's head, so nothing is
 written before the server has shown that it refuses, also when several ask at once.
 """
 
@@ -30,17 +30,19 @@ WRITERS = 2
 AT_ONCE = CONNECTIONS // WRITERS
 TURNS = 4
 RACES = AT_ONCE * TURNS
-"""Of plain requests sent at once, two won in a quarter to a third of the races on a server that compares and then writes
-(s3proxy 4.1), and far fewer on a busy machine. So all writers first send everything but the last byte, wait until the server
-has had time to compare, and then end together: what comes between comparing and writing is as long as we want it. Side by side,
-because one race after the other would cost a round trip each, and on servers that have latecomers wait for a lock (SeaweedFS)
-a third of a second; so all of it takes about a second at 100 ms, once in a store's life."""
+"""Of plain requests sent at once, two won in a quarter to a third of the races on a server that compares and then
+writes (s3proxy 4.1), and far fewer on a busy machine. So all writers first send everything but the last byte, wait
+until the server has had time to compare, and then finish together: this makes the time between comparing and writing as
+long as needed. The races run side by side, because one after the other would cost a round trip each, and a third of a
+second on servers that have later writers wait for a lock (SeaweedFS). All of it takes about a second at 100 ms, once in
+a store's life.
+"""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """What was tried, and when."""
+    """How often the probe raced, and when."""
 
     races: int
     writers: int
@@ -51,10 +53,10 @@ class RaceResult:
 
 
 def prove_conditions(objects: S3Objects) -> RaceResult:
-    """Raise ``StoreUnsafe`` unless this server lets exactly one of several writers win. Return how that was found out.
+    """Raise ``StoreUnsafe`` unless this server lets exactly one of several writers win. Return the result of the probe.
 
-    Asked once per store and remembered in its ``store.json``, together with the server that was asked: a store that is
-    copied to another server is asked again there, and so is one of a version that did not race.
+    A store is probed once. That it passed is recorded in its ``store.json``, together with the server: a store that is
+    copied to another server is probed again there, and so is one of a version that did not race.
     """
     remembered = objects.read(MARKER)
     raced = _read_vouched(remembered.data, objects.server) if remembered is not None else None
@@ -66,11 +68,12 @@ def prove_conditions(objects: S3Objects) -> RaceResult:
 
 
 def swap(objects: S3Objects, key: str, data: bytes, expected: str | None) -> str:
-    """As ``Store.swap``, decided by the server.
+    """Swap as ``Store.swap`` does, decided by the server.
 
-    A refusal may be the echo of our own success: when the first answer is lost, botocore sends the request again, and
-    that one meets the object the first has written. So the object is read, and it is ours when it holds our bytes.
-    That makes two callers who write the same bytes both winners; what is swapped must differ by writer, as heads do.
+    A refusal may be caused by our own success: if the first answer is lost, botocore sends the request again, and that
+    one meets the object that the first has written. So the object is read, and the swap succeeded if it contains our
+    bytes. That makes two callers who write the same bytes both winners; what is swapped must differ by writer, as heads
+    do.
     """
     condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
     try:
@@ -92,6 +95,7 @@ def swap(objects: S3Objects, key: str, data: bytes, expected: str | None) -> str
     reraise=True,
 )
 def _write_until_decided(objects: S3Objects, key: str, data: bytes, condition: dict[str, str]) -> str:
+    """Write on a condition; repeat while the server decides between no writers."""
     return objects.write(key, data, **condition)
 
 
@@ -100,7 +104,7 @@ def make_swap_lost(key: str) -> SwapLost:
 
 
 def _read_vouched(marker: bytes, server: str) -> RaceResult | None:
-    """The race that a store remembers of this server; ``None``: it has to be asked."""
+    """Return the recorded probe of this server; ``None`` if it has to be probed."""
     try:
         known = json.loads(marker)
         form, holds, where = known["format"], known["conditional_writes"], known.get("server")
@@ -119,19 +123,23 @@ def _read_vouched(marker: bytes, server: str) -> RaceResult | None:
 
 
 def _probe(objects: S3Objects) -> RaceResult:
-    """First whether it compares at all, which takes four requests; then whether it does so when several ask at once."""
+    """Check first whether the server compares at all, which takes four requests; then whether it does so for
+    simultaneous writers."""
     with _make_scratch_keys(objects, 1) as (key,):
         began = time.monotonic()
         if not _compares_versions(objects, key):
             raise _make_unsafe_error(
                 f"{objects.server} ignores conditional writes: two writers could overwrite each other here."
             )
-        pause = min(max((time.monotonic() - began) / 2, SHORTEST_PAUSE), LONGEST_PAUSE)  # two of its four requests
+        pause = min(
+            max((time.monotonic() - began) / 2, SHORTEST_PAUSE), LONGEST_PAUSE
+        )  # the time of two of its four requests
     with _make_scratch_keys(objects, AT_ONCE) as keys, ThreadPoolExecutor(AT_ONCE * WRITERS) as writers:
         return _run_race(objects, keys, writers, pause)
 
 
 def _compares_versions(objects: S3Objects, key: str) -> bool:
+    """Return whether the server refuses writes whose condition does not hold."""
     wrong = f'"{"0" * 32}"'
     try:
         version = objects.write(key, b"first", IfNoneMatch="*")
@@ -141,12 +149,13 @@ def _compares_versions(objects: S3Objects, key: str) -> bool:
             and not _refuses(objects, key, IfMatch=version)
         )
     except Unsupported:
-        objects.write(key, b"first")  # it is the condition that it does not know, or else this says what is wrong
+        # If this succeeds, only the condition is unsupported; else it raises what is wrong.
+        objects.write(key, b"first")
         return False
 
 
 def _run_race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, pause: float) -> RaceResult:
-    """Have several writers swap the same version of each key, again and again. Raise ``StoreUnsafe`` when two of them win."""
+    """Have several writers swap the same version of each key, several times. Raise ``StoreUnsafe`` if two of them win."""
     versions: dict[str, str | None] = dict.fromkeys(keys)
 
     def attempt(key: str, body: HeldBackBody) -> str | None:
@@ -177,13 +186,14 @@ def _run_race(objects: S3Objects, keys: list[str], writers: ThreadPoolExecutor, 
                 f" {most} were told that they alone had written, so two could overwrite each other here."
             )
         for key, winners in won.items():
-            # Nobody won where all met at the server, or the winner's first answer was lost.
+            # No writer won if all met at the server, or the winner's first answer was lost.
             found = None if winners else objects.read(key)
             versions[key] = winners[0] if winners else found.version if found is not None else None
     return RaceResult(RACES, WRITERS, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _refuses(objects: S3Objects, key: str, **condition: str) -> bool:
+    """Return whether the server refuses a write on this condition."""
     try:
         objects.write(key, b"second", **condition)
     except SwapLost:
@@ -193,12 +203,12 @@ def _refuses(objects: S3Objects, key: str, **condition: str) -> bool:
 
 @contextmanager
 def _make_scratch_keys(objects: S3Objects, count: int) -> Iterator[list[str]]:
-    """Keys of our own, and nothing left of them."""
+    """Yield keys of the sidecar's own, and remove their objects afterwards."""
     keys = [f"probe-{uuid.uuid4().hex}" for _ in range(count)]
     try:
         yield keys
     except BaseException:
-        with suppress(StoreError):  # that they cannot be removed is not what was wrong first
+        with suppress(StoreError):  # the first problem is the one to report
             objects.remove(keys)
         raise
     objects.remove(keys)

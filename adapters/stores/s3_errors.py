@@ -1,4 +1,4 @@
-"""What S3 servers and botocore say, in the words of our error tree."""
+"""Translate what S3 servers and botocore report into errors of the sidecar."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class WriteConflict(SwapLost):
-    """Two conditional writes met at the server and it decided neither: the same request may be sent again."""
+    """Two conditional writes met at the server and it accepted neither: the same request may be sent again."""
 
 
 class Unsupported(StoreError):
-    """The server does not know this operation."""
+    """The server does not support this operation."""
 
 
 _OBJECT_MISSING = {"NoSuchKey", "NoSuchUpload", "NoSuchVersion"}
@@ -37,7 +37,7 @@ _NOT_ACCEPTED = {
     *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
     *("InvalidSecurity", "NotSignedUp"),
 }
-"""Whoever asks is not who they say: the same for every object."""
+"""The credentials are not valid: the same for every object."""
 _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"}
 _KEY_REFUSED = {"InvalidKey", "KeyTooLongError", "InvalidURI", "InvalidObjectName", "XMinioInvalidObjectName"}
 _NO_ENCRYPTION = {"InvalidEncryptionAlgorithmError", "ServerSideEncryptionConfigurationNotFoundError"}
@@ -55,7 +55,7 @@ _WHO = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile: they 
 def translate_s3_errors(
     bucket: str, address: Callable[[], str], key: str = "", *, encryption: str | None = None
 ) -> Iterator[None]:
-    """Inside this block what botocore and all under it raise becomes the ``StoreError`` that says what to do.
+    """Inside this block what botocore and its dependencies raise becomes the ``StoreError`` that says what to do.
 
     ``encryption`` is what the server is asked to encrypt with, if anything.
     """
@@ -67,12 +67,12 @@ def translate_s3_errors(
     try:
         yield
     except (ResponseParserError, KeyError, ValueError) as error:
-        # Headers that end half way, or a page from something that is no S3 server: botocore's parsers just stumble.
+        # Headers that end half way, or a page from something that is not an S3 server: botocore's parsers fail on them.
         raise StoreUnreachable(
             f"{address()} sent an answer that cannot be read.", hint="Try again; if it stays so, check ?endpoint=…"
         ) from error
     except (BotoCoreError, ClientError, Boto3Error, HTTPError, ConnectionError, TimeoutError) as error:
-        server = address()  # asked late: before the client exists it may not be known
+        server = address()  # read late: before the client exists it may not be known
         cause = error.__context__ if isinstance(error, Boto3Error) and error.__context__ else error
         if isinstance(cause, ClientError):
             raise _translate_answer(cause, bucket, server, key, encryption) from error
@@ -80,6 +80,7 @@ def translate_s3_errors(
 
 
 def _translate_answer(error: ClientError, bucket: str, server: str, key: str, encryption: str | None) -> StoreError:
+    """Translate an error that the server answered."""
     answer = error.response
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     said = answer.get("Error", {})
@@ -97,9 +98,11 @@ def _translate_answer(error: ClientError, bucket: str, server: str, key: str, en
 
 
 def _is_about_encryption(code: str, message: str) -> bool:
-    """MinIO without a key service says ``NotImplemented``, and what is meant only in words.
+    """Return whether a refusal is about server-side encryption. MinIO without a key service answers ``NotImplemented``,
+    and only its message says what is meant.
 
-    Who may not use a key, or names one that is not there (``KMS.…``), is told that instead.
+    Not for credentials that may not use a key, or a key that does not exist (``KMS.…``): those have errors of their
+    own.
     """
     if code in _DENIED | _NOT_ACCEPTED | _PASSING or code.startswith("KMS."):
         return False
@@ -108,7 +111,7 @@ def _is_about_encryption(code: str, message: str) -> bool:
 
 
 def translate_code(code: str, status: int, bucket: str, server: str, key: str = "", message: str = "") -> StoreError:
-    """The error for what a server answered. Codes come first: look-alikes agree on them more than on statuses."""
+    """Return the error for a server's answer. Codes come first: look-alikes agree on them more than on statuses."""
     what = f"{server} refused '{key or bucket}' ({code or status})"
     if code in _OBJECT_MISSING:
         return ObjectMissing(f"There is no object '{key}' in bucket '{bucket}' at {server}.")
@@ -146,7 +149,7 @@ def translate_code(code: str, status: int, bucket: str, server: str, key: str = 
     if code in _DENIED or (status == 403 and code not in ("", "403")):
         return StoreDenied(f"{what}.")
     if status == 403:
-        # An answer to HEAD has no words; and Supabase Storage has none for a wrong region.
+        # An answer to HEAD has no message; and Supabase Storage has none for a wrong region.
         return StoreDenied(
             f"{what}, and does not say why.", hint=f"{_WHO} A wrong ?region=… is refused like this, too."
         )
@@ -154,7 +157,7 @@ def translate_code(code: str, status: int, bucket: str, server: str, key: str = 
 
 
 def _translate_failure(error: BaseException, bucket: str, server: str) -> StoreError:
-    """The error for a request that never got its answer."""
+    """Return the error for a request that never got its answer."""
     from botocore import exceptions as boto
 
     if isinstance(error, boto.ProfileNotFound):

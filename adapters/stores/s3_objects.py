@@ -1,4 +1,4 @@
-"""The requests we send to S3, one method each, blocking, with every failure named in our own words."""
+"""The requests sent to S3, one method each, blocking, with every failure translated."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class S3Objects:
 
     @property
     def server(self) -> str:
-        """The server's address, for people and for telling servers apart. Never holds credentials."""
+        """The server's address, for people and to tell servers apart. Never contains credentials."""
         return self._connection.server
 
     def read(self, key: str) -> StoredObject | None:
-        """A small object, whole, its ETag as the version; ``None`` when there is none."""
+        """Return a small object, whole, with its ETag as the version; ``None`` if there is none."""
         try:
             with self._translate_errors(key):
                 answer = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))
@@ -53,7 +53,8 @@ class S3Objects:
             return None
 
     def read_dated(self, key: str) -> tuple[bytes | None, float]:
-        """A small object, and how many seconds ago it was written, both by the server's clock; ``None`` when there is none."""
+        """Return a small object, and how many seconds ago it was written, by the server's clock; ``None`` if there is
+        none."""
         try:
             with self._translate_errors(key):
                 answer = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))
@@ -65,21 +66,21 @@ class S3Objects:
             return None, 0.0
 
     def write(self, key: str, data: bytes, **condition: str) -> str:
-        """Write a small object on a ``condition`` (``IfMatch`` or ``IfNoneMatch``), if any; return its ETag."""
+        """Write a small object, on a ``condition`` (``IfMatch`` or ``IfNoneMatch``) if one is given; return its ETag."""
         options: dict[str, Any] = {**self._encryption, **condition}
         with self._translate_errors(key):
             answer = self._get_client().put_object(Bucket=self._bucket, Key=self._add_prefix(key), Body=data, **options)
             return _check_etag(answer["ETag"])
 
     def write_late(self, key: str, body: HeldBackBody, **condition: str) -> str:
-        """The same, with a body whose end waits to be let go."""
+        """Write a small object with a body whose last byte is delayed."""
         options: dict[str, Any] = {**self._encryption, **condition}
         with self._translate_errors(key), send_late(body):
             answer = self._get_client().put_object(Bucket=self._bucket, Key=self._add_prefix(key), Body=body, **options)
             return _check_etag(answer["ETag"])
 
     def upload(self, key: str, path: Path) -> int:
-        """Write an object from a file, never holding it in memory; return its size."""
+        """Write an object from a file without loading it into memory; return its size."""
         size = path.stat().st_size
         if size >= SINGLE_PUT_BELOW:
             self._upload_in_parts(key, path, size)
@@ -89,6 +90,7 @@ class S3Objects:
         return size
 
     def _upload_in_parts(self, key: str, path: Path, size: int) -> None:
+        """Upload in parts and check the size that arrived. Raise ``StoreUnreachable`` if it differs."""
         from boto3.s3.transfer import TransferConfig
 
         parts = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=THREADS)
@@ -102,17 +104,18 @@ class S3Objects:
             raise StoreUnreachable(f"{self.server} kept {arrived} of the {size} bytes of '{key}', now removed.")
 
     def open(self, key: str) -> StreamingBody:
-        """An object's bytes, to read with ``read_chunk`` and to close. Raise ``ObjectMissing`` when there is none."""
+        """Return an object's bytes, to read with ``read_chunk`` and to close. Raise ``ObjectMissing`` if there is none."""
         with self._translate_errors(key):
             body: StreamingBody = self._get_client().get_object(Bucket=self._bucket, Key=self._add_prefix(key))["Body"]
             return body
 
     def read_chunk(self, body: StreamingBody) -> bytes:
-        """The next bytes, empty at the end. Raise ``StoreUnreachable`` when the body ends short of its length."""
+        """Return the next bytes, empty at the end. Raise ``StoreUnreachable`` if the body ends before its length."""
         with self._translate_errors(""):
             return body.read(CHUNK)
 
     def copy(self, source: str, target: str) -> None:
+        """Copy an object within the bucket. Raise ``ObjectMissing`` if there is none."""
         from boto3.s3.transfer import TransferConfig
 
         parts = TransferConfig(
@@ -128,7 +131,7 @@ class S3Objects:
             )
 
     def entries(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object under ``prefix``, in the server's order."""
+        """Yield every object under ``prefix``, in the server's order."""
         with self._translate_errors(prefix):
             pages = self._get_client().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
@@ -138,7 +141,7 @@ class S3Objects:
                     yield ObjectInfo(self._strip_prefix(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
 
     def folders(self, prefix: str, most: int) -> list[str]:
-        """What comes next after ``prefix`` in keys that go on after a '/', sorted."""
+        """Return the next path part after ``prefix`` of keys that continue after a '/', sorted."""
         found: set[str] = set()
         start = len(self._add_prefix(prefix))
         with self._translate_errors(prefix):
@@ -152,7 +155,8 @@ class S3Objects:
         return sorted(found)[:most]
 
     def versions(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Key and version id of every version and delete marker. Raise ``Unsupported`` where servers have none."""
+        """Yield key and version id of every version and delete marker. Raise ``Unsupported`` if the server has no
+        versions."""
         with self._translate_errors(prefix):
             pages = self._get_client().get_paginator("list_object_versions")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
@@ -181,13 +185,14 @@ class S3Objects:
         return len(wanted)
 
     def unfinished(self, prefix: str) -> Iterator[MultipartUploadTypeDef]:
-        """Every multipart upload under ``prefix`` that was neither completed nor aborted."""
+        """Yield every multipart upload under ``prefix`` that was neither completed nor aborted."""
         with self._translate_errors(prefix):
             pages = self._get_client().get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
                 yield from page.get("Uploads", ())
 
     def abort(self, upload: MultipartUploadTypeDef) -> None:
+        """Abort a multipart upload."""
         with self._translate_errors(upload["Key"]):
             self._get_client().abort_multipart_upload(
                 Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
@@ -212,7 +217,8 @@ class S3Objects:
 
 
 def _check_etag(etag: str) -> str:
-    """The ETag of an answer without a body, the one part of it that nothing else protects from being cut."""
+    """Return the ETag of an answer without a body. It is the one part that nothing else protects from being cut, so
+    raise ValueError if it is."""
     if not etag or (etag.startswith('"') and (len(etag) < 3 or not etag.endswith('"'))):
         raise ValueError("the ETag is cut")
     return etag

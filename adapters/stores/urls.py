@@ -4,7 +4,7 @@
     volume:/data[?prefix=memories&shared=group]                  a folder on a volume that must be mounted at /data
     s3://bucket[/prefix][?endpoint=…&region=…&…]                 a prefix of a bucket
 
-A URL never carries credentials, and no message repeats one whole: somebody may have put a secret into it anyway.
+A URL never contains credentials, and no message repeats one whole: someone may have put a secret into it anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def open_store(url: str) -> Store:
-    """The store ``url`` names, not yet touched. Raise ``BadReference`` when it names none."""
+    """Return the store that ``url`` names, without touching it. Raise ``BadReference`` if the URL is not valid."""
     scheme, colon, _ = url.partition(":")
     if not colon or url.startswith(("/", ".", "~")):
         raise BadReference("A store is written as a URL, not as a plain path.", hint=f"Write file:{url or '/path'}")
@@ -46,7 +46,7 @@ def open_store(url: str) -> Store:
         raise BadReference("The store URL holds a line break, tab or other control character.")
     parts = _split_url(url)
     options = _parse_options(scheme, parts.query)
-    # Each adapter is imported only when asked for: a command on a local disk need not wait for S3's.
+    # Each adapter is imported only when needed: a command on a local disk need not wait for S3's.
     if scheme == "s3":
         from adapters.stores.s3 import S3Store
 
@@ -60,7 +60,7 @@ def open_store(url: str) -> Store:
 
 
 def find_folder(url: str) -> Path | None:
-    """The folder that a ``file:`` or ``volume:`` store is in; ``None`` for others. Raise ``BadReference``."""
+    """Return the folder of a ``file:`` or ``volume:`` store; ``None`` for others. Raise ``BadReference``."""
     scheme = url.partition(":")[0]
     if scheme not in ("file", "volume"):
         return None
@@ -69,6 +69,7 @@ def find_folder(url: str) -> Path | None:
 
 
 def _split_url(url: str) -> SplitResult:
+    """Split a URL. Raise ``BadReference`` if it contains credentials or cannot be parsed."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -85,6 +86,7 @@ def _split_url(url: str) -> SplitResult:
 
 
 def _parse_options(scheme: str, query: str) -> dict[str, str]:
+    """Parse the options after ``?``. Raise ``BadReference`` for one that is unknown, repeated or empty."""
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS[scheme]:
@@ -100,6 +102,7 @@ def _parse_options(scheme: str, query: str) -> dict[str, str]:
 
 
 def _parse_path(scheme: str, parts: SplitResult) -> Path:
+    """Return the folder that a URL names. Raise ``BadReference``."""
     if parts.netloc not in ("", "localhost"):
         raise BadReference(
             f"'{parts.netloc}' stands where a {scheme}: URL has a host.",
@@ -152,6 +155,7 @@ def _build_s3_config(parts: SplitResult, options: Mapping[str, str]) -> S3Config
 
 
 def _parse_prefix(text: str) -> str:
+    """Return a prefix without surrounding slashes. Raise ``BadReference`` if a part is empty, '.' or '..'."""
     prefix = text.strip("/")
     if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise BadReference(f"'{prefix}' is no usable prefix.", hint="No part of it may be empty, '.' or '..'.")
@@ -159,6 +163,7 @@ def _parse_prefix(text: str) -> str:
 
 
 def _parse_endpoint(options: Mapping[str, str], name: str) -> str | None:
+    """Return an option that is a server's address. Raise ``BadReference`` if it is not valid."""
     text = options.get(name)
     if text is None:
         return None
@@ -183,6 +188,7 @@ def _parse_sse(text: str | None) -> Literal["AES256", "aws:kms"] | None:
 
 
 def _parse_flag(options: Mapping[str, str], name: str) -> bool | None:
+    """Return an option that is true or false; ``None`` if it is not given."""
     text = options.get(name, "").lower()
     if text in _TRUE:
         return True
@@ -194,6 +200,7 @@ def _parse_flag(options: Mapping[str, str], name: str) -> bool | None:
 
 
 def _decode_path(text: str) -> str:
+    """Decode a percent-encoded path. Raise ``BadReference`` if it is not UTF-8."""
     try:
         path = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -204,6 +211,7 @@ def _decode_path(text: str) -> str:
 
 
 def _suggest_nearest(word: str, known: Iterable[str], form: str) -> str:
+    """Return a hint: the nearest known word, or all of them."""
     known = tuple(known)
     near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     if near:

@@ -1,4 +1,4 @@
-"""What can be typed."""
+"""The argument parser: commands, options and examples."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ EXAMPLES = {
         "completion fish > ~/.config/fish/completions/memory-sidecar.fish",
     ],
 }
-"""What people type, by command. Where something comes before our own name, that is in it."""
+"""Examples by command, without the program's name, except where something comes before it."""
 SHELLS = ("bash", "zsh", "fish")
 
 
 def suggest_command(root: argparse.ArgumentParser, message: str) -> str:
-    """The same message; where it is about an unknown command, the nearest one instead of the list of all."""
+    """Return the message; if it is about an unknown command, with the nearest command instead of the list of all."""
     found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
     if found is None:
         return message
@@ -71,7 +71,7 @@ def suggest_command(root: argparse.ArgumentParser, message: str) -> str:
 
 
 def list_commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Each command's own parser, by its name."""
+    """Return each command's parser, by name."""
     (choices,) = [action.choices for action in root._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(choices)
 
@@ -82,6 +82,7 @@ def _build_epilog(name: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the whole command line."""
     root = argparse.ArgumentParser(
         prog="memory-sidecar",
         description="Makes an agent's memory outlive its sandbox.",

@@ -1,4 +1,4 @@
-"""``attach``, ``detach`` and ``attachments``: what a service does, so there has to be one on the store that is meant."""
+"""``attach``, ``detach`` and ``attachments``: calls to a running service, which must work on the same store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 PATIENCE = Retries(attempts=2)
-"""Somebody waits at a terminal."""
+"""Few retries, because a person waits at a terminal."""
 
 
 class NoService(SidecarError):
@@ -39,6 +39,7 @@ class OtherStore(SidecarError):
 
 
 async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``attach``: have a service export a sandbox periodically."""
     more = {} if args.checkpoint_every is None else {"checkpoint_every": args.checkpoint_every}
     async with _open_client() as client:
         await _check_store(client, engine.repository.store)
@@ -65,6 +66,7 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_detach(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``detach``: have a service stop that; with ``--export``, after a last export."""
     async with _open_client() as client:
         await _check_store(client, engine.repository.store)
         answer = await client.detach(args.memory, sandbox=args.sandbox, export=args.export)
@@ -76,6 +78,7 @@ async def run_detach(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``attachments``: list the attachments of all services on the store."""
     async with _open_client() as client:
         answer = await _check_store(client, engine.repository.store)
     rows = [
@@ -100,13 +103,14 @@ def _open_client() -> AsyncClient:
 
 
 async def _check_store(client: AsyncClient, store: Store) -> Overview:
-    """What a service says that lives and has the same store. Raise ``NoService`` or ``OtherStore``."""
+    """Return the service's attachments, if it works on this store. Raise ``NoService`` or ``OtherStore``."""
     try:
         answer = await client.overview()
     except ServiceUnreachable as problem:
         hint = f"Start one on this store: memory-sidecar serve --store {store.url}. Elsewhere than here, set {URL}."
         raise NoService(f"There is no service to do it. {problem.message}", hint=hint) from None
-    # A service says in its store that it lives: there it is found by whatever name the store is called here.
+    # A service's lease is in its store. So the store is the same if the lease is found in it, even if its URL is
+    # written differently.
     same = (
         await store.get(build_instance_key(answer.service)) is not None if answer.service else answer.store == store.url
     )

@@ -1,7 +1,7 @@
-"""``completion``: a script for bash, zsh or fish that completes commands, options, and what they may be set to.
+"""``completion``: a script for bash, zsh or fish that completes commands, options and their values.
 
-It is made of the parser itself, so that it knows what the parser knows. A static script, as no TAB should wait for Python to
-start: that is what argcomplete would do; and shtab, which makes static ones, makes none for fish.
+It is generated from the parser, so it knows everything that the parser knows. The script is static, because no TAB
+should wait for Python to start, as with argcomplete; shtab, which makes static scripts, does not support fish.
 """
 
 from __future__ import annotations
@@ -22,31 +22,36 @@ PROVIDERS = ("e2b:", "daytona:", "local:")
 
 @dataclass(frozen=True, slots=True)
 class Option:
+    """An option of a command, as the scripts need it."""
+
     flags: tuple[str, ...]
     about: str
     takes: str
-    """What stands for its value in the help; empty when it has none."""
+    """The placeholder for its value in the help; empty if it takes none."""
     choices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """A command, as the scripts need it."""
+
     name: str
     about: str
     options: tuple[Option, ...]
     choices: tuple[str, ...]
-    """What its first word may be, where that is one of a few."""
+    """The values of its first argument, if they are fixed."""
     files: bool
-    """Whether it takes the name of a file."""
+    """Whether it takes a file name."""
 
 
 def run_completion(args: argparse.Namespace) -> Result:
+    """Run ``completion``: print the script for a shell."""
     script = SCRIPTS[args.shell](build_commands())
     return Result({"shell": args.shell, "script": script}, [*script.rstrip("\n").split("\n")])
 
 
 def build_commands() -> list[Command]:
-    """All that can be typed."""
+    """Describe all commands of the parser."""
     root = build_parser()
     about = {row.dest: row.help or "" for action in root._actions for row in getattr(action, "_choices_actions", ())}
     return [_describe_command(name, about.get(name, ""), sub) for name, sub in list_commands(root).items()]
@@ -71,14 +76,14 @@ def _describe_option(action: argparse.Action) -> Option:
 
 
 def render_bash(found: list[Command]) -> str:
-    """For bash 3.2 and newer, which is what macOS has."""
+    """Render the script for bash 3.2, which macOS has, and newer."""
     values = {flag: option for command in found for option in command.options for flag in option.flags if option.takes}
     names = _join_names(command.name for command in found)
     lines = [
         "# memory-sidecar: completion for bash",
         "_memory_sidecar() {",
         '    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" names="" i',
-        # bash takes the colon of e2b: for the end of a word
+        # bash splits words at the colon of e2b:
         '    if [ "$before" = ":" ] || [ "$word" = ":" ]; then COMPREPLY=(); return; fi',
         '    for ((i = 1; i < COMP_CWORD; i++)); do [ "${COMP_WORDS[i]}" = "--" ] && { COMPREPLY=(); return; }; done',
         '    case "$before" in',
@@ -107,6 +112,7 @@ def _render_bash_value(option: Option) -> str:
 
 
 def render_zsh(found: list[Command]) -> str:
+    """Render the script for zsh."""
     lines = [
         "#compdef memory-sidecar",
         "_memory_sidecar() {",
@@ -125,7 +131,7 @@ def render_zsh(found: list[Command]) -> str:
             specs.append(f":word:({_join_names(command.choices)})")
         specs.append("*:file:_files" if command.files else "*:word:()")
         lines.append(f"        {command.name}) _arguments {' '.join(map(shlex.quote, specs))} ;;")
-    # Found on the fpath, this is the function's own body; read by eval, it has to be announced.
+    # Found on the fpath, the script is the function's own body; read by eval, it has to be registered.
     called = 'if [ "$funcstack[1]" = "_memory_sidecar" ]; then _memory_sidecar "$@"'
     return "\n".join([*lines, "    esac", "}", called, "else compdef _memory_sidecar memory-sidecar; fi", ""])
 
@@ -135,7 +141,7 @@ def _render_zsh_option(flag: str, option: Option) -> str:
     if not option.takes:
         return spec
     how = "_files" if option.takes in FILES else "_files -/" if option.takes in FOLDERS else ""
-    # A colon separates what a value may be from its name, so those of sandboxes are kept from being one.
+    # In zsh a colon separates a value from its description, so those in sandbox references are escaped.
     names = _join_names(choice.replace(":", "\\:") for choice in option.choices)
     return f"{spec}:{_quote_zsh(option.takes)}:{f'({names})' if names else how or '()'}"
 
@@ -147,6 +153,7 @@ def _quote_zsh(text: str) -> str:
 
 
 def render_fish(found: list[Command]) -> str:
+    """Render the script for fish."""
     all_names = _join_names(command.name for command in found)
     lines = [
         "# memory-sidecar: completion for fish",
@@ -176,7 +183,7 @@ def _render_fish_option(option: Option) -> str:
 
 
 def _quote_fish(text: str) -> str:
-    """Quoted as fish reads it: within single quotes only these two are escaped."""
+    """Quote a text for fish: within single quotes only these two characters are escaped."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

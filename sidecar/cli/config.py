@@ -1,4 +1,4 @@
-"""``config``: is the configuration right, and what can be set."""
+"""``config check``: whether a service would start with the configuration. ``config options``: every option."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ RIGHT = "The configuration is right: `memory-sidecar serve` would start with it.
 
 
 def run_config(args: argparse.Namespace) -> Result:
+    """Run ``config``: check the configuration, or print the page of options."""
     if args.action == "options":
         page = render_options_page()
         return Result({"page": page}, [*page.split("\n")])
@@ -70,7 +71,7 @@ def run_config(args: argparse.Namespace) -> Result:
 def _build_result(
     document: dict[str, Any], words: list[str | Table], warnings: list[str], problems: list[SidecarError]
 ) -> Result:
-    """What was found, and last of all whether it is right."""
+    """Build the result: what was found, the warnings and problems, and finally whether the configuration is right."""
     told = [problem.as_dict() for problem in problems]
     document = {"ok": not problems, "problems": told, "warnings": warnings, **document}
     if problems:
@@ -78,13 +79,13 @@ def _build_result(
     words = [*words, *(f"Warning: {warning}" for warning in warnings)]
     words += [f"Wrong: {problem.message} {problem.hint}".rstrip() for problem in problems]
     wrong = f"The configuration is not right: {format_count(len(problems), 'problem')}; `memory-sidecar serve` would not start."
-    # As serve exits, which stops at the first.
+    # The exit code of the first problem, as ``serve`` would have, which stops there.
     return Result(document, [*words, wrong if problems else RIGHT], problems[0].exit_code if problems else 0)
 
 
 @dataclass(slots=True)
 class _StartReport:
-    """What came of trying to start."""
+    """The result of trying to start."""
 
     keys: GivenKeys = field(default_factory=GivenKeys)
     searched: bool = False
@@ -93,7 +94,7 @@ class _StartReport:
 
 
 async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartReport:
-    """Go through all that ``serve`` does before it listens, and go on where it would stop."""
+    """Run every step of ``serve`` before it listens, and continue after problems."""
     found = _StartReport()
 
     @contextmanager
@@ -127,7 +128,7 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
     with _remove_new_folders(config.store):
         for step in readiness.steps:
             if not usable and step in (readiness.prepare_store, readiness.check_limits):
-                continue  # said already
+                continue  # reported already
             before = len(found.problems)
             with noted():
                 await step()
@@ -140,13 +141,13 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
 
 
 SOME_STORE = "file:/nowhere"
-"""Never opened: it stands for one whose URL is none."""
+"""Never opened: stands in for a store with an invalid URL."""
 
 
 @contextmanager
 def _remove_new_folders(url: str) -> Iterator[None]:
-    """Take away again the folders of a store that were not there before: whoever checks may be another user than whoever
-    serves, and the folders are for their owner alone."""
+    """Remove the store's folders that the body created. The user who checks may not be the one who serves, and the
+    folders are private to their owner."""
     try:
         folder = find_store_folder(url)
     except BadReference:
@@ -155,13 +156,13 @@ def _remove_new_folders(url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # something is in it by now
+        with suppress(OSError):  # not empty any more
             for made in missing:
                 made.rmdir()
 
 
 def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
-    """Each option that differs from its default: its name, its value, the default."""
+    """Return each option that differs from its default: its name, its value, the default."""
     plain = Config()
     rows: list[tuple[str, Any, Any]] = [
         ("store", config.store, build_default_store()),
@@ -177,7 +178,7 @@ def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
 
 
 def render_options_page() -> str:
-    """Every option, from the code that reads it."""
+    """Render a page of every option, from the code that reads them."""
     lines = [
         "# Every option",
         "",
@@ -218,7 +219,8 @@ def render_options_page() -> str:
 
 
 def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:
-    """Name, default and description of each field; the description is the text below it in the source."""
+    """Return name, default and description of each field. The description is the docstring below the field in the
+    source."""
     about: dict[str, str] = {}
     last = ""
     for node in [node for one in reversed(kind.__mro__[:-1]) for node in _parse_body(one)[1:]]:
@@ -230,7 +232,7 @@ def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:
 
 
 def _parse_body(kind: type[Any]) -> list[ast.stmt]:
-    """The statements of a class, its description first (an empty one, where it has none)."""
+    """Return the statements of a class, its docstring first (a placeholder if it has none)."""
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
     return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]

@@ -1,6 +1,7 @@
-"""``demo``: an agent's home with a live SQLite writer, exported, deleted, and restored elsewhere; or only a sample home.
+"""``demo``: a home with a live SQLite writer is exported, deleted, and restored elsewhere. ``demo --home`` only makes a
+sample home.
 
-Everything happens in a temporary folder, through the same commands anyone would type. It takes seconds.
+Everything happens in a temporary folder, with the ordinary commands. It takes seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ while True:
     time.sleep(0.002)
 """
 WRITTEN = 100
-"""So many rows the writer adds before the demo goes on."""
+"""How many rows the writer adds before the demo continues."""
 LONG_TERM = """# What I know
 
 - The deploy key lives in the vault, not in the repo.
@@ -46,6 +47,7 @@ class DemoFailed(SidecarError):
 
 
 def run_demo(args: argparse.Namespace) -> Result:
+    """Run ``demo``, or only make a sample home."""
     if args.home:
         home = Path(args.home).expanduser()
         make_home(home, rows=200)
@@ -59,9 +61,10 @@ def run_demo(args: argparse.Namespace) -> Result:
 
 
 def make_home(home: Path, rows: int) -> Path:
-    """What an agent leaves behind: a claude-mem database in WAL mode, and Markdown notes. Return the database.
+    """Make a sample home of an agent: a claude-mem database in WAL mode, and Markdown notes. Return the database's
+    path.
 
-    Raise ``UsageError`` for a folder that has something in it.
+    Raise ``UsageError`` if the folder is not empty.
     """
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UsageError(f"{home} is there already, and not empty.", hint="Name a folder that is not there yet.")
@@ -83,14 +86,14 @@ def make_home(home: Path, rows: int) -> Path:
 
 
 class _Demo:
-    """``quiet``: nothing is printed."""
+    """Runs the demo in a folder. With ``quiet``, nothing is printed."""
 
     def __init__(self, folder: Path, *, quiet: bool) -> None:
         self._folder = folder
         self._quiet = quiet
 
     def play(self) -> int:
-        """Return how many rows came back. Raise ``DemoFailed``."""
+        """Run the demo and return how many rows were restored. Raise ``DemoFailed``."""
         first, second = self._folder / "first-sandbox", self._folder / "second-sandbox"
         second.mkdir()
         database = make_home(first, rows=20_000)
@@ -126,7 +129,7 @@ class _Demo:
         return restored
 
     def _run_sidecar(self, *words: str) -> None:
-        """Run a command as it would be typed."""
+        """Run a command in a new process, as a person would type it."""
         self._print(f"$ memory-sidecar {shlex.join(words)}")
         command = [sys.executable, "-m", "sidecar", *words, "--store", f"file:{self._folder}/store"]
         ran = subprocess.run([*command, *(["--json"] if self._quiet else [])], check=False, capture_output=self._quiet)
@@ -143,7 +146,7 @@ class _Demo:
 
 
 def _wait_for_rows(path: Path) -> None:
-    """Until the writer has added some."""
+    """Wait until the writer has added ``WRITTEN`` rows."""
     start = _count_rows(path)
     while _count_rows(path) < start + WRITTEN:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""``doctor``: is everything ready, and if not, what to do."""
+"""``doctor``: check that everything is ready, and say what to do if not."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class NoMemoryFound(SandboxError):
 
 
 async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run all checks and report them. The exit code is 1 if one failed."""
     checks: list[dict[str, Any]] = []
     roots: list[SeenRoot] = []
     warnings: list[str] = []

@@ -1,7 +1,5 @@
-"""``keygen``: a new key, for a file that only its owner can read.
-
-``rekey``: seal and sign everything for the keys that are set now.
-"""
+"""``keygen``: make a new key, in a file that only its owner can read. ``rekey``: encrypt and sign everything for the
+keys that are set now."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ SECRETS = ("identity", "private")
 
 
 def run_keygen(args: argparse.Namespace) -> Result:
-    """A key for stdout, or with ``-o`` in a file of its own: then only what is public of it is shown."""
+    """Print a new key or, with ``-o``, write it to a new file and print only its public part."""
     made = _make_signing_key() if args.signing else _make_encryption_key()
     if args.output is None:
         _restrict_output()
@@ -40,7 +38,7 @@ def run_keygen(args: argparse.Namespace) -> Result:
 
 
 def _restrict_output() -> None:
-    """``keygen > FILE``: the shell has made the file, as a rule for everybody to read."""
+    """For ``keygen > FILE``: make the file, which the shell usually creates readable for everyone, private."""
     try:
         closed = restrict_to_owner(sys.stdout.fileno())
     except (io.UnsupportedOperation, ValueError, OSError):
@@ -80,6 +78,7 @@ OLD_PACKS = "Packs under the old key go once the grace period is over: `memory-s
 
 
 async def run_rekey(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``rekey``. The exit code is 1 if something could not be done."""
     if args.memory:
         await list_existing_ids(engine.repository, args.memory)
     report = await rekey(engine.repository, args.memory or "", engine.progress)

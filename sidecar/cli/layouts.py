@@ -1,4 +1,4 @@
-"""``layouts``: which files count as memory, and what of a sandbox would be exported."""
+"""``layouts``: which files count as memory; and the report of what an export of a sandbox would take."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SHOWN = 12
 
 
 async def run_layouts(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``layouts``: list the layouts, with details of those named."""
     layouts = choose_layouts(args.names, engine.layouts)
     table = Table(
         ("LAYOUT", "WHERE", "DATABASES", "OPTIONS"),
@@ -81,7 +82,7 @@ def _build_document(layout: Layout) -> dict[str, Any]:
 
 
 def describe_roots(roots: Sequence[SeenRoot]) -> list[str | Table]:
-    """For people: what an export of a sandbox would bring."""
+    """Describe for people what an export of a sandbox would take."""
     if not roots:
         return ["No memory of any known layout was found there."]
     words: list[str | Table] = [
@@ -113,4 +114,5 @@ def describe_roots(roots: Sequence[SeenRoot]) -> list[str | Table]:
 
 
 def build_roots_document(roots: Sequence[SeenRoot]) -> list[dict[str, Any]]:
+    """Return the roots of a sandbox for JSON output."""
     return [{**asdict(root), "total": asdict(root.total), "advice": root.advice} for root in roots]

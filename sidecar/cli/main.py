@@ -1,4 +1,4 @@
-"""From words typed to an exit code."""
+"""The entry point: parse the arguments, run the command, print its result, return the exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, is_terminal, print_error, route_logs, show_result
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 
-# Imported only when called for: a command should start as fast as it can.
+# Imported only when called, so that every command starts fast.
 COMMANDS = {
     "export": "verbs.run_export",
     "restore": "verbs.run_restore",
@@ -55,14 +55,16 @@ COMMANDS = {
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
 )
-"""The commands that read or change what can be searched."""
+"""The commands that read or change the search index."""
 LASTING = ("serve", "run")
 SELDOM = 50_000
-"""New objects between two searches for garbage. A command has next to none of it, and looks through all that was loaded."""
+"""The threshold of the garbage collector, in new objects. A command makes next to no garbage, and a collection scans
+everything that was loaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; never raises, never shows a traceback for what a user can cause."""
+    """Run one command and return its exit code. Never raises, and shows no traceback for an error that a user can
+    cause."""
     words = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
@@ -116,6 +118,7 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 
 async def _run(args: argparse.Namespace) -> Result:
+    """Read the config, open the store and run a command that needs them."""
     from sidecar.cli.search import update_index
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
@@ -153,10 +156,10 @@ async def _run(args: argparse.Namespace) -> Result:
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
         index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
     )
-    # A command that is told to end gives its scratch files back first.
+    # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
     try:
-        # A service prints lines to be copied, which a bar on the same screen would break.
+        # A service prints lines to be copied, which a progress bar on the same screen would break.
         with_bar = is_terminal() and not args.json and args.command not in LASTING
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
             result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
@@ -168,7 +171,7 @@ async def _run(args: argparse.Namespace) -> Result:
 
 
 def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:
-    """On stderr; a service says it in its log."""
+    """Print warnings on stderr, or log them for a service."""
     if log and warnings:
         from sidecar.service.logs import configure_logs
 
@@ -187,7 +190,7 @@ def _print(result: Result, wants_json: bool) -> int:
         else:
             show_result(result)
         sys.stdout.flush()
-    except BrokenPipeError:  # somebody's `head` has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.exit_code
 

@@ -1,4 +1,4 @@
-"""What a command comes back with: one JSON document, the same for people, and an exit code."""
+"""The result of a command: one JSON document, the same for people, and an exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """A table for people; ``empty`` is printed if it has no rows."""
+
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     empty: str = ""
@@ -17,14 +19,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """What a command prints and returns."""
+
     document: dict[str, Any]
     words: list[str | Table] = field(default_factory=list)
-    """For people, a line each: a line break within one was in somebody's name for something, and is shown escaped."""
+    """For people, one line each. A line break within one is part of a name, and is printed escaped."""
     exit_code: int = 0
 
 
 def format_size(count: int) -> str:
-    """A size for people: 1.2 MB."""
+    """Format a size for people: 1.2 MB."""
     amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
         amount /= 1000
@@ -33,7 +37,7 @@ def format_size(count: int) -> str:
 
 
 def format_time(iso: str) -> str:
-    """A time for people, to the second, in UTC."""
+    """Format a time for people, to the second, in UTC."""
     return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S")
 
 

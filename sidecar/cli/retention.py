@@ -1,4 +1,4 @@
-"""``forget``, ``pin`` and ``unpin``: what stays and what goes."""
+"""``forget``, ``pin`` and ``unpin``: which snapshots are kept."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sidecar.store.retention import Forgot, forget, forget_all
 
 
 async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``forget``: apply the retention rules to one memory or to all."""
     retention = choose_retention(engine.retention, args)
     over = 0
     if args.memory:
@@ -35,9 +36,9 @@ async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 def choose_retention(configured: Retention, args: argparse.Namespace) -> Retention:
-    """The rules given on the command line, instead of all that are configured; else the configured ones.
+    """Return the rules of the command line, which replace all configured ones, or else the configured ones.
 
-    Raise ``UsageError`` or ``BadConfig`` for what cannot be meant.
+    Raise ``UsageError`` or ``BadConfig`` for invalid values.
     """
     given = {
         rule.name: getattr(args, rule.name)
@@ -55,7 +56,7 @@ def choose_retention(configured: Retention, args: argparse.Namespace) -> Retenti
 
 
 def _parse_grace(text: str) -> str:
-    """Seconds, or a duration."""
+    """Parse a number of seconds, or a duration."""
     try:
         plain = text.replace(".", "", 1)
         seconds = (
@@ -110,12 +111,14 @@ def _format_age(seconds: float) -> str:
 
 
 async def run_pin(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``pin``."""
     snapshot = await pin(engine.repository, args.memory, args.snapshot)
     words = f"{args.memory}: {snapshot} is pinned. It stays until `memory-sidecar unpin {args.memory} {snapshot}`."
     return Result({"memory": args.memory, "snapshot": snapshot, "pinned": True}, [words])
 
 
 async def run_unpin(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``unpin``."""
     snapshot = await unpin(engine.repository, args.memory, args.snapshot)
     words = f"{args.memory}: {snapshot} is not pinned; the rules decide how long it stays."
     return Result({"memory": args.memory, "snapshot": snapshot, "pinned": False}, [words])

@@ -1,4 +1,4 @@
-"""``run -- COMMAND…``: a command with a sidecar of its own, which lives exactly as long as the command does."""
+"""``run -- COMMAND…``: run a command with a service of its own, which runs exactly as long as the command."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class CannotStart(UsageError):
 
 
 async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
-    """Serve while the command runs; then exit as it did. Raise ``CannotStart`` when it does not run at all.
+    """Serve while the command runs, then exit with its exit code. Raise ``CannotStart`` if it cannot be started.
 
-    A command that went well exits 1 all the same when the service could not save everything before it ended.
+    If the command succeeded but the service could not save everything, the exit code is 1.
     """
     command = args.child[1:] if args.child[:1] == ["--"] else args.child
     if not command:
@@ -48,7 +48,7 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
     config = load_config(args.config, store=args.store)
     settings = replace(config.service, bind=args.bind or ANY_PORT)
     if is_loopback(parse_address(settings.bind)[0]):
-        # Nothing travels that TLS could protect, and certificates seldom name a loopback address.
+        # On loopback nothing travels that TLS could protect, and certificates seldom name a loopback address.
         settings = replace(settings, tls_cert="", tls_key="")
     config = replace(config, service=settings)
     token = _choose_token(config.service)
@@ -61,7 +61,8 @@ async def run_run(engine: Engine, args: argparse.Namespace) -> Result:
         raise add_location(problem, find_config_file(args.config)) from None
     code = BY_SIGNAL - ended if ended < 0 else ended
     if service.left:
-        # The time is up, and what still runs would take more of it. The store is as good as after any crash.
+        # The time is over, and a regular exit would wait for what still runs. The store is consistent, as after any
+        # crash.
         os._exit(code or service.left)
     return Result({"exit_code": code}, [], code)
 
@@ -74,13 +75,13 @@ class _Service:
         self._config = config
         self._stopping = asyncio.Event()
         self.hurried = asyncio.Event()
-        """Set it to end at once what is being saved."""
+        """Set it to stop saving and end at once."""
         self.left = 0
-        """Its exit code: not 0 when something was left undone."""
+        """Its exit code: not 0 if something was left unfinished."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Its address. Raise whatever keeps it from starting."""
+        """Start the service and yield its address; stop it at the end. Raise what keeps it from starting."""
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(
@@ -106,7 +107,7 @@ class _Service:
 
 
 class _Relay:
-    """Runs one command and hands on to it the signals that are sent to us; once it has ended, they mean to hurry."""
+    """Runs one command and forwards signals to it. Once it has ended, a signal means to hurry."""
 
     def __init__(self, hurried: asyncio.Event) -> None:
         self._hurried = hurried
@@ -116,7 +117,7 @@ class _Relay:
             asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number)
 
     async def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
-        """The command's exit code, or -n when signal n ended it. Raise ``CannotStart``."""
+        """Run the command and return its exit code, or -n if signal n ended it. Raise ``CannotStart``."""
         if self._early is not None:
             return -self._early
         try:
@@ -139,7 +140,8 @@ class _Relay:
 
 
 def _was_typed() -> bool:
-    """Whether Ctrl-C was typed at our terminal: then the command, in the same foreground, has had it already."""
+    """Whether Ctrl-C was typed at this terminal: the command, in the same foreground process group, has already
+    received it."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -153,8 +155,8 @@ def _was_typed() -> bool:
 
 
 def _choose_token(settings: Service) -> str:
-    """The first token that is set; else the one that is kept for this user; else one for this run alone. The service reads it
-    from the environment. Raise ``BadConfig`` when others could have read the one that is kept."""
+    """Return the first token that is set, else the one kept for this user, else one for this run only. The service
+    reads it from the environment. Raise ``BadConfig`` if other users could have read the one kept."""
     given = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
     if not given:
         given = [_read_kept_token() if settings.token == AUTO else secrets.token_hex(32)]
@@ -165,10 +167,10 @@ def _choose_token(settings: Service) -> str:
 def _read_kept_token() -> str:
     try:
         return ensure_token()
-    except TokenNotKept:  # the command gets it by its environment all the same
+    except TokenNotKept:  # not needed: the command gets it by its environment
         return secrets.token_hex(32)
 
 
 def _make_reachable(url: str) -> str:
-    """Where the command finds a service that listens everywhere."""
+    """Return the address by which the command reaches a service that listens on all addresses."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

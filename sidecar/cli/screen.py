@@ -1,6 +1,6 @@
-"""A terminal: lines, tables, and a progress bar for steps that take a while.
+"""Output to a terminal: lines, tables, and a progress bar for steps that take longer than ``PATIENCE_SECONDS``.
 
-All that people are shown passes here, on stdout and stderr, and only what is printable gets through.
+Everything that people see on stdout and stderr passes through here, and what is not printable is escaped.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ def _show_table(table: Table) -> None:
 
 
 def print_error(text: str) -> None:
-    """Say something on stderr."""
+    """Print a line on stderr."""
     print(make_printable(f"memory-sidecar: {text}"), file=sys.stderr)
 
 
 class _LineFormatter(logging.Formatter):
-    """One line for each record."""
+    """Formats each log record as one printable line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return make_printable(super().format(record))
 
 
 def route_logs() -> None:
-    """What is logged while nobody has set up a log comes out on stderr: as lines that are printable, too."""
+    """Make records that are logged before logging is configured come out on stderr as printable lines too."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_LineFormatter())
 
 
 class ProgressBar:
-    """Appears when a command takes longer than a second, and leaves nothing behind."""
+    """A bar that appears if a command takes longer than ``PATIENCE_SECONDS``, and is removed at the end."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -97,4 +97,5 @@ class ProgressBar:
 
 
 def is_terminal() -> bool:
+    """Whether stderr is a terminal."""
     return sys.stderr.isatty()

@@ -1,8 +1,7 @@
-"""``search`` and ``index``: find what memories say, and bring the rows that are searched up to date.
+"""``search`` and ``index``: search the records of memories, and update the search index.
 
-After a command has changed a memory: its rows are brought up to date, if that goes quickly.
-
-By now the command has done what it is for, and nothing here changes its outcome or its exit code.
+Also updates the index after a command has changed a memory, within a time limit. The command is done by then, so
+nothing here changes its outcome or exit code.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ MOST_NAMED = 5
 
 
 def get_index(engine: Engine) -> MemoryIndex:
-    """Raise ``NoIndex`` when nothing is indexed."""
+    """Return the search index. Raise ``NoIndex`` if no search database is configured."""
     if engine.index is None:
         raise NoIndex("Searching needs a Postgres database, and none is set.")
     return engine.index
 
 
 async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``search``. Raise ``NoIndex`` or ``UsageError``."""
     index = get_index(engine)
     words = " ".join(args.words).strip()
     if not words:
@@ -74,7 +74,7 @@ BEHIND = "what was found is of an earlier snapshot than the head; `memory-sideca
 
 
 def _build_row(hit: Hit) -> tuple[str, ...]:
-    # The first word that was searched for stays in sight.
+    # Cut the snippet so that the first match stays visible.
     start = max(0, hit.snippet.find("**") - SNIPPET // 2)
     snippet = f"…{hit.snippet[start:]}" if start else hit.snippet
     return (
@@ -91,6 +91,7 @@ def _shorten(text: str, most: int) -> str:
 
 
 async def run_index(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``index``: update the search index of one memory or of all."""
     index = get_index(engine)
     memories = [args.memory] if args.memory else None
     done = [one async for one in index.catch_up(memories)]
@@ -117,7 +118,7 @@ LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a
 
 
 async def update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
-    """The same result, with a warning when what can be searched is behind it."""
+    """Update the index and return the result, with a warning if that did not succeed in time."""
     if engine.index is None or args.command not in CHANGING:
         return result
     memory = args.new if args.command == "fork" else args.memory
@@ -130,9 +131,9 @@ async def update_index(engine: Engine, args: argparse.Namespace, result: Result,
         )
     except SidecarError as problem:
         return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
-    except Exception as problem:  # a mistake of ours, which takes nobody's receipt away
+    except Exception as problem:  # a bug here must not cost the command its receipt
         return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
-    except asyncio.CancelledError:  # told to end: the receipt is still to be printed
+    except asyncio.CancelledError:  # SIGTERM: the receipt is printed even so
         return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
     return result
 

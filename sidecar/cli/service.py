@@ -1,4 +1,4 @@
-"""``serve``: the sidecar as a service."""
+"""``serve``: run the sidecar as a service."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ NAMED = '"sample", sandbox="local:" + sys.argv[2]'
 
 
 async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``serve`` until it is told to stop."""
     config = load_config(args.config, store=args.store)
     settings = config.service
     if args.bind:
@@ -59,13 +60,15 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
     except BadConfig as problem:
         raise add_location(problem, find_config_file(args.config)) from None
     if code:
-        # The time is up, and what still runs would take more of it. The store is as good as after any crash.
+        # The time is over, and a regular exit would wait for what still runs. The store is consistent, as after any
+        # crash.
         os._exit(code)
     return Result({}, [], code)
 
 
 def _describe_calls(settings: Service, url: str) -> str:
-    """What to type to see it work, on any machine. Folders of this one may not be sandboxes of every service."""
+    """Return commands to try the service with. Not every service allows folders of this machine as sandboxes; for
+    those, a call that lists memories."""
     if settings.local_roots or not is_loopback(parse_address(settings.bind)[0]):
         return LIST.format(url=url, token=_build_token_option(settings))
     return TRY.format(
@@ -76,14 +79,14 @@ def _describe_calls(settings: Service, url: str) -> str:
 
 
 def _build_call(settings: Service, url: str, verb: str, home: str) -> str:
-    """A call with curl; where there is none, with the client."""
+    """Build a call with curl or, if it is not installed, with the Python client."""
     if shutil.which("curl"):
         return POST.format(url=url, verb=verb, token=_build_token_option(settings)) + SANDBOX.format(home=home)
     return CLIENT.format(python=shlex.quote(sys.executable), verb=verb, named=NAMED, url=url, home=home)
 
 
 def find_own_command() -> str:
-    """What to type for this program: its name, where the PATH leads to it."""
+    """Return what to type to run this program: its name, if the PATH leads to it."""
     script = Path(sys.executable).parent / "memory-sidecar"
     found = shutil.which("memory-sidecar")
     if found and Path(found).resolve() == script.resolve():
@@ -92,7 +95,8 @@ def find_own_command() -> str:
 
 
 def _describe_page(settings: Service, url: str) -> str:
-    """Where a person can look. A link with the token is for a terminal alone: other output may be kept for others to read."""
+    """Return where the web page is. The link with the token is printed to a terminal only: other output may be kept
+    where other people read it."""
     if not _uses_kept_token(settings):
         return f"A page for people: {url}"
     if sys.stdout.isatty():
@@ -101,7 +105,7 @@ def _describe_page(settings: Service, url: str) -> str:
 
 
 def _build_token_option(settings: Service) -> str:
-    """What a call with curl has to add."""
+    """Return the option that a call with curl needs for the token."""
     if os.environ.get("MEMORY_SIDECAR_TOKEN"):
         said = "${MEMORY_SIDECAR_TOKEN%%,*}"
     elif settings.token_file:

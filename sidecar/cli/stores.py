@@ -1,4 +1,4 @@
-"""The commands that look into a store, or change it without a sandbox."""
+"""The commands that read a store, or change it without a sandbox."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sidecar.store.manifest import count_scrubbed, describe_trimmed
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``list``: the memories of the store."""
     rows = await list_memories(engine.repository)
     table = Table(
         ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE", "STORED"),
@@ -45,6 +46,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``log``: the snapshots of a memory."""
     state, rows = await list_snapshots(engine.repository, args.memory)
     table = Table(
         ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS", "CONVERSATION", "LABEL"),
@@ -94,7 +96,7 @@ def _describe_pin(row: SnapshotRow) -> str:
 
 
 def _describe_objection(row: SnapshotRow) -> str:
-    """Why it is beside the head; nothing of one that was made the head all the same."""
+    """Return why a snapshot was rejected; empty for one that became the head anyway."""
     return row.rejected if row.standing == "rejected" else ""
 
 
@@ -103,6 +105,7 @@ def _describe_scrubbed(row: SnapshotRow) -> str:
 
 
 async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``show``: a snapshot and its entries."""
     contents = await read_contents(engine.repository, args.memory, args.snapshot)
     manifest = contents.manifest
     words: list[str | Table] = [
@@ -140,6 +143,7 @@ def _format_path(row: EntryRow) -> str:
 
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``diff``: what changed between two snapshots."""
     found = await compare_snapshots(engine.repository, args.memory, args.old, args.new)
     document = {
         "memory": args.memory,
@@ -158,12 +162,14 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``fork``."""
     manifest = await fork(engine.repository, args.memory, args.new, args.snapshot)
     document = {"memory": args.new, "snapshot": manifest.snapshot, "from": args.memory, "origin": manifest.origin}
     return Result(document, [f"{args.new}: {manifest.snapshot}, a {manifest.origin}."])
 
 
 async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``rollback``."""
     head, before = await rollback(engine.repository, args.memory, args.snapshot)
     document = {"memory": args.memory, "head": head.snapshot, "previous": before or None}
     return Result(
@@ -173,6 +179,7 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``accept``."""
     done = await accept(engine.repository, args.memory, args.snapshot)
     replaced = f"It replaces {done.previous}" if done.previous else "There was no head that could be read"
     kept = ", which is pinned" if done.pinned else ""
@@ -187,6 +194,7 @@ async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``delete``. Raise ``UsageError`` without ``--yes``."""
     check_memory_id(args.memory)
     if not args.yes:
         raise UsageError(

@@ -23,6 +23,7 @@ MOST_SHOWN = 20
 
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``export``."""
     sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = ExportRequest(
@@ -40,6 +41,7 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``restore``."""
     sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = RestoreRequest(
@@ -59,6 +61,7 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``import``."""
     archive = Path(args.file)
     if not archive.is_file():
         raise UsageError(f"There is no file {archive}.")
@@ -73,6 +76,7 @@ async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``download``: write a tarball to a file, or with ``-o -`` to stdout."""
     if args.output == "-":
         if args.json:
             raise UsageError("The tarball and the JSON document cannot both go to stdout.", hint="Name a file with -o.")
@@ -100,6 +104,7 @@ def _list_projects(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def build_export_result(receipt: ExportReceipt) -> Result:
+    """Return the result of an export for people and as JSON, with its exit code."""
     name, contents = receipt.memory, f"{format_count(receipt.files, 'file')}, {format_size(receipt.bytes)}"
     added = (
         f"{format_size(receipt.packed_bytes)} added to the store ({receipt.kind})"
@@ -137,7 +142,7 @@ def _describe_dropped(receipt: ExportReceipt) -> list[str]:
 
 
 def _describe_findings(receipt: ExportReceipt) -> list[str]:
-    """Where there was something private, or a credential; never what it was."""
+    """Describe where private passages or credentials were found; never their contents."""
     shown = [
         f"{row.action.capitalize()}: {row.name} in {row.path} {describe_position(row.line, row.column, row.row)}"
         for row in receipt.findings[:MOST_SHOWN]
@@ -148,6 +153,7 @@ def _describe_findings(receipt: ExportReceipt) -> list[str]:
 
 
 def build_restore_result(receipt: RestoreReceipt) -> Result:
+    """Return the result of a restore for people and as JSON, with its exit code."""
     contents = f"{format_count(receipt.files, 'file')}, {format_size(receipt.bytes)}"
     done = f"{receipt.memory}: restored {receipt.snapshot} into {receipt.sandbox}; {contents}."
     if receipt.kept:
@@ -178,7 +184,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
 
 
 def _build_document(receipt: dict[str, Any]) -> dict[str, Any]:
-    """A receipt as JSON: what it is about first. A reason appears as ``error`` too, as it does when a command fails."""
+    """Return a receipt as a JSON document, the outcome first. A reason appears as ``error`` too, as in a failed
+    command."""
     document = {"outcome": receipt.pop("outcome"), **receipt}
     if receipt["reason"]:
         document["error"] = receipt["reason"]

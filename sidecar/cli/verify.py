@@ -1,4 +1,4 @@
-"""``verify``: is everything still whole, and does it come back?"""
+"""``verify``: check that every snapshot is intact or, with ``--drill``, can be restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidecar.store.verification import MemoryReport, verify_memory
 
 
 async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
-    """Read everything and compare; with ``--drill``, bring some snapshots back instead."""
+    """Read everything and compare hashes; with ``--drill``, restore some snapshots into a scratch folder instead."""
     if args.memory and (await engine.repository.head(args.memory)).version is None:
         await list_existing_ids(engine.repository, args.memory)
     if args.drill:

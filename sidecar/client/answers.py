@@ -1,4 +1,4 @@
-"""What the service answers besides receipts. A field that a newer service adds is not in anybody's way."""
+"""The service's answers other than receipts. Unknown fields, which a newer service may add, are ignored."""
 
 from __future__ import annotations
 
@@ -199,16 +199,16 @@ class Attached(Struct, frozen=True, kw_only=True):
 
 
 class Overview(Struct, frozen=True, kw_only=True):
-    """What services look after on one store, and which of them answered."""
+    """All attachments on one store, and which service answered."""
 
     attachments: list[Attachment]
     store: str = ""
     service: str = ""
-    """As it calls itself in the store."""
+    """Its id in the store."""
 
 
 class Hit(Struct, frozen=True, kw_only=True):
-    """Something that a memory says and that was searched for."""
+    """A record of a memory that a search found."""
 
     memory: str
     kind: str
@@ -251,7 +251,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
+    """The state of an export or a restore; with its receipt, or the problem it failed with, once it has ended."""
 
     id: str
     kind: str
@@ -270,7 +270,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """``type`` is such as "export.committed"; ``number`` tells what was missed."""
+    """``type`` is a type such as "export.committed"; gaps in ``number`` tell that events were missed."""
 
     number: int
     type: str

@@ -49,7 +49,8 @@ def _make_conversation(
 
 
 class AsyncClient:
-    """A service, for callers that await. What is not given comes from MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN."""
+    """A client for one service, for asyncio. What is not given is read from MEMORY_SIDECAR_URL and
+    MEMORY_SIDECAR_TOKEN."""
 
     def __init__(
         self,
@@ -88,14 +89,15 @@ class AsyncClient:
     conversation = _make_conversation(ConversationPlan)
 
     async def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
-        """Write a snapshot as an ordinary tarball (.tar.gz or .tar.zst), whole or not at all."""
+        """Write a snapshot to a file as an ordinary tarball (.tar.gz or .tar.zst), completely or not at all."""
         place = Path(target)
         call = calls.archive(memory, snapshot, place)
         await self._build_retrying(call)(self._fetch, call, place)
         return place
 
     async def events(self, after: int | None = None) -> AsyncIterator[Event]:
-        """What happens, as it happens, across cut connections; first what is still known after event ``after``."""
+        """Yield events as they are published, and reconnect when the connection is cut. Recent events after number
+        ``after`` come first."""
         listener = EventParser(after)
         while True:
             call = calls.events(listener.last)
@@ -107,7 +109,7 @@ class AsyncClient:
                         if event := listener.parse_line(line):
                             yield event
             except ServiceUnreachable:
-                pass  # cut: listen again, from where we were
+                pass  # cut: connect again and continue after the last event
             finally:
                 await response.aclose()
             await anyio.sleep(PAUSE_SECONDS)
@@ -151,7 +153,7 @@ class AsyncClient:
                         await anyio.to_thread.run_sync(file.write, chunk)
 
     async def _open_stream(self, call: Call[None]) -> httpx.Response:
-        """A stream of events. Whoever gets it closes it."""
+        """Open a stream of events. The caller closes it."""
         request = self._http.build_request(**call.request(), timeout=SILENCE_SECONDS)
         with translate_errors(self.url):
             response = await self._http.send(request, stream=True)
@@ -183,7 +185,8 @@ class AsyncConversation(ConversationState):
     async def __aexit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A conversation that was cancelled is saved all the same.
+        """Export the memory, then raise ``NotSaved``, or ``SystemExit`` if SIGTERM came."""
+        # A conversation that was cancelled is saved too.
         with anyio.CancelScope(shield=True):
             async with ASYNC_TERMINATION.defer_signal(self._began):
                 try:

@@ -1,4 +1,4 @@
-"""The API, call by call: what is sent, what comes back, and whether it may be sent twice. No I/O here.
+"""The API, call by call: the request, the type of the answer, and whether it may be repeated. No I/O here.
 
 Each function describes one call; ``Client`` and ``AsyncClient`` make methods of them.
 """
@@ -93,9 +93,10 @@ def restore(
     """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it raises
     ``SidecarProblem`` (``memory-not-found``). ``incomplete`` leaves the sandbox as it was.
 
-    What is there and in no snapshot is saved first or set aside (``saved_first``, ``set_aside``), unless ``discard``; a
-    sandbox that holds the latest already is left as it is (``kept``). With ``read_only`` it can be exported only beside the
-    head. With ``withhold_projects`` projects whose folders are not there yet wait for a later restore (``withheld``).
+    Files in the sandbox that no snapshot has are saved first or set aside (``saved_first``, ``set_aside``), unless
+    ``discard``; a sandbox that has the latest snapshot already is left as it is (``kept``). With ``read_only``, later
+    exports of the sandbox are stored beside the head. With ``withhold_projects``, projects whose folders do not exist
+    yet wait for a later restore (``withheld``).
     """
     body = {
         "sandbox": sandbox,
@@ -167,14 +168,14 @@ def fork(memory: str, new: str, *, snapshot: str = "latest") -> Call[Forked]:
 def rollback(memory: str, snapshot: str) -> Call[Head]:
     """Make another snapshot the head; nothing is removed."""
     body = {"snapshot": snapshot}
-    # Not repeatable: between the two, somebody's export may have become the head.
+    # Not repeatable: between two attempts, an export may have become the head.
     return Call(method="PUT", path=build_path(memory, "head"), body=body, read=read_whole(Head), repeatable=False)
 
 
 def accept(memory: str, snapshot: str = "") -> Call[Acceptance]:
     """Make a snapshot the head that a guard rejected, or that has diverged; by default, the newest that was rejected since the
     head was made. The one that it replaces is pinned."""
-    # Not repeatable: between the two, somebody's export may have become the head.
+    # Not repeatable: between two attempts, an export may have become the head.
     body = {"snapshot": snapshot}
     return Call(
         method="POST", path=build_path(memory, "acceptances"), body=body, read=read_whole(Acceptance), repeatable=False
@@ -192,7 +193,7 @@ def unpin(memory: str, snapshot: str) -> Call[Pinned]:
 
 
 def forget(memory: str, *, dry_run: bool = False) -> Call[Forgotten]:
-    """Apply the service's retention rules to a memory; with ``dry_run``, only say what stays and what would go."""
+    """Apply the service's retention rules to a memory; with ``dry_run``, only return what would be kept and removed."""
     return Call(method="POST", path=build_path(memory, "forget"), body={"dry_run": dry_run}, read=read_whole(Forgotten))
 
 
@@ -204,8 +205,8 @@ def delete(memory: str) -> Call[Deleted]:
 def search(
     words: str, *, memories: Sequence[str] = (), kinds: Sequence[str] = (), limit: int = 20, offset: int = 0
 ) -> Call[Found]:
-    """Find what memories say, in all of them or only in those named. Raise ``SidecarProblem`` (``no-index``) where the
-    service has no database for it."""
+    """Search the records of all memories, or of those named. Raise ``SidecarProblem`` (``no-index``) if the service has
+    no search database."""
     query: dict[str, str | list[str]] = {
         "q": words,
         "memory": list(memories),
@@ -228,8 +229,8 @@ def attach(
     wake: bool = False,
     user: str = "",
 ) -> Call[Attached]:
-    """Look after a sandbox until it is detached, beside others of the memory: restore into it, then export it now and then,
-    before its provider ends it, and when the service stops."""
+    """Attach a sandbox until it is detached, in addition to others of the memory: restore into it, then export it
+    periodically, before its provider ends it, and when the service stops."""
     body = {
         "sandbox": sandbox,
         "layouts": list(layouts),
@@ -246,36 +247,37 @@ def attach(
 def detach(
     memory: str, *, sandbox: str = "", export: bool = False, idempotency_key: str | None = None
 ) -> Call[Attached]:
-    """Stop looking after a memory's sandbox; with ``export``, export it a last time first. Of several, name one."""
+    """Detach a memory's sandbox; with ``export``, export it a last time first. If there are several, name one."""
     query = {"export": "true" if export else "false", **_build_query(sandbox)}
     path, headers = build_path(memory, "attachment"), build_key_header(idempotency_key)
     return Call(method="DELETE", path=path, query=query, headers=headers, read=read_whole(Attached))
 
 
 def attachment(memory: str, *, sandbox: str = "") -> Call[Attached]:
-    """How the attached sandbox stands. Of several, name one."""
+    """Return the state of the attached sandbox. If there are several, name one."""
     return Call(
         method="GET", path=build_path(memory, "attachment"), query=_build_query(sandbox), read=read_whole(Attached)
     )
 
 
 def attachments() -> Call[list[Attachment]]:
-    """Every sandbox that is looked after, and for a while what became of those that are not any more."""
+    """Return every attachment on the store, including those that have ended lately."""
     return Call(method="GET", path="/v1/attachments", read=read_part("attachments", list[Attachment]))
 
 
 def overview() -> Call[Overview]:
-    """The same, with the service that answers and the store it has."""
+    """Return every attachment, with the service that answers and its store."""
     return Call(method="GET", path="/v1/attachments", read=read_whole(Overview))
 
 
 def operation(id: str) -> Call[Operation]:
-    """How an export or a restore stands."""
+    """Return the state of an export or a restore."""
     return Call(method="GET", path=f"/v1/operations/{quote_segment(id)}", read=_decode_operation)
 
 
 def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
-    """A snapshot as a tarball, compressed as the target's name says. Raise ``UsageError`` for one that is not."""
+    """Return the call for a snapshot as a tarball, compressed as the target's name says. Raise ``UsageError`` for a
+    plain .tar."""
     if target.suffix == ".tar":
         raise UsageError("The service writes compressed tarballs.", hint="Name the file .tar.gz or .tar.zst.")
     query = {"codec": "zst" if target.suffix in (".zst", ".tzst") else "gz"}
@@ -285,6 +287,7 @@ def archive(memory: str, snapshot: str, target: Path) -> Call[None]:
 
 
 def events(after: int | None) -> Call[None]:
+    """Return the call for the stream of events after number ``after``."""
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     return Call(method="GET", path="/v1/events", headers=headers, read=lambda body: None)
 

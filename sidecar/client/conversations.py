@@ -1,4 +1,4 @@
-"""A conversation: restore before it, export after it, whatever happens in between. All of it but the I/O."""
+"""A conversation: restore before it, export after it, whatever happens in between. Everything but the I/O."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BEHIND = (
 class ConversationPlan:
     """Restore a memory before a conversation and export it after, also when the conversation fails.
 
-    In between the service looks after the sandbox: it exports it every ``checkpoint_every`` seconds (as the service is set,
-    unless given), before its provider ends it, and when the service or this process is told to end. SIGTERM ends the
-    conversation first and then the process, with exit code 143, where nothing else was arranged for it.
+    In between the service exports the sandbox every ``checkpoint_every`` seconds (default: the service's setting),
+    before its provider ends it, and when the service or this process is told to end. SIGTERM ends the conversation
+    first and then the process, with exit code 143, unless the program has its own handler for it.
 
-    Raise ``NotRestored`` at the start when the restore is incomplete, unless ``require_restore`` is False; and
-    ``NotSaved`` at the end when the head did not move. When the conversation itself failed, what it failed with is
-    raised, with a note about the memory if that was not saved.
+    Raise ``NotRestored`` at the start if the restore is incomplete, unless ``require_restore`` is False, and
+    ``NotSaved`` at the end if the head did not move. If the conversation itself failed, its error is raised, with a
+    note about the memory if that was not saved.
     """
 
     memory: str
@@ -48,6 +48,7 @@ class ConversationPlan:
     checkpoint_every: float | None = None
 
     def before(self) -> Call[RestoreReceipt]:
+        """Return the call that restores the memory."""
         return calls.restore(
             self.memory,
             sandbox=self.sandbox,
@@ -63,6 +64,7 @@ class ConversationPlan:
         )
 
     def after(self) -> Call[ExportReceipt]:
+        """Return the call that exports the memory."""
         return calls.export(
             self.memory,
             sandbox=self.sandbox,
@@ -76,7 +78,7 @@ class ConversationPlan:
 
 
 class ConversationState:
-    """How a conversation went: ``restored`` before it, ``exported`` and whether it is ``saved`` once it has ended."""
+    """The results of a conversation: ``restored`` before it, ``exported`` and ``saved`` once it has ended."""
 
     def __init__(self, plan: ConversationPlan) -> None:
         self._plan = plan
@@ -96,7 +98,7 @@ class ConversationState:
         return self.exported is not None and self.exported.is_saved
 
     def _begin(self, receipt: RestoreReceipt) -> None:
-        """Raise ``NotRestored`` when the agent would begin without its memory."""
+        """Raise ``NotRestored`` if the agent would begin without its memory."""
         self._restored = receipt
         for warning in receipt.warnings:
             LOG.warning("Restore of %s: %s", self.memory, warning)
@@ -104,7 +106,8 @@ class ConversationState:
             raise NotRestored(receipt)
 
     def _end(self, receipt: ExportReceipt, trouble: BaseException | None) -> None:
-        """Raise ``NotSaved`` when the head did not move; note it on ``trouble`` if there is any already."""
+        """Raise ``NotSaved`` if the head did not move; if the conversation failed with ``trouble``, add a note to that
+        instead."""
         self.exported = receipt
         for warning in receipt.warnings:
             LOG.warning("Export of %s: %s", self.memory, warning)
@@ -116,7 +119,8 @@ class ConversationState:
             self._tell(NotSaved(receipt), trouble)
 
     def _tell(self, problem: SidecarError, trouble: BaseException | None) -> None:
-        # Into the log too: what ends a process, such as SystemExit, shows no notes.
+        """Raise ``problem``, or add it as a note to ``trouble``, with which the conversation failed."""
+        # Logged too: the notes of an exception that ends the process, such as SystemExit, are not shown.
         LOG.warning("The memory was not saved: %s [%s]", problem.message, problem.code)
         if trouble is None:
             raise problem

@@ -1,4 +1,4 @@
-"""Server-sent events, line by line."""
+"""Parse server-sent events, line by line."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from sidecar.client.answers import Event
 from sidecar.client.problems import UnexpectedAnswer
 
 SILENCE_SECONDS = 60.0
-"""The service breathes more often than that; longer silence is a dead connection."""
+"""The service sends a comment more often than that; a longer silence means a dead connection."""
 PAUSE_SECONDS = 1.0
-"""Before listening again, when the service ended a stream."""
+"""The wait before connecting again, after the service ended a stream."""
 
 
 class EventParser:
-    """Makes events of a stream's lines, and knows where to go on when the stream is cut."""
+    """Parses the lines of a stream into events, and remembers the last number, to continue after a cut."""
 
     def __init__(self, after: int | None) -> None:
         self.last = after
         self._data: list[str] = []
 
     def begin(self) -> None:
-        """A new stream: what was left of the former one is void."""
+        """Start a new stream: discard an incomplete event of the former one."""
         self._data.clear()
 
     def parse_line(self, line: str) -> Event | None:
-        """The event that this line ends, if it ends one. Raise ``UnexpectedAnswer``."""
+        """Return the event that this line completes, if any. Raise ``UnexpectedAnswer``."""
         if line.startswith("data:"):
             self._data.append(line.removeprefix("data:").removeprefix(" "))
         if line or not self._data:

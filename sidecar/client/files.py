@@ -1,4 +1,4 @@
-"""Tarballs on this side, to be adopted."""
+"""Local tarballs to upload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK = 1 << 18
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file to send, and its size. Raise ``UsageError`` when it cannot be read."""
+    """Yield a file to send, and its size. Raise ``UsageError`` if it cannot be read."""
     try:
         file = path.open("rb")
     except OSError as problem:

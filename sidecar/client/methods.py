@@ -1,4 +1,4 @@
-"""Methods made of calls read in ``help()`` as if they had been written out."""
+"""Make generated methods look like written ones in ``help()``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def copy_signature(method: M, build: Callable[..., Any], *, name: str = "", answer: str = "") -> M:
-    """Give a method the name, the words and the parameters of what it is made of."""
+    """Give a method the name, docstring and parameters of the function that builds its call."""
     told = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     answer = answer or str(told.return_annotation).removeprefix("Call[").removesuffix("]")

@@ -26,13 +26,13 @@ from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 PASSING = frozenset({429, 502, 503, 504, *range(520, 525)})
-"""What a service that is busy or restarting answers, or a gateway in front of one that does not."""
+"""Status codes of a service that is busy or restarting, or of a gateway in front of one that does not answer."""
 
 
 class SidecarProblem(SidecarError):
     """The service answered with an error; ``code`` is the code that it sent."""
 
-    default_hint = ""  # what to do is for the service to say
+    default_hint = ""  # the service sends its own hint
 
     def __init__(
         self,
@@ -110,18 +110,18 @@ def _describe_reason(receipt: ExportReceipt | RestoreReceipt) -> str:
 
 @contextmanager
 def translate_errors(address: str) -> Iterator[None]:
-    """Raise ``ServiceUnreachable`` for whatever happened on the way."""
+    """Raise ``ServiceUnreachable`` for any transport error."""
     try:
         yield
     except httpx.TransportError as problem:
         sent = not isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         words = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-        # Without its cause: what the transport holds on to includes the request's headers.
+        # Without the cause: the transport's exception refers to the request, whose headers contain the token.
         raise ServiceUnreachable(f"No answer from {address} ({words}).", sent=sent) from None
 
 
 def build_problem(status: int, headers: httpx.Headers, body: bytes) -> SidecarProblem:
-    """What an answer that is no success means, whoever on the way gave it."""
+    """Return the error for an unsuccessful answer, from the service or from a proxy on the way."""
     try:
         said = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -145,7 +145,7 @@ def _name_status(status: int) -> str:
 
 
 def _parse_retry_after(text: str) -> float | None:
-    """``Retry-After``: seconds, or a date."""
+    """Return the seconds of a ``Retry-After`` header, which is a number or a date; ``None`` if it is neither."""
     if text.isascii() and text.isdecimal() and len(text) < 10:
         return float(text)
     try:

@@ -1,4 +1,4 @@
-"""When a call is made again: only where that is safe, bounded by attempts and time, with jitter."""
+"""When a call is retried: only where that is safe, limited in attempts and time, with jitter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOO_MANY = 429
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How patient a client is. The defaults outlast a service that is deployed anew."""
+    """How long a client retries. The defaults outlast a restart of the service for a deployment."""
 
     attempts: int = 8
     seconds: float = 900.0
@@ -31,7 +31,7 @@ class Retries:
     longest_wait: float = 15.0
 
     def policy(self, *, repeatable: bool) -> dict[str, Any]:
-        """Arguments for ``tenacity.Retrying`` and ``AsyncRetrying``."""
+        """Return the arguments for ``tenacity.Retrying`` and ``AsyncRetrying``."""
         return {
             "retry": retry_if_exception(_build_retry_test(repeatable)),
             "stop": stop_after_attempt(self.attempts) | stop_before_delay(self.seconds),
@@ -40,7 +40,8 @@ class Retries:
         }
 
     def wait(self, state: RetryCallState) -> float:
-        """As long as the service asked for and a little more, lest all callers come back at once; else ever longer."""
+        """Return how long to wait: as long as the service asked plus a random part, so that callers do not all return
+        at once; without such a request, exponentially longer."""
         problem = state.outcome.exception() if state.outcome else None
         growing = wait_exponential_jitter(multiplier=self.first_wait, max=self.longest_wait, jitter=self.first_wait)
         if isinstance(problem, SidecarProblem) and problem.retry_after:
@@ -52,7 +53,7 @@ PATIENT = Retries()
 
 
 def _build_retry_test(repeatable: bool) -> Callable[[BaseException], bool]:
-    """A call that may not be repeated is made again only when it certainly was not begun."""
+    """Return a test of exceptions. A call that may not be repeated is retried only if it certainly was not started."""
 
     def worth_it(problem: BaseException) -> bool:
         if isinstance(problem, ServiceUnreachable):

@@ -1,4 +1,4 @@
-"""Where the service is, who calls, and how long to wait."""
+"""The client's settings: the service's address, the token and the timeouts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from sidecar.host.loopback import is_loopback
 
 URL, TOKEN, CA = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN", "MEMORY_SIDECAR_CA"
 HERE = "http://127.0.0.1:8077"
-"""Where a service is, unless it is told otherwise."""
+"""The default address of a service."""
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0
 IDLE_SECONDS = 3.0
-"""A connection idle for longer is not used again: the service or a proxy may be about to close it."""
+"""A connection that was idle for longer is not reused: the service or a proxy may be about to close it."""
 
 
 def build_client_settings(url: str | None, token: str | None, read_timeout: float) -> dict[str, Any]:
-    """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, which never shows a token."""
+    """Return the arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Raise ``BadConfig``, whose message never
+    contains a token."""
     address = _parse_address(url if url is not None else os.environ.get(URL) or HERE)
     is_here = is_loopback(address.host)
     secret = _check_token(token if token is not None else os.environ.get(TOKEN, "").split(",")[0])
@@ -36,19 +37,20 @@ def build_client_settings(url: str | None, token: str | None, read_timeout: floa
         },
         "timeout": httpx.Timeout(read_timeout, connect=CONNECT_SECONDS, write=WRITE_SECONDS),
         "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
-        # What listens on this machine is not reached through the network's proxy.
+        # A service on this machine is not reached through a proxy of the network.
         "trust_env": not is_here,
         "verify": _load_authorities(),
-        # The token that a service keeps for its user is for services on this machine, and for no other.
+        # The token that a service keeps for its user is only sent to services on this machine.
         "auth": _KeptTokenAuth() if is_here and token is None and not secret else None,
     }
 
 
 class _KeptTokenAuth(httpx.Auth):
-    """Sends the token that the service keeps for its user, read for each call: the service may start, and make it, after us."""
+    """Sends the token that the service keeps for its user. It is read for each call, because the service may start, and
+    create it, after this client."""
 
     def __init__(self) -> None:
-        read_token()  # what is wrong with it is said at once
+        read_token()  # raise any problem with it now, not at the first call
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         if token := read_token():
@@ -57,13 +59,14 @@ class _KeptTokenAuth(httpx.Auth):
 
 
 def _load_authorities() -> ssl.SSLContext | bool:
-    """Who vouches for the service's certificate: those in the file that ``MEMORY_SIDECAR_CA`` names, else the usual ones."""
+    """Return the certificate authorities to trust: those in the file that ``MEMORY_SIDECAR_CA`` names, else the usual
+    ones."""
     file = os.environ.get(CA, "")
     if not file:
         return True
     try:
         return ssl.create_default_context(cafile=file)
-    except (OSError, ValueError) as problem:  # among them ssl.SSLError
+    except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
         why = "it holds no certificate" if isinstance(problem, ssl.SSLError) else getattr(problem, "strerror", problem)
         raise BadConfig(f"{CA}: {file} cannot be used: {why}.", hint="Name a file of certificates (PEM).") from None
 
@@ -81,7 +84,7 @@ def _parse_address(text: str) -> httpx.URL:
 
 
 def _check_token(token: str) -> str:
-    """A token that a header can carry, or ''."""
+    """Return the token if a header can carry it. Raise ``BadConfig``."""
     token = token.strip()
     if not token.isascii() or any(not character.isprintable() or character == " " for character in token):
         raise BadConfig("The token holds characters that no token has.")

@@ -1,4 +1,4 @@
-"""``Client``: one call after the other."""
+"""``Client``: the calls of the API as blocking methods."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _make_conversation(build: Callable[P, ConversationPlan]) -> Callable[Concate
 
 
 class Client:
-    """A service, for callers that wait. What is not given comes from MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN."""
+    """A client for one service. What is not given is read from MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN."""
 
     def __init__(
         self,
@@ -84,14 +84,15 @@ class Client:
     conversation = _make_conversation(ConversationPlan)
 
     def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
-        """Write a snapshot as an ordinary tarball (.tar.gz or .tar.zst), whole or not at all."""
+        """Write a snapshot to a file as an ordinary tarball (.tar.gz or .tar.zst), completely or not at all."""
         place = Path(target)
         call = calls.archive(memory, snapshot, place)
         self._build_retrying(call)(self._fetch, call, place)
         return place
 
     def events(self, after: int | None = None) -> Iterator[Event]:
-        """What happens, as it happens, across cut connections; first what is still known after event ``after``."""
+        """Yield events as they are published, and reconnect when the connection is cut. Recent events after number
+        ``after`` come first."""
         listener = EventParser(after)
         while True:
             call = calls.events(listener.last)
@@ -103,7 +104,7 @@ class Client:
                         if event := listener.parse_line(line):
                             yield event
             except ServiceUnreachable:
-                pass  # cut: listen again, from where we were
+                pass  # cut: connect again and continue after the last event
             finally:
                 response.close()
             time.sleep(PAUSE_SECONDS)
@@ -145,7 +146,7 @@ class Client:
                     file.write(chunk)
 
     def _open_stream(self, call: Call[None]) -> httpx.Response:
-        """A stream of events. Whoever gets it closes it."""
+        """Open a stream of events. The caller closes it."""
         request = self._http.build_request(**call.request(), timeout=SILENCE_SECONDS)
         with translate_errors(self.url):
             response = self._http.send(request, stream=True)
@@ -172,6 +173,7 @@ class Conversation(ConversationState):
     def __exit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Export the memory, then raise ``NotSaved``, or ``SystemExit`` if SIGTERM came."""
         with TERMINATION.defer_signal(self._began):
             try:
                 receipt = self._client._send(self._plan.after(), LAST_RETRIES if TERMINATION.told else None)

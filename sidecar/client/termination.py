@@ -1,7 +1,8 @@
-"""SIGTERM inside a conversation: its memory is saved first, then the process ends with exit code 143.
+"""SIGTERM during a conversation: the memory is saved first, then the process ends with exit code 143.
 
-Only where nothing else was arranged: the default handler is in place, and this is the main thread. It is put back when the
-last conversation has ended. A second SIGTERM ends the process at once.
+A handler is installed only if the default one is in place and this is the main thread, so that a program's own handling
+is never replaced. The default is restored when the last conversation has ended. A second SIGTERM ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from sidecar.client.retries import Retries
 
 EXIT_CODE = 128 + signal.SIGTERM
 LAST_RETRIES = Retries(attempts=5, seconds=15, longest_wait=3)
-"""Whoever sent the signal does not wait for long, and a service that stops too saves an open conversation by itself."""
+"""Short retries after SIGTERM: the sender kills the process soon, and a service that stops too saves open conversations
+itself."""
 OTHERS_SECONDS = 60.0
-"""How long a conversation waits for the last exports of others in the same process."""
+"""How long a conversation waits for the last exports of other conversations in the same process."""
 
 
 class Termination:
-    """For conversations of ``Client``: the signal raises ``SystemExit`` where the main thread is, and that ends them."""
+    """For ``Client``: the signal raises ``SystemExit`` in the main thread, which unwinds the open conversations."""
 
     def __init__(self) -> None:
         self._process = 0
@@ -35,7 +37,7 @@ class Termination:
         self.told = False
 
     def begin(self) -> bool:
-        """Have SIGTERM end a conversation first. False: that is not ours to arrange."""
+        """Register a conversation and install the handler. Return ``False`` if the signal is not handled here."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGTERM) != (self._on_signal if self._open else signal.SIG_DFL):
@@ -48,7 +50,7 @@ class Termination:
 
     @contextlib.contextmanager
     def defer_signal(self, began: bool) -> Iterator[None]:
-        """While its last export is made, the signal waits. Raise ``SystemExit`` afterwards, if it came."""
+        """Defer the signal while the last export is made, and raise ``SystemExit`` afterwards if it came."""
         if not began:
             yield
             return
@@ -58,23 +60,24 @@ class Termination:
         finally:
             self._exporting -= 1
             self._open -= 1
+            # Restored only if the handler is still this one: the program may have installed its own since.
             if not self._open and signal.getsignal(signal.SIGTERM) == self._on_signal:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.told:
                 raise SystemExit(EXIT_CODE)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if (
-            self.told or os.getpid() != self._process
-        ):  # impatient; or a child of ours, whose conversations these are not
+        # A second signal; or this is a forked child, and the conversations are its parent's.
+        if self.told or os.getpid() != self._process:
             kill_self()
         self.told = True
+        # During an export the exception would break the request; ``defer_signal`` raises it afterwards.
         if not self._exporting:
             raise SystemExit(EXIT_CODE)
 
 
 class AsyncTermination:
-    """The same for ``AsyncClient``: the signal cancels the tasks that have conversations, which ends those."""
+    """For ``AsyncClient``: the signal cancels the tasks that have open conversations, which unwinds them."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,11 +89,13 @@ class AsyncTermination:
         self.told = False
 
     def begin(self) -> bool:
+        """Register a conversation of this task and install the handler. Return ``False`` if the signal is not handled
+        here."""
         if threading.current_thread() is not threading.main_thread():
             return False
         try:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        except RuntimeError:  # not asyncio's
+        except RuntimeError:  # another event loop than asyncio's
             return False
         if task is None or not self._install_handler(loop):
             return False
@@ -98,13 +103,15 @@ class AsyncTermination:
         return True
 
     def _install_handler(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Install the handler on this loop, unless it is there. Return ``False`` if the program has a handler of its
+        own."""
         if self._open and self._loop is loop:
             return bool(signal.getsignal(signal.SIGTERM) == self._handler)
         if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
             return False
         try:
             loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        except (NotImplementedError, RuntimeError, ValueError):  # a loop without signals, or not the main one
+        except (NotImplementedError, RuntimeError, ValueError):  # the loop has no signals, or is not the main one
             return False
         self._loop, self._handler = loop, signal.getsignal(signal.SIGTERM)
         self._open.clear()
@@ -114,8 +121,8 @@ class AsyncTermination:
 
     @contextlib.asynccontextmanager
     async def defer_signal(self, began: bool) -> AsyncIterator[None]:
-        """While its last export is made, its task is not cancelled. Raise ``SystemExit`` afterwards, if the signal came: once
-        the other conversations have made theirs, since that ends the event loop."""
+        """Do not cancel this task while its last export is made. Raise ``SystemExit`` afterwards if the signal came,
+        but only once the other conversations are exported too, because it ends the event loop."""
         task = asyncio.current_task() if began else None
         if task is None:
             yield
@@ -152,7 +159,7 @@ class AsyncTermination:
 
 
 def kill_self() -> None:
-    """Die of the signal, as if nothing had been arranged."""
+    """End the process by SIGTERM with its default action."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 

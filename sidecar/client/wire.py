@@ -1,4 +1,4 @@
-"""How a call is sent and its answer read. No I/O here."""
+"""Build requests and parse answers. No I/O here."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
+    """One call of the API, with the function that parses its answer."""
+
     method: str
     path: str
     read: Callable[[bytes], T]
@@ -31,10 +33,10 @@ class Call(Generic[T]):
     """Sent instead of a body."""
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
-    """Whether doing it twice is as good as once."""
+    """Whether sending it twice has the same effect as once."""
 
     def request(self) -> dict[str, Any]:
-        """Arguments for ``httpx``."""
+        """Return the arguments for ``httpx``."""
         kind = {} if self.body is None else {"Content-Type": "application/json"}
         return {
             "method": self.method,
@@ -45,7 +47,8 @@ class Call(Generic[T]):
         }
 
     def answer(self, response: httpx.Response) -> T:
-        """Read an answer. Raise ``SidecarProblem`` when it is one, and ``UnexpectedAnswer`` when it is no answer to this."""
+        """Parse the answer. Raise ``SidecarProblem`` if it is an error, and ``UnexpectedAnswer`` if it is not what this
+        call returns."""
         check_response(response)
         return self.read(response.content)
 
@@ -57,44 +60,51 @@ def check_response(response: httpx.Response) -> None:
 
 
 def build_path(memory: str, *rest: str) -> str:
-    """The path of a memory, or of something below it. The one place where ids become parts of a path."""
+    """Return the path of a memory, or of something below it. The only place where ids become parts of a path."""
     return "/".join(("/v1/memories", quote_segment(check_memory_id(memory)), *map(quote_segment, rest)))
 
 
 def quote_segment(text: str) -> str:
+    """Quote a text as one segment of a path. Raise ``UsageError`` for a text that cannot be one."""
     if text in ("", ".", ".."):
         raise UsageError(f"{text!r} names nothing.")
     return quote(text, safe="", errors="surrogateescape")
 
 
 def build_keyed_call(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
-    """A call that is done once however often it is sent: it has a key, which all its attempts share."""
+    """Return a call with an idempotency key, which all its attempts share, so that it is done once however often it is
+    sent."""
     return Call(
         method="POST", path=build_path(memory, verb), body=body, headers=build_key_header(key), read=read_whole(kind)
     )
 
 
 def build_key_header(given: str | None) -> dict[str, str]:
+    """Return the idempotency header with the given key, or a new one."""
     return {"Idempotency-Key": given or str(uuid4())}
 
 
 def read_whole(kind: type[T]) -> Callable[[bytes], T]:
+    """Return a parser for an answer of this type."""
     return lambda body: convert(decode(body), kind)
 
 
 def read_part(name: str, kind: type[T]) -> Callable[[bytes], T]:
+    """Return a parser for one field of an answer."""
     return lambda body: convert(convert(decode(body), dict[str, Any]).get(name), kind)
 
 
 def decode(body: bytes) -> object:
+    """Parse JSON. Raise ``UnexpectedAnswer``."""
     try:
-        # Not msgspec's decoder: names of files that are not UTF-8 come as lone surrogates, which it refuses.
+        # Not msgspec's decoder: it refuses lone surrogates, which file names that are not UTF-8 contain.
         return json.loads(body)
     except ValueError as problem:
         raise UnexpectedAnswer(f"The answer is not JSON: {problem}.") from None
 
 
 def convert(answer: object, kind: type[T]) -> T:
+    """Convert parsed JSON to a type. Raise ``UnexpectedAnswer``."""
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as problem:

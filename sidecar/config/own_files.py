@@ -1,4 +1,4 @@
-"""Which files of this machine are the sidecar's own: no sandbox may reach them."""
+"""The sidecar's own files on this machine, which no sandbox may reach."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sidecar.policy.local_folders import LocalPolicy
 
 
 def build_local_policy(config: Config, config_file: str, store: Path | None) -> LocalPolicy:
-    """What holds for commands that a person types: any folder, but nothing of the sidecar's own.
+    """Return the policy for commands that a person types: any folder may be a sandbox, except the sidecar's own files.
 
-    ``store`` is the folder that the store is in, where it is on this machine.
+    ``store`` is the folder of the store, if it is on this machine.
     """
     files = [
         *config.encryption.identity_files,

@@ -1,4 +1,4 @@
-"""Settings: a TOML file, a few environment variables, and defaults that work with nothing but Python."""
+"""The configuration: a TOML file, a few environment variables, and defaults that need nothing but Python."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class Config:
 
 
 def build_default_store() -> str:
+    """Return the URL of the default store: a folder under the user's data home."""
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return f"file:{data}/memory-sidecar"
 
@@ -78,14 +79,14 @@ SECTIONS: dict[str, type[Any]] = {
     "signing": Signing,
 }
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
-"""What else may follow the prefix, beside SECTION_KEY."""
+"""The variables with the prefix other than SECTION_KEY."""
 
 
 def load_config(path: str | None, *, store: str | None = None) -> Config:
-    """Read the config: ``path``, else ``MEMORY_SIDECAR_CONFIG``, else only defaults; then ``MEMORY_SIDECAR_SECTION_KEY`` of
-    the environment, which wins; and a store given here wins over all.
+    """Read the config from ``path``, or ``MEMORY_SIDECAR_CONFIG``, or only defaults. Environment variables
+    ``MEMORY_SIDECAR_SECTION_KEY`` take precedence over the file, and ``store`` over everything.
 
-    Raise ``BadConfig`` naming the line and the key that is wrong, and the nearest right one.
+    Raise ``BadConfig``, naming the line and the wrong key, and the nearest known one.
     """
     file = find_config_file(path)
     text = _read_text(file) if file else ""
@@ -96,12 +97,12 @@ def load_config(path: str | None, *, store: str | None = None) -> Config:
 
 
 def find_config_file(path: str | None) -> str:
-    """The file that is read; empty when there is none."""
+    """Return the path of the config file; empty if there is none."""
     return path or os.environ.get("MEMORY_SIDECAR_CONFIG") or ""
 
 
 def add_location(problem: BadConfig, file: str, text: str | None = None) -> BadConfig:
-    """The same problem, with the variable or the line of the file that it is in."""
+    """Return the problem with the variable or the line of the file that it is in."""
     message = problem.message
     for at, name in _list_set_variables().items():
         message = re.sub(re.escape(format_setting(at)) + r"(?!\w)", name, message)
@@ -113,7 +114,7 @@ def add_location(problem: BadConfig, file: str, text: str | None = None) -> BadC
 
 
 def add_store_location(problem: BadReference, path: str | None, store: str | None) -> BadReference:
-    """The same problem with a store's URL, with the variable or the line that it was read from."""
+    """Return a problem of the store's URL with the variable or the line that the URL was read from."""
     if store:
         return problem
     file, name = find_config_file(path), "MEMORY_SIDECAR_STORE"
@@ -127,7 +128,7 @@ def _find_location(file: str, at: tuple[str | int, ...], text: str | None = None
 
 
 def _list_set_variables() -> dict[tuple[str | int, ...], str]:
-    """The options that the environment sets, each with its variable."""
+    """Return the options that the environment sets, each with its variable."""
     variables = {
         (name, entry.name): name_variable(name, entry.name)
         for name in SECTIONS
@@ -169,7 +170,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
 
 
 def list_unknown_variables() -> dict[str, str]:
-    """Variables that look like ours and are not, each with the nearest that is."""
+    """Return variables with the sidecar's prefix that it does not know, each with the nearest known one."""
     known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]

@@ -1,4 +1,4 @@
-"""The two verbs, and what they share."""
+"""The engine: the verbs export and restore, and the steps and checks that they share."""
 
 from sidecar.engine.core import Engine
 from sidecar.engine.exports.run import ExportRequest

@@ -1,4 +1,4 @@
-"""What an export and a restore both need: settings, and a sandbox whose traffic is counted."""
+"""The engine: the settings and ports that every verb works with, and a sandbox wrapper that counts its traffic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Timing:
 
 
 def check_timing(timing: Timing) -> Timing:
-    """Raise ``BadConfig`` for what no export could be made in."""
+    """Return ``timing``. Raise ``BadConfig`` if a time is too short for any export to succeed."""
     check_least(timing, "timing", {"command": 1, "direct": 1, "unpack": 1})
     return timing
 
@@ -69,11 +69,12 @@ class RestoreSettings:
 
     @property
     def withhold(self) -> bool:
+        """Whether projects that were not named, and whose folders do not exist yet, are left out of a restore."""
         return self.projects == NAMED
 
 
 def check_restore(settings: RestoreSettings) -> RestoreSettings:
-    """Raise ``BadConfig`` for a word that is none of them."""
+    """Return ``settings``. Raise ``BadConfig`` if ``projects`` is not one of the known words."""
     if settings.projects not in (FOUND, NAMED):
         raise BadConfig(f'[restore] projects must be "{FOUND}" or "{NAMED}".', at=("restore", "projects"))
     return settings
@@ -87,7 +88,7 @@ class SandboxOpener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Everything the verbs work with, wired once."""
+    """The store, the sandbox opener and all settings that the verbs need. Built once, at start."""
 
     repository: Repository
     open_sandbox: SandboxOpener
@@ -99,32 +100,34 @@ class Engine:
     retention: Retention = Retention()
     restoring: RestoreSettings = RestoreSettings()
     set_aside_bytes: int = 2 << 30
-    """So much of what restores replace is kept in a sandbox, if it came with the sandbox."""
+    """How many bytes of files that came with a sandbox, and that restores replaced, are kept there at most."""
     inline_bytes: int = 1 << 20
-    """A bundle up to this size comes back in the command's output; a larger one is downloaded."""
+    """A bundle up to this size is returned in the command's output; a larger one is downloaded."""
     direct: bool = False
-    """Let packs go straight between sandbox and bucket, where the store can make links."""
+    """Let packs travel directly between sandbox and bucket, if the store can make signed links."""
     progress: Progress = field(default_factory=NoProgress)
     reached: Reached | None = None
-    """Called once the sandbox was reached and there is something to do, before anything is stored or changed; an export says
-    which id its snapshot would have."""
+    """Called once the sandbox was reached and there is something to do, before anything is stored or changed. It gets
+    the id of the snapshot: for an export, the id that the new one would have."""
     fence: Callable[[], Awaitable[None]] | None = None
-    """Called before a head is moved; raises when whoever asked for that has lost the right to."""
+    """Called before a head is moved. Raises if the caller no longer has the right to move it, for example because its
+    lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
-    """Called with a memory and how many of its snapshots the rules have let go after an export."""
+    """Called after an export with a memory and the number of its snapshots that the retention rules removed."""
     index: MemoryIndex | None = None
-    """What makes memories searchable, where there is a database for it. The verbs do not wait for it."""
+    """Updates the search index, if a search database is configured. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)
     local: LocalPolicy = OF_OUR_OWN
-    """Which folders of this machine may be sandboxes, and what they stay apart from."""
+    """Which folders of this machine may be used as sandboxes, and which ones they must not overlap."""
 
     def open_home(self, home: Path) -> Sandbox:
-        """A folder of our own as a sandbox: imports, and what sandboxes without Python bring, are read there."""
+        """Open a folder that belongs to the sidecar as a sandbox. Imports, and the tarballs of sandboxes without
+        Python, are unpacked into such a folder and exported from there."""
         return self.open_sandbox(f"local:{home}", local=OF_OUR_OWN)
 
 
 def new_upload_path() -> str:
-    """Where in a sandbox to put what a restore brings."""
+    """Return a fresh path in the sandbox for the upload of a restore."""
     return f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
 
 
@@ -133,7 +136,7 @@ async def gather(first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: .
 @overload
 async def gather(first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /) -> tuple[A, B, C]: ...
 async def gather(*things: Awaitable[Any]) -> tuple[Any, ...]:
-    """Wait for some things at once; when one fails, the others are called off."""
+    """Await several things concurrently and return their results. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(thing) for thing in things]
     try:
         return tuple(await asyncio.gather(*tasks))
@@ -144,7 +147,7 @@ async def gather(*things: Awaitable[Any]) -> tuple[Any, ...]:
 
 
 class CountedSandbox:
-    """A sandbox that counts what passes: round trips and bytes, both ways."""
+    """A sandbox that counts round trips and transferred bytes, both ways."""
 
     def __init__(self, sandbox: Sandbox, progress: Progress) -> None:
         self._sandbox = sandbox
@@ -156,7 +159,7 @@ class CountedSandbox:
 
     @property
     def trips(self) -> dict[str, int]:
-        """How many of each: "control", "command", "upload", "download"."""
+        """The number of round trips by kind: "control", "command", "upload", "download" and "remove"."""
         control = self._sandbox.control_trips - self._control_before
         return {**({"control": control} if control else {}), **self._trips}
 
@@ -192,7 +195,8 @@ class CountedSandbox:
                 yield chunk
 
     def add(self, trips: Mapping[str, int], transferred: int) -> None:
-        """Count what passed while somebody else counted. The sandbox itself counts what is asked of its provider."""
+        """Add traffic that another ``CountedSandbox`` of the same sandbox counted. "control" trips are left out: the
+        sandbox itself counts those, so they are included already."""
         self._trips.update({kind: count for kind, count in trips.items() if kind != "control"})
         self.transferred_bytes += transferred
 

@@ -1,6 +1,7 @@
-"""What is wrong with the heads of a store, and what to do about it, for whoever wants to know in a moment.
+"""Diagnose the heads of a store within seconds, and name the remedy for each damaged one.
 
-``verify`` reads every byte of every snapshot; this reads the heads alone, and of large ones only what a listing tells.
+``verify`` reads every byte of every snapshot. This module reads only the heads, and for large ones it only compares the
+sizes of their objects with a listing.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from sidecar.store.repository import PARALLEL_READS, HeadState, Repository, Surv
 from sidecar.store.verification import check_snapshot
 
 MOST_READ = 256 << 20
-"""So many bytes of packs are read, of all heads together."""
+"""How many bytes of packs are read at most, over all heads together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedHead:
+    """A head that cannot be restored, and why."""
+
     memory: str
     why: str
     whole: str = ""
-    """The snapshot to go back to: the best that seems whole. Empty: there is none."""
+    """The best snapshot that seems undamaged, to roll back to. Empty if there is none."""
 
     @property
     def cure(self) -> str:
+        """What a person can do about it, as a sentence."""
         if self.whole:
             return f"`memory-sidecar rollback {self.memory} {self.whole}` makes the newest whole snapshot the head."
         return (
@@ -39,15 +43,15 @@ class DamagedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadReport:
-    """What was found out about the heads of a store."""
+    """The result of ``inspect_heads``."""
 
     damaged: list[DamagedHead]
     unread: int
-    """Of so many only the sizes were compared: reading them would take too long."""
+    """For this many heads only the sizes were compared, because reading them would take too long."""
 
 
 async def inspect_heads(repository: Repository) -> HeadReport:
-    """Which memories' heads cannot be restored."""
+    """Find the memories whose heads cannot be restored."""
     look, turns = _HeadInspector(repository), asyncio.Semaphore(PARALLEL_READS)
 
     async def one(memory: str) -> DamagedHead | None:
@@ -59,7 +63,7 @@ async def inspect_heads(repository: Repository) -> HeadReport:
 
 
 class _HeadInspector:
-    """Reads what is small enough, and of the rest only the sizes."""
+    """Checks heads within one budget of bytes to read; once it is used up, only sizes are compared."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -67,7 +71,9 @@ class _HeadInspector:
         self.unread = 0
 
     async def at(self, memory: str) -> DamagedHead | None:
-        # The head first: what it needs is listed by the time that is listed.
+        """Return the damage of a memory's head, with the best snapshot to roll back to; ``None`` if the head is fine."""
+        # The head is read before the listing: packs that this head needs were stored before it, so the listing has
+        # them.
         state = await self._repository.head(memory)
         survey = await self._repository.survey(memory)
         why = await self._find_head_problem(memory, survey, state)
@@ -86,7 +92,7 @@ class _HeadInspector:
         return "The head is missing." if await self._repository.has_eligible(memory, survey.snapshots) else ""
 
     async def _find_snapshot_problem(self, memory: str, survey: Survey, snapshot: str) -> str:
-        """What is wrong with a snapshot; empty when nothing seems to be."""
+        """Return what is wrong with a snapshot, or an empty string if nothing seems to be."""
         manifest = (await self._repository.manifests(memory, [snapshot])).get(snapshot)
         if manifest is None:
             return f"Snapshot {snapshot} has no manifest."
@@ -106,7 +112,8 @@ class _HeadInspector:
 
 
 async def count_unencrypted_snapshots(repository: Repository) -> dict[str, int]:
-    """In a store that has keys: how many snapshots of which memories are stored without being encrypted."""
+    """Count, by memory, the snapshots that are stored unencrypted in a store that has encryption keys. Return an empty
+    mapping if the store does not encrypt."""
     store = repository.store
     sealed = store.inner if isinstance(store, SignedStore) else None
     if not isinstance(sealed, EncryptedStore) or not sealed.encrypts:
@@ -116,7 +123,7 @@ async def count_unencrypted_snapshots(repository: Repository) -> dict[str, int]:
     for memory in await repository.memories():
         prefix = MemoryKeys.of(memory).prefix
         if state is not None and state.names.hide(prefix) != prefix:
-            continue  # it began after there were keys
+            continue  # its name is encrypted, so it was begun after there were keys
         manifests = await repository.manifests(memory, await repository.list_snapshot_ids(memory))
         plain = [
             one for one in manifests.values() if isinstance(one, Manifest) and not all(p.sealed for p in one.packs)

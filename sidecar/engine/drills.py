@@ -1,7 +1,7 @@
-"""Drills: bring snapshots back into a scratch sandbox, as if theirs were gone. What was never restored is only a hope.
+"""Drills: restore snapshots into a scratch folder, to prove that they can be restored.
 
-A restore hashes every file and checks every database before it puts anything in place, so one that is complete has shown
-that the snapshot is.
+A restore hashes every file and checks every database before it puts anything in place, so a complete restore proves
+that the snapshot is intact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.store.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """What came of bringing one snapshot back."""
+    """The result of restoring one snapshot in a drill."""
 
     memory: str
     snapshot: str
@@ -38,8 +38,9 @@ class Drill:
 async def choose_drills(
     engine: Engine, memory: str, count: int, chance: random.Random, *, most_bytes: int | None = None
 ) -> list[tuple[str, str]]:
-    """Random snapshots, of one memory or (``""``) of all, as pairs of memory and id; the head of a single one is always among
-    them. Larger ones than ``most_bytes`` are left alone. A head counts also when its manifest is not there any more."""
+    """Choose up to ``count`` random snapshots of one memory, or of all memories if ``memory`` is empty, and return them
+    as pairs of memory and snapshot id. With one memory, its head always comes first. Snapshots larger than
+    ``most_bytes`` are left out. A head is included even if its manifest is missing: the drill then reports that."""
     repository = engine.repository
     memories = [memory] if memory else await repository.memories()
     heads = {name: (await repository.head(name)).snapshot for name in memories}
@@ -56,14 +57,16 @@ async def choose_drills(
             break
         manifest = (await repository.manifests(name, [snapshot])).get(snapshot)
         small = most_bytes is None or not isinstance(manifest, Manifest) or manifest.bytes <= most_bytes
-        # One that was listed may be forgotten by now; what is the head still may not.
+        # A listed snapshot without a manifest was forgotten since, which is fine; a head without one is a problem to
+        # report.
         if small and (manifest is not None or snapshot == (await repository.head(name)).snapshot):
             chosen.append((name, snapshot))
     return chosen
 
 
 async def run_drill(engine: Engine, memory: str, snapshot: str) -> Drill:
-    """Restore a snapshot into a scratch sandbox and see whether all of it came. What goes wrong is told, not raised."""
+    """Restore a snapshot into a scratch folder and compare the receipt with the manifest. Problems are returned in the
+    ``Drill``, never raised."""
     began = time.monotonic()
     try:
         manifest = await engine.repository.manifest(memory, snapshot)
@@ -87,7 +90,8 @@ async def run_drill(engine: Engine, memory: str, snapshot: str) -> Drill:
 
 
 def _build_request(manifest: Manifest, home: Path) -> RestoreRequest:
-    """Each project gets a folder of its own: where they were may not be there, or lie in each other."""
+    """Build a restore request that gives each project its own folder: the original paths may not exist here, or may be
+    nested."""
     projects = [home / f"projects/{number}" for number in range(1, len(manifest.roots) + 1)]
     for project in projects:
         project.mkdir(parents=True)
@@ -97,6 +101,7 @@ def _build_request(manifest: Manifest, home: Path) -> RestoreRequest:
 
 
 def _find_problem(manifest: Manifest, receipt: RestoreReceipt) -> str:
+    """Return how the receipt differs from what the manifest promises, or an empty string."""
     if receipt.outcome is not RestoreOutcome.COMPLETE:
         return receipt.reason.message if receipt.reason else f"The restore is {receipt.outcome}."
     if receipt.wanted or receipt.snapshot != manifest.snapshot:

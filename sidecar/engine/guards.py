@@ -1,4 +1,5 @@
-"""Nothing good is ever overwritten by something worse."""
+"""The guards: reasons why a new snapshot must not replace the head, so that a good memory is never overwritten by a
+worse one."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _DAY = r"\d{4}-\d\d-\d\d"
 
 
 def check_reasons(reasons: Iterable[str]) -> None:
-    """Raise ``UnknownReason`` for one that no guard has, with the nearest that one has."""
+    """Raise ``UnknownReason`` for a reason that no guard has; the hint names the nearest known one."""
     for reason in reasons:
         if reason not in REASONS:
             near = difflib.get_close_matches(reason, REASONS, 1)
@@ -47,10 +48,10 @@ def list_objections(
     allow: Collection[str] = (),
     trimmed: Collection[str] = (),
 ) -> list[Reason]:
-    """Why this snapshot should not become the head: all there is to say against it. ``head`` is what it would replace.
+    """List every guard's reason against making this snapshot the head. ``head`` is the snapshot that it would replace.
 
-    Each reason can be allowed by itself. What a size limit left out on purpose does not count as lost; ``trimmed`` are the
-    roots that it took something from.
+    Each reason can be allowed on its own. Files that a size limit left out on purpose do not count as lost; ``trimmed``
+    are the roots that lost files to a limit.
     """
     allowed = {*allow, *guards.allow}
     found = _find_objections(new, entries, head, head_entries, layouts, guards, trimmed)
@@ -66,9 +67,10 @@ def _find_objections(
     guards: Guards,
     trimmed: Collection[str],
 ) -> Iterator[Reason]:
+    """Yield every guard's reason, whether it is allowed or not."""
     if new.files == 0:
         yield Reason(code=EMPTY, message=NOTHING)
-        return  # all else follows from that
+        return  # everything else follows from it
     for database in new.databases:
         if database.check != "ok":
             yield Reason(code=DAMAGED, message=f"SQLite says of {database.path}: {database.check}")
@@ -84,12 +86,12 @@ def _find_objections(
     yield from _find_shrinkage("It", now, then, guards, beside)
     for layout in guards.layouts:
         now, then = _count_layout(layout, new, entries), _count_layout(layout, head, head_entries)
-        if not new.dropped:  # what was left out is not known by layout
+        if not new.dropped:  # dropped files are not counted by layout
             yield from _find_shrinkage(f"Its {layout} part", now, then, guards.narrow_to_layout(layout), beside)
 
 
 def _find_missing_path(entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts) -> str:
-    """A path that a layout cannot do without, which the head has and the new snapshot has not."""
+    """Return a path that its layout requires and the head has, but the new snapshot has not; empty if there is none."""
     for root in head.roots:
         required = layouts[root.layout].required if root.layout in layouts else ()
         wanted = compile_patterns(f"{root.name}/{pattern}" for pattern in required)
@@ -102,7 +104,8 @@ def _find_missing_path(entries: Entries, head: Manifest, head_entries: Entries, 
 def _find_missing_roots(
     entries: Entries, head: Manifest, head_entries: Entries, trimmed: Collection[str]
 ) -> Iterator[Reason]:
-    """Roots of which the head has files, and the new snapshot none: as if a whole sandbox had come up empty."""
+    """Yield a reason for each root of which the head has files and the new snapshot has none, as when a sandbox started
+    empty."""
     for root in head.roots:
         if root.name in trimmed or any(_mark_files(root.name, entries)):
             continue
@@ -115,10 +118,9 @@ def _find_missing_roots(
 def _leave_out_rotated(
     entries: Entries, head: Manifest, head_entries: Entries, layouts: Layouts, trimmed: Collection[str]
 ) -> Entries:
-    """The head without what its owner has removed by itself since: that counts neither then nor now.
-
-    Not in roots that a size limit took something from: what it took counts as still there.
-    """
+    """Return the head's entries without rotating files that their owner has deleted since, so that they count neither
+    before nor after. Roots that a size limit trimmed are left as they are: there, a missing file counts as still
+    present."""
     rotating = {
         root.name: _compile_rotating(layouts[root.layout])
         for root in head.roots
@@ -139,12 +141,14 @@ def _compile_rotating(layout: Layout) -> re.Pattern[str]:
 
 
 def _mark_files(root: str, entries: Entries) -> Iterator[bool]:
+    """Yield, for each entry, whether it is a file below ``root``."""
     return (entry.type == FILE and path.startswith(f"{root}/") for path, entry in entries.items())
 
 
 def describe_moved_projects(new: Manifest, head: Manifest, layouts: Layouts, *, named: bool) -> list[str]:
-    """What to say of projects that are in another place than the head has them from: perhaps they are others. One that was
-    named, and is called the same, has only moved."""
+    """Return a warning for each project whose path differs from its path in the head, since it may be a different
+    project. A project that was named in the request and has kept its folder name is taken as moved, without a warning.
+    """
     projects = {name for name, layout in layouts.items() if any(root.project for root in layout.roots)}
     places = {root.name: root.hint for root in head.roots if root.layout in projects}
     return [
@@ -156,7 +160,7 @@ def describe_moved_projects(new: Manifest, head: Manifest, layouts: Layouts, *, 
 
 
 def _find_downgrades(new: Manifest, head: Manifest, layouts: Layouts) -> Iterator[Reason]:
-    """Databases whose layout tells their schema's version, and which have an older one than the head's."""
+    """Yield a reason for each database whose schema version, if its layout tells it, is older than the head's."""
     layout_of = {root.name: root.layout for root in new.roots}
     before = {database.path: database.schema for database in head.databases}
     for database in new.databases:
@@ -182,10 +186,12 @@ def _find_shrinkage(
 
 
 def _count_layout(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
+    """Return the number and the total size of the files of one layout."""
     roots = {root.name for root in manifest.roots if root.layout == layout}
     return _count_files({path: entry for path, entry in entries.items() if path.split("/")[0] in roots})
 
 
 def _count_files(entries: Entries) -> tuple[int, int]:
+    """Return the number and the total size of the files among ``entries``."""
     files = [entry.size for entry in entries.values() if entry.type == FILE]
     return len(files), sum(files)

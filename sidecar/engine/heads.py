@@ -1,4 +1,4 @@
-"""Fork, rollback and accept: the verbs that move heads without a sandbox."""
+"""The verbs that move heads without a sandbox: fork, rollback and accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sidecar.store.selectors import resolve_snapshot
 
 
 async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
-    """Begin a new memory with a copy of a snapshot. The two share nothing afterwards."""
+    """Start a new memory with a copy of a snapshot. The two memories share no objects afterwards. Raise ``UsageError``
+    if the new memory exists already."""
     check_new_memory_id(new)
     source = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     if await repository.exists(new):
@@ -48,7 +49,8 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
 
 
 async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[Head, str]:
-    """Make an earlier (or a diverged, or rejected) snapshot the head; nothing is removed. Return the new head and the old."""
+    """Make an earlier, diverged or rejected snapshot the head. Nothing is removed. Return the new head and the old
+    head's id."""
     manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
@@ -74,10 +76,11 @@ class Acceptance:
 
 
 async def accept(repository: Repository, memory: str, wanted: str = "") -> Acceptance:
-    """Make a rejected or diverged snapshot the head; by default, the newest that was rejected since the head was made.
+    """Make a rejected or diverged snapshot the head; by default, the newest one that was rejected since the head was
+    made.
 
-    The head that it replaces is pinned, and nothing is removed. Raise ``NothingToAccept`` for a snapshot that is or was the
-    head, and ``HeadMoved`` when somebody else moved the head meanwhile.
+    The head that it replaces is pinned, and nothing is removed. Raise ``NothingToAccept`` for a snapshot that is or was
+    the head, and ``SwapLost`` if another writer moved the head in the meantime.
     """
     snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted) if wanted else ""
     state = await repository.head(memory)
@@ -103,6 +106,8 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
             repository, memory, before, manifest.snapshot, f"{reason.code} (accepted by a person)"
         )
     try:
+        # Compare-and-swap: it fails if another writer changed the head since ``state`` was read. The pin that was just
+        # made would then protect a snapshot that was not replaced, so it is removed.
         await repository.move_head(state, manifest)
     except SwapLost:
         if pinned:
@@ -120,6 +125,7 @@ async def accept(repository: Repository, memory: str, wanted: str = "") -> Accep
 
 
 def _explain_refusal(manifest: Manifest, state: HeadState) -> Reason:
+    """Return why a snapshot is not the head, from its manifest."""
     code, _, message = manifest.rejected.partition(": ")
     if code:
         return Reason(code=code, message=message)
@@ -127,7 +133,8 @@ def _explain_refusal(manifest: Manifest, state: HeadState) -> Reason:
 
 
 async def _find_newest_rejected(repository: Repository, memory: str, head: Head | None) -> str:
-    """The newest snapshot that was rejected since the head was made: an earlier one may be older than anyone remembers."""
+    """Return the newest snapshot that was rejected since the head was made. Older rejected ones are not offered by
+    default: what they contain may be long out of date."""
     ids = await repository.list_snapshot_ids(memory)
     if not ids:
         raise MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")

@@ -1,6 +1,7 @@
-"""A limit below what a memory cannot do without refuses every export of it: that is found when a service starts.
+"""Check at the start of a service that no size limit is below what the hot tier of a memory needs: every export of that
+memory would be refused.
 
-Known is what the head in the store has: not which session is the active one, which shows only in the sandbox.
+Only the heads in the store are considered. Which session is the active one is known only inside a sandbox.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from sidecar.store.fetch import fetch_entries
 from sidecar.store.repository import PARALLEL_READS
 
 MOST_HEADS = 2000
-"""So many heads are looked at: a start should not take minutes. A limit that is too low for others shows at their export."""
+"""How many heads are read at most, so that a start does not take minutes. A limit that is too low for any other memory
+shows at its next export."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the hot tier of a memory, or of one layout's files, needs at least of a limit."""
+    """The least value of one limit that the hot tier of a memory, or of one layout's files, needs."""
 
     key: str
     least: int
@@ -37,7 +39,8 @@ class _Need:
 
 
 async def check_hot_limits(engine: Engine) -> None:
-    """Compare the limits of each memory with what its head holds that is hot. Raise ``BadConfig`` naming the setting."""
+    """Compare the limits of each memory with the hot files of its head. Raise ``BadConfig``, naming the setting, if a
+    limit is too low."""
     limits = engine.limits
     if not any(map(_has_lowered, [limits, *(replace(limits, **table) for table in limits.memories.values())])):
         return
@@ -66,13 +69,14 @@ async def check_hot_limits(engine: Engine) -> None:
 
 
 def _has_lowered(limits: Limits) -> bool:
-    """Whether any limit is below the one that holds where nothing is set."""
+    """Whether any limit is below its default."""
     default, parts = Limits(), [limits, *map(limits.narrow_to_layout, limits.layouts)]
     return any(getattr(part, key) < getattr(default, key) for part in parts for key in OF_FILES)
 
 
 async def _measure_needs(engine: Engine, key: str) -> tuple[str, list[_Need]]:
-    """The memory of a head, and what it needs; nothing where that cannot be read, which is somebody else's matter."""
+    """Return the memory of a head and what its hot tier needs. Return no needs if the head cannot be read; other checks
+    report that."""
     repository, memory = engine.repository, ""
     try:
         stored = await repository.store.get(key)
@@ -106,7 +110,8 @@ def _sum_needs(hot: list[Entry], entries: dict[str, Entry], layout: str = "") ->
 
 
 def _find_single_needs(hot: list[Entry], layout: str = "") -> Iterator[_Need]:
-    """What single files need: of one layout, or of those that have no limits of their own."""
+    """Yield what the largest and the deepest file need: of one layout, or of the files whose layout has no limits of
+    its own."""
     if hot:
         largest = max(hot, key=lambda entry: entry.size)
         yield _Need("file_bytes", largest.size, f"{largest.path} with {largest.size:,} bytes", layout)
@@ -122,7 +127,7 @@ def _list_parents(path: str) -> Iterator[str]:
 
 
 def _find_setting(limits: Limits, memory: str, need: _Need) -> tuple[str, ...]:
-    """Where the limit of a memory, or of one layout's files, is set."""
+    """Return the location in the config of the limit that applies to a memory, or to one layout's files."""
     if need.key in limits.layouts.get(need.layout, {}):
         return ("limits", "layouts", need.layout, need.key)
     for pattern, table in limits.memories.items():

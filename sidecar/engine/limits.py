@@ -1,4 +1,5 @@
-"""The limits of one export, outside the sandbox: what it is told of them, what is checked on arrival, what comes near."""
+"""The limits of one export as applied outside the sandbox: the part that is sent to the program, the checks of what
+arrives, and the warnings when a limit is nearly reached."""
 
 from __future__ import annotations
 
@@ -18,19 +19,21 @@ from sidecar.store.manifest import Manifest
 Entries = Mapping[str, Entry]
 
 RELAXED = 4
-"""A tarball that is still to be trimmed here may be so many times larger than what is left of it, and as large as any
-memory may be where nothing is set: it is spooled to disk, and the bound is there for a tarball made to fill it."""
+"""A tarball that is trimmed after it was unpacked here may exceed the limits by this factor, and may always be as large
+as the default limits allow. It is spooled to disk; this limit only stops a tarball that is made to fill the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may arrive to be unpacked here: more than the limits allow, where it is trimmed after that."""
+    """Limits on what may arrive to be unpacked here: ``limits`` as configured, ``most`` as enforced on arrival.
+    ``most`` is higher if files are trimmed afterwards."""
 
     limits: Limits
     most: Limits
 
     def check(self, key: str, have: int, what: str) -> None:
-        """Raise ``LimitExceeded``, naming the limit and, where it is another, the bound."""
+        """Raise ``LimitExceeded`` if ``have`` is above the enforced limit. The message names the configured limit and,
+        if it differs, the enforced one."""
         most, own = getattr(self.most, key), getattr(self.limits, key)
         if have > most:
             trimmed = f" No more than {most:,} is taken here to be trimmed to it." if most > own else ""
@@ -38,7 +41,7 @@ class Bounds:
 
 
 def narrow_engine(engine: Engine, memory: str) -> Engine:
-    """The engine with the limits, guards and privacy of one memory."""
+    """Return the engine with the limits, guards and privacy settings of one memory applied."""
     return replace(
         engine,
         limits=engine.limits.of(memory),
@@ -48,7 +51,8 @@ def narrow_engine(engine: Engine, memory: str) -> Engine:
 
 
 def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
-    """What the in-sandbox program is told. ``room`` is how much the pack may add to the store."""
+    """Build the limits for a request to the in-sandbox program. ``room`` is how many bytes the pack may add to the
+    store."""
 
     def told(table: Limits) -> dict[str, Any]:
         return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.list_trimming(OF_FILES)}
@@ -59,13 +63,13 @@ def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) ->
 
 
 def loosen_limits(limits: Limits) -> Limits:
-    """Limits that hold whatever layout a file is of."""
+    """Return limits that are no stricter than those of any layout, for checks that do not know a file's layout."""
     parts = [limits, *(limits.narrow_to_layout(name) for name in limits.layouts)]
     return replace(limits, file_bytes=max(part.file_bytes for part in parts), depth=max(part.depth for part in parts))
 
 
 def build_bounds(limits: Limits) -> Bounds:
-    """Of a tarball that is unpacked here before the in-sandbox program holds it to the limits."""
+    """Build the limits for a tarball that is unpacked here before the in-sandbox program applies the real limits to it."""
     most, default = loosen_limits(limits), Limits()
     if _has_trimming(limits):
         most = replace(
@@ -80,7 +84,7 @@ def _has_trimming(limits: Limits) -> bool:
 
 
 def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits) -> None:
-    """Check what arrived against the limits of each layout's files. Raise ``LimitExceeded``."""
+    """Check the received entries against the limits of each layout. Raise ``LimitExceeded``."""
     if not limits.layouts:
         return
     own = {name: limits.narrow_to_layout(name) for name in limits.layouts}
@@ -112,13 +116,14 @@ def _build_exceeded_error(key: str, layout: str, what: str, limits: Limits) -> L
 
 
 def check_dropped(answer: ExportAnswer, limits: Limits) -> None:
-    """What a sandbox says it left out is its own word; but it may leave out nothing where nothing is to be trimmed."""
+    """Raise ``BadAnswer`` if the sandbox claims to have left files out although no limit is set to trim. The numbers
+    themselves are the sandbox's claim and cannot be checked."""
     if not _has_trimming(limits) and (answer.dropped or answer.dropped_files or answer.dropped_more):
         raise BadAnswer("The sandbox left files out for want of room, which it was not told to.")
 
 
 def list_hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapping[str, Layout]) -> list[Entry]:
-    """What of a memory no size limit may drop."""
+    """List the files that no size limit may drop: the hot tier of each layout, and what its layout requires."""
     hot = compile_patterns(
         f"{root}/{pattern}"
         for root, name in layout_of.items()
@@ -131,7 +136,8 @@ def list_hot_files(entries: Entries, layout_of: Mapping[str, str], layouts: Mapp
 def describe_near_limits(
     limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
 ) -> list[str]:
-    """A warning for each limit that is nearly reached. ``entries`` may be empty: then less is known."""
+    """Return a warning for each limit that is nearly reached. Without ``entries``, the limits on single files are not
+    checked."""
     return [
         f"{have * 100 // most} % of {name} is used: {have:,} of {most:,}{about}."
         for name, have, most, about in _measure_use(limits, manifest, entries, packed, in_store)
@@ -142,6 +148,7 @@ def describe_near_limits(
 def _measure_use(
     limits: Limits, manifest: Manifest, entries: Entries, packed: int, in_store: Mapping[str, int]
 ) -> Iterator[tuple[str, int, int, str]]:
+    """Yield the name of each limit, how much of it is used, its value, and words for the message."""
     layout_of = {root.name: root.layout for root in manifest.roots}
     yield "limits.bytes", manifest.bytes, limits.bytes, " bytes"
     yield "limits.files", len(entries) or manifest.files, limits.files, " files, folders and links"

@@ -1,4 +1,5 @@
-"""What was taken out of an export: by which policy, and what a snapshot remembers of it."""
+"""Privacy on the engine's side of an export: which policy applies, why an export was refused, and what a manifest
+records about passages that were removed."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ OTHERS = ""
 
 
 def choose_privacy(run: ExportRun) -> Privacy:
-    """The policy of one export. Where credentials are allowed, they are still warned of."""
+    """Return the privacy policy of one export. If the guard for credentials is allowed, credentials are only warned
+    about."""
     privacy = run.engine.privacy
     return privacy.soften() if CREDENTIALS in {*run.request.allow, *run.engine.guards.allow} else privacy
 
 
 def explain_refusal(answer: ExportAnswer) -> Reason:
-    """Why an export with credentials in it is not stored."""
+    """Return the reason why an export that contains credentials is not stored."""
     refused = [row for row in answer.findings if row.action == "refused"]
     places = [
         f"{row.name} in {redact(row.path)} {describe_position(row.line, row.column, row.row)}"
@@ -42,22 +44,23 @@ def explain_refusal(answer: ExportAnswer) -> Reason:
 
 
 def describe_position(line: int, column: str, row: str) -> str:
-    """A place in a file, for a person."""
+    """Describe a position in a file or database for people."""
     if line:
         return f"line {line}"
     return f"{column} row {row}" if row else column
 
 
 def redact(text: str) -> str:
-    """What a sandbox said, for a receipt: there may be a credential in a name, wherever that is from."""
+    """Redact credentials in a text that came from a sandbox, for a receipt. File names can contain credentials too."""
     return redact_name(text)[0]
 
 
 def count_scrubbed(
     earlier: Manifest | None, entries: Mapping[str, Entry], answer: ExportAnswer
 ) -> dict[str, tuple[int, int]]:
-    """How much is missing from each file of a new snapshot: by what this export took out, and for a file it took nothing
-    out of by what the ``earlier`` snapshot says, for that may well be missing still."""
+    """Return, for each file of a new snapshot, how many private passages and credentials are missing from it. Files
+    that this export removed nothing from keep the counts of the ``earlier`` snapshot, because those passages are
+    probably still missing. Counts beyond the most paths are summed up under the empty path."""
     known = dict(earlier.scrubbed) if earlier else {}
     others = known.pop(OTHERS, (0, 0))
     others = answer.taken_more if any(answer.taken_more) else others

@@ -1,4 +1,5 @@
-"""Look into a store: its memories, their snapshots, what is in one, and what differs between two."""
+"""Read-only queries of a store: its memories, their snapshots, the contents of a snapshot, and the difference between
+two."""
 
 from __future__ import annotations
 
@@ -105,11 +106,12 @@ class Difference:
 
 
 async def list_memories(repository: Repository) -> list[MemoryRow]:
+    """List every memory of the store."""
     return [await _build_memory_row(repository, memory) for memory in await repository.memories()]
 
 
 async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
-    """Raise ``MemoryNotFound``."""
+    """Return the row of one memory. Raise ``MemoryNotFound``."""
     row = await _build_memory_row(repository, check_memory_id(memory))
     if not row.snapshots and row.head is None:
         raise build_not_found_error(repository, memory)
@@ -132,18 +134,19 @@ async def _build_memory_row(repository: Repository, memory: str) -> MemoryRow:
 
 
 def build_not_found_error(repository: Repository, memory: str) -> MemoryNotFound:
+    """Build the error for a memory that does not exist."""
     return MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
 
 
 async def list_existing_ids(repository: Repository, memory: str) -> list[str]:
-    """The ids of a memory's snapshots, newest first. Raise ``MemoryNotFound`` when there are none."""
+    """Return the ids of a memory's snapshots, newest first. Raise ``MemoryNotFound`` if there are none."""
     if ids := await repository.list_snapshot_ids(check_memory_id(memory)):
         return ids
     raise build_not_found_error(repository, memory)
 
 
 async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
-    """The head, with what is wrong with it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
+    """Return the head, with any problem of it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
     survey = await repository.survey(check_memory_id(memory))
     if not (ids := survey.snapshots):
         raise build_not_found_error(repository, memory)
@@ -154,14 +157,14 @@ async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState
 
 @dataclass(frozen=True, slots=True)
 class _Standings:
-    """All that tells how snapshots relate to the head."""
+    """Everything that is needed to tell how snapshots relate to the head."""
 
     state: HeadState
     head: Head | None
-    """The head; where it cannot be read, what the manifests tell of it."""
+    """The head; if it cannot be read, as rebuilt from the manifests."""
     manifests: Mapping[str, Manifest | SnapshotDamaged]
     damaged: Mapping[str, str]
-    """What is wrong with the snapshots of which that is known."""
+    """The problems of the snapshots that are known to be damaged."""
     pinned: Collection[str]
     automatic: Mapping[str, AutomaticPin]
 
@@ -205,14 +208,14 @@ class _Standings:
 
 
 async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
-    """Of some snapshots of a memory, after it was listed."""
+    """Read the head, the manifests, the damage and the pins of some snapshots. ``survey`` is a listing made before."""
     state = await repository.head(memory)
     manifests = await repository.manifests(memory, ids)
-    if state.snapshot and state.snapshot not in manifests:  # it has moved since, or its manifest is gone
+    if state.snapshot and state.snapshot not in manifests:  # it has moved since the listing, or its manifest is missing
         manifests |= await repository.manifests(memory, [state.snapshot])
     whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
     damaged = _find_cut_short(whole, survey.sizes)
-    if damaged:  # an export may have added a pack and its manifest while that was listed
+    if damaged:  # an export may have added a pack and its manifest during the listing
         damaged = _find_cut_short(whole, (await repository.survey(memory)).sizes)
     noted = await repository.read_damage(memory, survey.damaged.intersection(ids) - set(damaged))
     damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
@@ -222,7 +225,7 @@ async def _read_standings(repository: Repository, memory: str, ids: Collection[s
 
 
 def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:
-    """The snapshots of which a pack is not there, or not whole, by a listing."""
+    """Return the problem of each snapshot that, by the listing, lacks a pack or has one of the wrong size."""
     found = {}
     for manifest in manifests:
         try:
@@ -233,6 +236,7 @@ def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> 
 
 
 async def read_contents(repository: Repository, memory: str, wanted: str) -> SnapshotContents:
+    """Return a snapshot with all its entries. Raise ``SnapshotNotFound``."""
     manifest, entries = await _read_entries(repository, memory, wanted)
     standings = await _read_standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
     if manifest.snapshot not in standings.manifests:
@@ -252,7 +256,7 @@ def _build_entry_row(entry: Entry) -> EntryRow:
 
 
 async def compare_snapshots(repository: Repository, memory: str, old: str, new: str) -> Difference:
-    """What changed from one snapshot to another; ``old`` may be empty: the parent of ``new``."""
+    """Return what changed from one snapshot to another. If ``old`` is empty, ``new`` is compared with its parent."""
     later, after = await _read_entries(repository, memory, new)
     if not old and not later.parent:
         raise UsageError(
@@ -274,6 +278,7 @@ async def compare_snapshots(repository: Repository, memory: str, old: str, new: 
 
 
 def _pick_contents(entry: Entry) -> tuple[object, ...]:
+    """Return the fields of an entry that a comparison looks at: everything that matters but its time."""
     return entry.type, entry.mode, entry.size, entry.digest, entry.target
 
 

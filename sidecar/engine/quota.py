@@ -1,4 +1,4 @@
-"""Is there room in the store for one more snapshot?"""
+"""Quotas: check whether the store has room for one more snapshot, and plan which old ones to remove for it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ FORGOTTEN = "To make room in the store for this one, {count:,} of the oldest sna
 
 
 class StoreUse:
-    """How many bytes all memories have in a store: counted by a listing now and then, and in between by what is added here.
+    """How many bytes all memories use in a store: counted by a listing every ``STALE_SECONDS``, and in between by
+    adding what this process stores.
 
-    What others add shows after five minutes at the latest. What is removed never makes an export fail: before one is
-    refused, it is counted again.
+    What other services add is therefore counted after five minutes at the latest. Removals by others never make an
+    export fail wrongly: before an export is refused, the store is listed again.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class StoreUse:
         self._counted = -STALE_SECONDS
 
     async def bytes(self, store: Store, *, fresh: bool = False) -> int:
+        """Return the bytes in use; ``fresh`` forces a new listing."""
         if fresh or time.monotonic() - self._counted >= STALE_SECONDS:
             self._bytes = sum([info.size async for info in store.list(ROOT)])
             self._counted = time.monotonic()
@@ -44,18 +46,19 @@ class StoreUse:
 
 @dataclass(frozen=True, slots=True)
 class RoomFound:
-    """There is room: how much of each limit is used then, and what goes for it."""
+    """The result of ``check_room``: how much of each limit will be used, and the plan for snapshots to remove, if one
+    is needed."""
 
     used: Mapping[str, int]
     room: RoomPlan | None = None
 
     @property
     def going(self) -> Collection[str]:
-        """The snapshots that are to go."""
+        """The snapshots that are to be removed."""
         return self.room.going if self.room is not None else ()
 
     async def make(self, engine: Engine) -> list[str]:
-        """Let go what has to, now that its place is taken. Return what there is to say of it."""
+        """Remove the planned snapshots, once the new one is stored. Return warnings about it."""
         gone = await self.room.make(engine.repository) if self.room is not None and self.room.going else 0
         if not gone or self.room is None:
             return []
@@ -65,7 +68,8 @@ class RoomFound:
 
 
 def compute_room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
-    """How much a memory may still get, by a listing of it; ``None`` when there is no limit, or more room can be made."""
+    """Return how many bytes a memory may still add to the store, by a listing of it. ``None`` if there is no limit, or
+    if old snapshots may be removed to make room."""
     limits = engine.limits
     if not limits.memory_bytes or limits.trims("memory_bytes"):
         return None
@@ -75,11 +79,12 @@ def compute_room_left(engine: Engine, sizes: Mapping[str, int]) -> int | None:
 async def check_room(
     engine: Engine, memory: str, coming: SnapshotFacts, added: int, growth: int, held: int, keep: Collection[str]
 ) -> RoomFound:
-    """Make sure that ``coming`` may add so many bytes, of which its head takes the ``growth``, to the ``held`` ones.
+    """Check that the snapshot ``coming`` may add ``added`` bytes to the ``held`` ones; ``growth`` of them is the growth
+    of the head.
 
-    Where a limit says "trim", it is planned which old snapshots go for it, but for those to ``keep``; what they alone
-    needed no longer counts, though it goes only after the grace period. Nothing has gone yet. Raise ``LimitExceeded``
-    when that would not be enough.
+    If the exceeded limits are set to trim, plan which old snapshots to remove, except those to ``keep``. Packs that
+    only those snapshots need no longer count, although they are deleted only after the grace period. Nothing is removed
+    yet. Raise ``LimitExceeded`` if that would not be enough.
     """
     limits, used = engine.limits, {}
     if limits.memory_bytes:
@@ -95,6 +100,8 @@ async def check_room(
     room = None
     if all(map(limits.trims, over)):
         labelled = engine.retention.build_policy_for(memory).labelled
+        # How many bytes the memory's snapshots may have together so that the limit that is exceeded most is met. The
+        # growth of the head is left out, because it is not part of any snapshot.
         most = held + added - growth - max(over.values())
         room = await plan_room(engine.repository, memory, coming, most, keep, labelled)
         used = {key: have - (held + added) + room.bytes + growth for key, have in used.items()}
@@ -105,7 +112,7 @@ async def check_room(
 
 
 def _find_excess(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
-    """By how much more is used than each limit allows."""
+    """Return by how much each exceeded limit is exceeded."""
     most = {key: getattr(engine.limits, key) for key in used}
     return {key: have - most[key] for key, have in used.items() if have > most[key]}
 

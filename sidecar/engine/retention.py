@@ -1,4 +1,4 @@
-"""After an export: apply the rules to its memory and, now and then, collect."""
+"""After an export: apply the retention rules to its memory and, periodically, collect garbage."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ OVER = (
 
 
 async def tidy_store(engine: Engine, memory: str, state: HeadState, room: RoomFound) -> list[str]:
-    """Let go what there was no room for, and what the rules no longer keep; every twentieth generation, collect.
+    """Remove the snapshots that the quota or the retention rules no longer keep; every ``COLLECT_EVERY`` generations,
+    also collect garbage. Return warnings.
 
-    The sandbox is not asked for anything. What is stored is stored: trouble here is only a warning.
+    The sandbox is not involved. The export is already stored, so any problem here is only a warning.
     """
     retention, warnings = engine.retention, []
     policy = retention.build_policy_for(memory)

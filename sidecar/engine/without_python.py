@@ -1,6 +1,6 @@
-"""Sandboxes without Python: their files come and go as a plain tarball, and the sidecar does the program's work here.
+"""Sandboxes without Python: their files travel as a plain tarball, and the sidecar runs the in-sandbox program here.
 
-Slower (everything travels every time) and with fewer guarantees; the receipt says which.
+This is slower (all files travel every time) and gives fewer guarantees; the receipt's warnings say which.
 """
 
 from __future__ import annotations
@@ -69,18 +69,19 @@ UNNAMED = "Folders named after the paths of projects have the names they had whe
 LEADS_OUT = "link leads out of the memory"
 MOST_WARNINGS = 20
 UNIT = "\x1f"
-"""Stands for a newline where names are in lists."""
+"""Replaces newlines in file names where names are in line-based lists."""
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f\\]*\Z")
-"""Names that every sha256sum reads as they are."""
+"""Names that every ``sha256sum`` reads without escapes."""
 UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after they were unpacked."
 
 
 async def read_tarball(
     engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
 ) -> tuple[ExportAnswer, SpooledFile | None]:
-    """Unpack the tarball a sandbox brought into a home of our own and let the real program export that.
+    """Unpack the tarball of a sandbox into a folder of the sidecar's own, and let the real in-sandbox program export
+    that.
 
-    There is no bundle when that refuses to: the answer says why.
+    Return the merged answer and the bundle. The bundle is ``None`` if the program refused; the answer then says why.
     """
     answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
     within = build_bounds(engine.limits)
@@ -140,9 +141,10 @@ def _describe_late(local: ExportAnswer) -> list[str]:
 
 
 def _match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, RootSpec]:
-    """The roots that a sandbox says it brings, as their layouts have them, by name.
+    """Return the root specs, by name, for the roots that the sandbox claims to send.
 
-    Their names become places on our disk: raise ``BadAnswer`` or ``UnsafePath`` unless each is one that was asked for, once.
+    Their names become paths on this machine: raise ``BadAnswer`` or ``UnsafePath`` unless each root was requested and
+    is named once.
     """
     layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
     asked = {
@@ -164,7 +166,8 @@ def _match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any])
 
 
 def _check_place(what: str, hint: str) -> None:
-    """The shell takes control characters out of what it says; so whoever says them is not ours."""
+    """Raise ``UnsafePath`` for a path that is not absolute or has control characters. The shell script removes control
+    characters from its answer, so an answer that has any does not come from it."""
     check_hint(what, hint)
     if not hint.startswith("/") or any(ord(c) < 32 or ord(c) == 127 for c in hint):
         raise UnsafePath(f"{what} is said to be at {hint[:200]!r}.")
@@ -176,7 +179,7 @@ def _choose_place(root: RootSpec, number: int) -> str:
 
 
 def _find_hint(answer: ExportAnswer, places: dict[str, str], root: FoundRoot) -> str:
-    """Where a root was there, of one that is in a home of ours."""
+    """Return the path that a root of the local folder has in the sandbox."""
     there = (found.hint for found in answer.roots if root.hint == f"~/{places[found.name]}")
     return make_hint(next(there, root.hint), answer.home)
 
@@ -186,6 +189,7 @@ def _name_method(shell: str) -> str:
 
 
 def _describe_losses(engine: Engine, local: ExportAnswer, methods: dict[str, str]) -> list[str]:
+    """Return warnings about databases that were copied as files, and files that were left out."""
     copied = [
         COPIED.format(path=row.path, check=row.check) for row in local.databases if methods.get(row.path) != "sqlite3"
     ]
@@ -200,7 +204,7 @@ def _describe_losses(engine: Engine, local: ExportAnswer, methods: dict[str, str
 
 @dataclass(slots=True)
 class Tarball:
-    """A snapshot as a plain tarball: written once, and sent again only when it is not in the sandbox any more."""
+    """A snapshot as a plain tarball. It is written once, and uploaded again only if it is no longer in the sandbox."""
 
     file: Path | None = None
     checks: list[FoundDatabase] = field(default_factory=list)
@@ -216,7 +220,7 @@ async def send_tarball(
     tarball: Tarball,
     uploads: list[str],
 ) -> ProgramAnswer:
-    """Restore a snapshot as a plain tarball and a shell script: one more upload and command."""
+    """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
     if tarball.file is None:
         target = scratch.new()
         tarball.checks = await run_in_thread(_write_tarball, fetched, scratch.new(), target)
@@ -251,7 +255,7 @@ async def send_tarball(
 
 
 def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnapshot) -> list[Target]:
-    """Where each root of the snapshot goes, as the in-sandbox program would decide it."""
+    """Decide where each root of the snapshot goes, by the same rules as the in-sandbox program."""
     targets = []
     rules = get_rules(fetched.manifest)
     for root in fetched.manifest.roots:
@@ -273,7 +277,8 @@ def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnap
             known = replace(known, paths=(was, *known.paths))
             waits_for = build_place(RootSpec(name=known.name, project=True), top) if question["withhold"] else ""
         place = build_place(replace(known, marked=False), project, question["projects"])
-        if not known.project and (known.file or not known.paths):  # a setting says where it is, and a shell reads none
+        # Its path is in a settings file, which a shell cannot parse: use the path in the manifest.
+        if not known.project and (known.file or not known.paths):
             place = build_place(RootSpec(name=known.name, project=True), root.hint)
         is_needed = compile_patterns(f"{root.name}/{pattern}" for pattern in layout.required).match
         targets.append(
@@ -293,7 +298,8 @@ def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnap
 
 
 def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list[FoundDatabase]:
-    """``new/<root>/…``, with lists for the script (``restore.sh``); return what SQLite says of the databases in it."""
+    """Write the files as ``new/<root>/…``, and the lists that ``restore.sh`` reads. Return the SQLite checks of its
+    databases. Raise ``ProgramFailed`` for a damaged database, or a name that cannot be restored without Python."""
     staged = unpack_files(fetched.list_pack_files(), fetched.entries, folder)
     lists: dict[str, list[str]] = {
         "sums": [],
@@ -303,7 +309,7 @@ def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list
     checks = []
     with (
         gzip.open(target, "wb", compresslevel=1) as plain,
-        # Every tar knows this format; with pax, some take names for others.
+        # Every tar reads the GNU format; with pax, some tars misread names.
         tarfile.open(fileobj=plain, mode="w|", bufsize=CHUNK, format=tarfile.GNU_FORMAT) as tar,
     ):
         for path in sorted(fetched.entries):
@@ -317,7 +323,7 @@ def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list
             if entry.type == DIR:
                 root, _, relative = line.partition("/")
                 lists[f"{root}.wanted"].append(f"./{relative} {entry.mode:o}")
-                member.mode = 0o700  # it is moved out of
+                member.mode = 0o700  # its contents are moved out of it
             if entry.type != FILE:
                 tar.addfile(member)
                 continue

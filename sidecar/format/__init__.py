@@ -1,1 +1,2 @@
-"""What is in a store and on the wire, shared by both sides: standard library only, Python 3.8+."""
+"""Formats of stored objects and of what crosses the wire, shared by the sidecar and the in-sandbox program: standard
+library only, Python 3.8+."""

@@ -1,6 +1,7 @@
-"""Small JSON objects that notice a flipped byte: canonical text with its own SHA-256 inside.
+"""Small JSON objects that carry their own SHA-256, in canonical form.
 
-The text must be exactly what encoding its contents again gives, so no byte can change without being seen.
+Decoding encodes the contents again and compares the bytes, so a change of any single byte is detected, also one that
+JSON itself would ignore.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from typing import Any
 
 
 def _encode_canonical(value: dict[str, Any]) -> bytes:
+    """Encode as JSON with sorted names and no blanks: one value has exactly one encoding."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def encode_checksummed(value: dict[str, Any]) -> bytes:
-    """Encode an object, adding its ``sha256``."""
+    """Return the object's canonical JSON with its SHA-256 added as ``sha256``."""
     return _encode_canonical({**value, "sha256": hashlib.sha256(_encode_canonical(value)).hexdigest()}) + b"\n"
 
 
 def decode_checksummed(data: bytes) -> dict[str, Any]:
-    """Decode what ``encode_checksummed`` wrote. Raise ValueError when a single byte of it is different."""
+    """Return the object that ``encode_checksummed`` wrote, without its checksum. Raise ValueError if any byte differs."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Open what is compressed, with whatever this machine has."""
+"""Decompress packs with whichever zstd implementation this machine has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sidecar.format.refusal import Refusal
 
 @contextlib.contextmanager
 def decompress(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
-    """The plain bytes of a "gz" or "zst" stream. Raise Refusal (``no-zstd``) when this machine cannot read zstd."""
+    """Yield the decompressed bytes of a "gz" or "zst" stream. Raise Refusal (``no-zstd``) if this machine cannot read
+    zstd."""
     if codec == "gz":
         with gzip.GzipFile(fileobj=stream, mode="rb") as plain:
             yield plain  # type: ignore[misc]
@@ -50,5 +51,6 @@ def decompress(stream: BinaryIO, codec: str) -> Iterator[BinaryIO]:
 
 
 def _copy_to_pipe(source: BinaryIO, target: BinaryIO) -> None:
+    """Feed a decompressor's input. A broken pipe is ignored: the reader stopped early."""
     with contextlib.suppress(BrokenPipeError), target:
         shutil.copyfileobj(source, target, 1 << 20)

@@ -1,7 +1,8 @@
-"""How contents are named: block sums, and one digest over them.
+"""Block sums of a file's contents, and one digest over them.
 
-A file of at most one block has the SHA-256 of its bytes. A longer one has the SHA-256 of its block sums, each the first
-16 bytes of a block's SHA-256. So whoever holds the sums and a changed block can check the new digest without the rest.
+A file of at most one block has the SHA-256 of its bytes as its digest. A longer file has the SHA-256 of its block sums,
+where a block sum is the first 16 bytes of the block's SHA-256. With the sums and a changed block the new digest can be
+checked without reading the other blocks; that is what makes delta packs verifiable.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Callable, Protocol
 
 SUM_BYTES = 16
 PLAIN_BLOCK = 64 * 1024
+# Bounds the size of a file's sums: 2^18 blocks of 16 bytes are 4 MiB in the index.
 MOST_BLOCKS = 1 << 18
 
 
@@ -19,11 +21,12 @@ class Readable(Protocol):
 
 
 Sink = Callable[[int, bytes, bytes], None]
-"""Takes a block's number, its bytes and its sum."""
+"""A callback that receives a block's number, its bytes and its sum."""
 
 
 def choose_block_size(size: int, page: int = 0) -> int:
-    """The grain for a file: a database's page, else 64 KiB; doubled until the file has at most 2^18 blocks."""
+    """Return the block size for a file: a database's page size, else 64 KiB, doubled until the file has at most 2^18
+    blocks."""
     block = page or PLAIN_BLOCK
     while size > block * MOST_BLOCKS:
         block *= 2
@@ -31,19 +34,22 @@ def choose_block_size(size: int, page: int = 0) -> int:
 
 
 def count_blocks(size: int, block: int) -> int:
+    """Return how many blocks a file of this size has; the last one may be short."""
     return (size + block - 1) // block
 
 
 def hash_block(data: bytes) -> bytes:
+    """Return a block's sum: the first 16 bytes of its SHA-256."""
     return hashlib.sha256(data).digest()[:SUM_BYTES]
 
 
 def digest_sums(sums: bytes) -> str:
+    """Return the digest of a file that has more than one block, from its block sums."""
     return hashlib.sha256(sums).hexdigest()
 
 
 def digest_bytes(data: bytes, block: int) -> tuple[str, bytes]:
-    """Digest and block sums of contents held in memory."""
+    """Return the digest and the block sums of bytes in memory; no sums for a single block."""
     if len(data) <= block:
         return hashlib.sha256(data).hexdigest(), b""
     sums = b"".join(hash_block(data[at : at + block]) for at in range(0, len(data), block))
@@ -51,7 +57,7 @@ def digest_bytes(data: bytes, block: int) -> tuple[str, bytes]:
 
 
 def digest_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
-    """Read up to ``size`` bytes; return digest, sums and how many bytes there were, handing each block to ``sink``."""
+    """Read up to ``size`` bytes and pass each block to ``sink``. Return the digest, the sums and the number of bytes read."""
     if size <= block:
         data = stream.read(size)
         if sink is not None and data:

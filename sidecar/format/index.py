@@ -1,4 +1,4 @@
-"""The index of a pack: what it changes, one JSON object a line.
+"""The index of a pack: what the pack changes, one JSON object per line.
 
     {"index":1,"kind":"full"}
     {"path":"claude-mem/claude-mem.db","type":"file","size":8192,"mode":420,"mtime":1,"digest":"…","block":4096,"sums":"…"}
@@ -6,10 +6,11 @@
     {"path":"project/memory/today.md","type":"link","target":"2026-11-16.md"}
     {"gone":"project/memory/old.md"}
 
-``mtime`` is in nanoseconds. A file with ``blocks`` ("0-3,9") is carried as those blocks alone, ``sums`` being theirs; without,
-it is carried whole. ``blocks`` may be empty: only its mode or time changed. Everything else stays as the packs before said.
+``mtime`` is in nanoseconds. A file with ``blocks`` ("0-3,9") is carried as those blocks only, and ``sums`` are the sums
+of those blocks; without ``blocks`` the whole file is carried. Empty ``blocks`` mean that only its mode or time changed.
+Paths that an index does not mention stay as the earlier packs left them.
 
-A snapshot is its packs' indexes, laid one over the other.
+The entries of a snapshot are the indexes of its packs, applied in order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FILE, DIR, LINK = "file", "dir", "link"
 
 
 class Entry(NamedTuple):
-    """One path of a memory: what it is and what its contents are called."""
+    """One path of a memory: its type, its metadata, and the digest and block sums of its contents."""
 
     path: str
     type: str
@@ -41,25 +42,28 @@ class Entry(NamedTuple):
 
 
 TYPE, SIZE = 1, 3
-"""Where they are in an entry that is a plain tuple."""
+"""Positions in an entry that is a plain tuple (``program/cache.py`` keeps entries as tuples)."""
 ORDINARY = {"path", "type", "mode", "size", "mtime", "digest", "block"}
 
 
 class Change(NamedTuple):
-    """An entry as a pack carries it: whole (``blocks`` is None) or as some of its blocks (``entry.sums`` are theirs)."""
+    """An entry as a pack carries it: whole (``blocks`` is None), or only some blocks (``entry.sums`` are the sums of
+    those)."""
 
     entry: Entry
     blocks: Optional[List[int]] = None
 
 
 class Index(NamedTuple):
+    """A parsed index: its kind ("full" or "delta"), the changed entries, and the removed paths."""
+
     kind: str
     changes: List[Change]
     gone: List[str]
 
 
 def compact(blocks: list[int]) -> str:
-    """[0, 1, 2, 9] -> "0-2,9"."""
+    """Write block numbers as runs: [0, 1, 2, 9] becomes "0-2,9"."""
     runs: list[list[int]] = []
     for number in blocks:
         if runs and runs[-1][1] == number - 1:
@@ -70,7 +74,8 @@ def compact(blocks: list[int]) -> str:
 
 
 def expand(text: str, below: int, most: int) -> list[int]:
-    """The inverse of ``compact``. Raise ValueError unless there are at most ``most`` numbers, rising, all ``below``."""
+    """Parse what ``compact`` wrote. Raise ValueError unless the numbers rise, are all below ``below``, and are at most
+    ``most``."""
     blocks: list[int] = []
     for run in text.split(",") if text else []:
         first, _, last = run.partition("-")
@@ -82,6 +87,7 @@ def expand(text: str, below: int, most: int) -> list[int]:
 
 
 def _encode_change(change: Change) -> dict[str, Any]:
+    """Return the JSON object of a changed entry, with only the fields that its type has."""
     entry, blocks = change
     line: Dict[str, Any] = {"path": entry.path, "type": entry.type}
     if entry.type == LINK:
@@ -101,7 +107,7 @@ def _encode_change(change: Change) -> dict[str, Any]:
 
 
 def dump(index: Index) -> Iterator[bytes]:
-    """The index as lines. Names that are not UTF-8 travel as escaped surrogates."""
+    """Yield the lines of an index. Names that are not UTF-8 are written as escaped surrogates."""
     encode = json.JSONEncoder(separators=(",", ":")).encode
     yield (encode({"index": VERSION, "kind": index.kind}) + "\n").encode()
     for change in index.changes:
@@ -111,6 +117,7 @@ def dump(index: Index) -> Iterator[bytes]:
 
 
 def _pop_typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+    """Remove a field from a line and return it. Raise ValueError if it has another type or is negative (``mtime`` may be)."""
     value: Any = line.pop(key, default)
     if type(value) is not kind or (isinstance(value, int) and value < 0 and key != "mtime"):
         raise ValueError("index line has a wrong %r: %.80r" % (key, value))
@@ -118,7 +125,8 @@ def _pop_typed(line: dict[str, Any], key: str, kind: type, default: Any) -> Any:
 
 
 def _parse_plain_file(line: dict[str, Any]) -> Change | None:
-    """A file carried whole in one block, as nearly all lines of a large memory are; ``None`` when it is anything else."""
+    """Parse a file carried whole in one block, the fast path for nearly all lines of a large memory; ``None`` if it is
+    not one."""
     if line.keys() != ORDINARY or line["type"] != FILE:
         return None
     path, mode, size, mtime = line["path"], line["mode"], line["size"], line["mtime"]
@@ -133,6 +141,7 @@ def _parse_plain_file(line: dict[str, Any]) -> Change | None:
 
 
 def _parse_change(line: dict[str, Any]) -> Change:
+    """Parse any other line about a path. Raise ValueError if a field is wrong or unknown."""
     kind = _pop_typed(line, "type", str, "")
     if kind not in (FILE, DIR, LINK):
         raise ValueError("index line has an unknown type: %.80r" % kind)
@@ -155,14 +164,15 @@ def _parse_change(line: dict[str, Any]) -> Change:
         return Change(entry)
     if type(blocks_text) is not str or kind != FILE or entry.block < 1:
         raise ValueError("index line has wrong blocks: %.80r" % (blocks_text,))
-    # A carried block has a sum: a short text can then not stand for more numbers than there are sums.
+    # Each carried block has a sum, so the number of sums bounds the numbers that a short text such as "0-262143"
+    # expands to: a hostile index cannot make this allocate more than its own size justifies.
     count = min((entry.size + entry.block - 1) // entry.block, MOST_BLOCKS)
     blocks = expand(blocks_text, count, len(entry.sums) // SUM_BYTES)
     return Change(entry, blocks)
 
 
 def load(lines: Iterable[bytes]) -> Index:
-    """Parse an index. Raise ValueError for anything that is not exactly the format above."""
+    """Parse an index. Raise ValueError for anything that is not exactly the format described above."""
     rows, decode = iter(lines), json.JSONDecoder().decode
     head = json.loads(next(rows, b"null"))
     if type(head) is not dict or head.get("index") != VERSION or head.get("kind") not in ("full", "delta"):
@@ -181,7 +191,7 @@ def load(lines: Iterable[bytes]) -> Index:
 
 
 def write(target: BinaryIO, index: Index) -> None:
-    """Append an index to a file, compressed; line by line, since an index can be large."""
+    """Append a compressed index to a file. It is written line by line, because an index can be large."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)
     for line in dump(index):
         target.write(packer.compress(line))
@@ -189,7 +199,7 @@ def write(target: BinaryIO, index: Index) -> None:
 
 
 def read(source: BinaryIO) -> Index:
-    """Read a compressed index. Raise ValueError when it is not one."""
+    """Read a compressed index. Raise ValueError if it is not valid or not complete."""
     import gzip
     import io
 
@@ -201,7 +211,8 @@ def read(source: BinaryIO) -> Index:
 
 
 def merge_indexes(indexes: Iterable[Index]) -> dict[str, Entry]:
-    """The entries of a snapshot, sums included. Raise ValueError when a pack changes what the ones below do not have."""
+    """Return the entries of a snapshot, sums included. Raise ValueError if a pack changes something that the packs
+    before it do not have."""
     entries: dict[str, Entry] = {}
     for number, index in enumerate(indexes):
         if (index.kind == "full") != (number == 0):
@@ -211,7 +222,7 @@ def merge_indexes(indexes: Iterable[Index]) -> dict[str, Entry]:
 
 
 def apply_index(entries: dict[str, Entry], index: Index) -> None:
-    """Lay one index over the entries below it, in place."""
+    """Apply one index to the entries of the packs before it, in place. Raise ValueError if it does not fit them."""
     for path in index.gone:
         if entries.pop(path, None) is None:
             raise ValueError("an index removes %r, which was not there" % path)
@@ -221,6 +232,7 @@ def apply_index(entries: dict[str, Entry], index: Index) -> None:
 
 
 def _patch_entry(old: Entry | None, change: Change) -> Entry:
+    """Apply changed blocks to an entry: take the carried sums, keep the others. Raise ValueError if they do not fit."""
     entry, blocks = change
     assert blocks is not None
     if old is None or old.type != FILE:
@@ -232,6 +244,8 @@ def _patch_entry(old: Entry | None, change: Change) -> Entry:
     count = count_blocks(entry.size, entry.block)
     if old.block != entry.block or not old.sums or len(entry.sums) != len(blocks) * SUM_BYTES or count < 2:
         raise ValueError("an index changes blocks of %r in a way that does not fit" % entry.path)
+    # The file may have grown or shrunk: cut the old sums, or extend them with zeros that carried sums must then
+    # replace.
     sums = bytearray(old.sums[: count * SUM_BYTES])
     sums.extend(bytes(count * SUM_BYTES - len(sums)))
     for number, block in enumerate(blocks):
@@ -240,10 +254,11 @@ def _patch_entry(old: Entry | None, change: Change) -> Entry:
 
 
 def count_files(entries: dict[str, Entry]) -> tuple[int, int]:
-    """How many files, and how many bytes in them."""
+    """Return the number of files and of the bytes in them."""
     files = [entry for entry in entries.values() if entry.type == FILE]
     return len(files), sum(entry.size for entry in files)
 
 
 def list_folders(entries: dict[str, Entry]) -> list[Entry]:
+    """Return the entries that are folders."""
     return [entry for entry in entries.values() if entry.type == DIR]

@@ -1,7 +1,8 @@
-"""Write a pack: a tarball, compressed as its size deserves.
+"""Write a pack: a tarball, compressed according to its size.
 
-Up to 8 MiB is held back and compressed well, for it is small and may travel inside a command's output. More than that
-goes through the fastest compressor there is: the ``zstd`` or ``pigz`` program, else zlib at its lowest level.
+Up to 8 MiB are kept in memory and compressed well, because a small pack may be returned inside a command's output. A
+larger pack goes through the fastest compressor available: the ``zstd`` or ``pigz`` program, else zlib at its lowest
+level.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CHUNK = 1 << 20
 
 
 def describe_member(change: index.Change) -> tuple[str, int]:
-    """The name and the length of the member in which a pack carries a file, or the blocks of it that changed."""
+    """Return the name and the length of the tar member in which a pack carries a file, or the changed blocks of it."""
     entry, blocks = change
     if blocks is None:
         return entry.path, entry.size
@@ -35,7 +36,7 @@ def describe_member(change: index.Change) -> tuple[str, int]:
 
 
 class _Compressed(io.RawIOBase):
-    """A write-only stream that decides on a codec when it knows how much there is."""
+    """A write-only stream that chooses its codec once it knows whether the pack is small or large."""
 
     def __init__(self, target: BinaryIO, allow_zstd: bool) -> None:
         self._target = target
@@ -61,6 +62,7 @@ class _Compressed(io.RawIOBase):
         return len(data)
 
     def _open_bulk(self) -> None:
+        """Start the compressor for large packs and pass it what was kept in memory so far."""
         import gzip
         import subprocess
 
@@ -77,6 +79,7 @@ class _Compressed(io.RawIOBase):
         self.write(held)
 
     def finish(self) -> None:
+        """Compress what was kept in memory, or wait for the compressor. Raise Refusal if it failed."""
         if self._held is not None:
             packer = zlib.compressobj(6, zlib.DEFLATED, 31)
             self._target.write(packer.compress(self._held.getbuffer()) + packer.flush())
@@ -87,13 +90,14 @@ class _Compressed(io.RawIOBase):
         self._target.flush()
 
     def abandon(self) -> None:
+        """Kill the compressor."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
 
 
 class Packer:
-    """A pack being written to an open file. Give it entries, then ``finish``."""
+    """A pack that is being written to an open file: ``add`` entries, then call ``finish``."""
 
     def __init__(self, target: BinaryIO, allow_zstd: bool = True) -> None:
         self._stream = _Compressed(target, allow_zstd)
@@ -108,7 +112,8 @@ class Packer:
         self._tar.copybufsize = CHUNK  # type: ignore[attr-defined]
 
     def add(self, entry: index.Entry, contents: BinaryIO | None, length: int, name: str = "") -> None:
-        """Add a member: ``length`` bytes of ``contents``, or a folder or link. Raise OSError when contents are short."""
+        """Add a member: ``length`` bytes of ``contents``, or a folder or link. Raise OSError if the contents are too
+        short."""
         member = tarfile.TarInfo(name or entry.path)
         member.mode = entry.mode
         member.mtime = entry.mtime // 1_000_000_000
@@ -120,15 +125,15 @@ class Packer:
         self._tar.addfile(member, contents)
 
     def add_blocks(self, entry: index.Entry, contents: BinaryIO, length: int) -> None:
-        """Add only the blocks of a file that changed, one after the other."""
+        """Add only the changed blocks of a file, concatenated in the order of the index."""
         self.add(entry, contents, length, name=BLOCKS_PREFIX + entry.path)
 
     def finish(self) -> str:
-        """Complete the tarball; return its codec, "gz" or "zst"."""
+        """Complete the tarball and return its codec, "gz" or "zst"."""
         self._tar.close()
         self._stream.finish()
         return self._stream.codec
 
     def abandon(self) -> None:
-        """Leave it as it is: nobody wants this pack any more."""
+        """Stop the compressor and leave the file incomplete: the pack is not needed any more."""
         self._stream.abandon()

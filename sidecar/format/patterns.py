@@ -1,8 +1,8 @@
-"""Which names are memory: a layout's patterns, compiled.
+"""A layout's patterns, compiled: which paths are memory.
 
-``*`` and ``?`` stay within one part of a path, ``**`` spans any number of parts, ``{a,b}`` is either. A ``keep`` pattern is
-anchored at the root. A pattern of one part under ``never`` or ``secrets`` matches at any depth unless it begins with a
-slash, and one that ends in a slash is a folder with all it holds.
+``*`` and ``?`` match within one part of a path, ``**`` matches any number of parts, ``{a,b}`` is either. A ``keep``
+pattern is anchored at the root. A pattern of one part under ``never`` or ``secrets`` matches at any depth unless it
+begins with a slash; a pattern that ends in a slash is a folder with everything in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from functools import cached_property
 from typing import Any, Callable, Iterable, Pattern
 
-# Known by their names alone, wherever they are and whatever a layout says. A note is none (credentials.md).
+# Files known to contain secrets by their names alone, in any folder and whatever a layout says. A note about
+# credentials (credentials.md) is not one of them.
 SECRET_NAMES = frozenset(
     (".envrc .netrc _netrc .pgpass .my.cnf .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
      " .vault-token .s3cfg .boto auth.json mcp-auth.json oauth.json oauth_creds.json oauth-token token.json secrets.json"
@@ -25,7 +26,7 @@ COPY_ENDS = ("~", ".bak", ".old")
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file is known to hold secrets by its name, or is a copy of one."""
+    """Return whether a file is known by its name to contain secrets, or is a backup copy of such a file."""
     path = "/" + path.lower()
     for end in COPY_ENDS:
         if path.endswith(end):
@@ -35,7 +36,7 @@ def is_secret(path: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """A pattern's braces written out: "a{b,c}" -> ["ab", "ac"]."""
+    """Write out a pattern's braces: "a{b,c}" becomes ["ab", "ac"]."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if not found:
         return [pattern]
@@ -44,10 +45,12 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _translate_part(pattern: str) -> str:
+    """Translate one part of a pattern into a regular expression that does not cross a slash."""
     return "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in pattern)
 
 
 def _translate_pattern(pattern: str, anywhere: bool) -> str:
+    """Translate a pattern into a regular expression; ``anywhere``: a pattern of one part matches at any depth."""
     folder = pattern.endswith("/")
     parts = pattern.strip("/").split("/")
     out = "(?:.*/)?" if anywhere and len(parts) == 1 and not pattern.startswith("/") else ""
@@ -61,7 +64,8 @@ def _translate_pattern(pattern: str, anywhere: bool) -> str:
 
 
 def compile_patterns(patterns: Iterable[str], anywhere: bool = False) -> Pattern[str]:
-    """One expression that fully matches whatever any of the patterns names (nothing, when there are none)."""
+    """Return one expression that fully matches every path that any of the patterns names; without patterns it matches
+    nothing."""
     texts = [_translate_pattern(full, anywhere) for pattern in patterns for full in expand_braces(pattern)]
     return re.compile("(?:" + "|".join(texts) + r")\Z" if texts else r"(?!)", re.DOTALL)
 
@@ -73,8 +77,11 @@ EVERYTHING = "**"
 
 
 class Rules:
-    """The patterns of one layout, as they are for one of its roots, each compiled when it is first asked: most layouts are
-    not there, and compiling is slow. What yields is not memory in a project that has no marker."""
+    """The patterns of one layout for one of its roots.
+
+    Each is compiled when it is first used: most layouts are not present in a sandbox, and compiling is slow. In a
+    project without a marker, what matches ``yields`` is not memory.
+    """
 
     def __init__(self, layout: dict[str, Any], root: dict[str, Any] | None = None, marked: bool = True) -> None:
         self._layout = layout
@@ -89,48 +96,54 @@ class Rules:
 
     @cached_property
     def keep(self) -> Match:
+        """Match what the layout keeps."""
         return compile_patterns(self._keep).match
 
     @cached_property
     def names(self) -> Match:
-        """Whether its layout knows a file by name, and does not only take it for what lies in a folder of its own."""
+        """Match files that the layout knows by name, not only because they are in a folder that it owns."""
         return compile_patterns(self._keep[:-1] if self._owned else self._keep).match
 
     @cached_property
     def keeps_all_below(self) -> Match:
-        """Whether one pattern keeps whatever lies below a folder."""
+        """Match folders below which one pattern keeps everything."""
         if EVERYTHING in self._keep:
             return re.compile(".").match
         return compile_patterns(pattern[:-3] + "/" for pattern in self._keep if pattern.endswith("/**")).match
 
     @cached_property
     def database(self) -> Match:
+        """Match files that the layout declares to be SQLite databases."""
         return compile_patterns(self._layout["databases"]).match
 
     @cached_property
     def never(self) -> Match:
+        """Match paths that are never exported."""
         return compile_patterns(self._layout["never"], anywhere=True).match
 
     @cached_property
     def secret(self) -> Match:
+        """Match paths that the layout declares secret."""
         return compile_patterns(self._layout["secrets"], anywhere=True).match
 
     @cached_property
     def leaves_out(self) -> Match:
-        """Whether it is never exported, or secret."""
+        """Match paths that are never exported, or secret."""
         return compile_patterns(self._layout["never"] + self._layout["secrets"], anywhere=True).match
 
     @cached_property
     def careful(self) -> Match:
+        """Match files that may contain credentials but are exported, with a warning."""
         return compile_patterns(self._layout.get("careful", []), anywhere=True).match
 
     @cached_property
     def yields(self) -> Match:
-        """Whether it never replaces what is there."""
+        """Match files that never replace one that is already in the sandbox."""
         return compile_patterns(self._layout.get("yields", [])).match
 
     @cached_property
     def _folders(self) -> list[list[Pattern[str] | None]]:
+        """The keep patterns, part by part; ``None`` stands for ``**``."""
         return [
             [
                 re.compile(_translate_part(part) + r"\Z", re.DOTALL) if part != "**" else None
@@ -140,7 +153,7 @@ class Rules:
         ]
 
     def allows(self, relative: str, folder: bool) -> bool:
-        """Whether a path is memory: kept, and neither it nor a folder it is in ever forbidden."""
+        """Return whether a path is memory: it is kept, and neither it nor a folder above it is forbidden."""
         parts = relative.split("/")
         ways = ["/".join(parts[: number + 1]) for number in range(len(parts))]
         if any(self.never(way) or self.secret(way) for way in ways):
@@ -148,21 +161,22 @@ class Rules:
         return bool(self.keep(relative + "/x" if folder else relative))
 
     def takes(self, relative: str) -> bool:
-        """Whether a file, in folders that are not left out, is memory."""
+        """Return whether a file is memory, given that its folders are not left out."""
         return bool(self.keep(relative)) and not self.leaves_out(relative)
 
     def emptied(self, relative: str) -> list[str]:
-        """The tables of a database that hold secrets."""
+        """Return the tables of a database whose rows are secret and are not exported."""
         emptied = self._layout.get("emptied", {})
         return [table for name in emptied if compile_patterns([name]).match(relative) for table in emptied[name]]
 
     def may_hold(self, folder: str) -> bool:
-        """Whether anything kept can lie below this folder: a walk need not enter others."""
+        """Return whether anything below this folder can be kept; a walk need not enter other folders."""
         parts = folder.split("/")
         return any(self._may_lead(wanted, parts) for wanted in self._folders)
 
     @staticmethod
     def _may_lead(wanted: list[Pattern[str] | None], parts: list[str]) -> bool:
+        """Return whether a folder with these parts can be on the way to what the pattern matches."""
         for number, part in enumerate(parts):
             if number >= len(wanted) - 1:
                 return number < len(wanted) and wanted[number] is None

@@ -1,10 +1,10 @@
-"""The one exception the in-sandbox program raises on purpose."""
+"""The one exception that the in-sandbox program raises on purpose."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """It could not, or should not, go on: a stable code for the sidecar and a sentence for a person."""
+    """The program could not or should not continue. It has a stable code for the sidecar and a sentence for people."""
 
     def __init__(self, code: str, message: str, retryable: bool = False) -> None:
         super().__init__(message)

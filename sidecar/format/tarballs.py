@@ -1,9 +1,10 @@
-"""Read a tarball as a stream, and believe nothing that it says.
+"""Read a tarball as a stream without trusting anything it says.
 
-``tarfile`` is not made for hostile input. Its streams go on "reading" for as long as a header says, also when nothing comes any
-more; extension headers of any size are read into memory, and copied for each member; and a header that is damaged is
-taken for the end. So only single headers are left to it here. All that a header announces is compared with what may still
-come before anything is read, and whatever does not come is an error.
+``tarfile`` is not made for hostile input: its streams keep "reading" for as long as a header says, even when no more
+bytes come; extension headers of any size are read into memory and copied for each member; and a damaged header is taken
+for the end of the archive. So ``tarfile`` only parses single headers here. Every size that a header announces is
+compared with the bytes that may still come before anything is read, and bytes that do not come are an error. The header
+types are those of POSIX pax (``XHDTYPE``, ``XGLTYPE``) and GNU tar (long names).
 """
 
 from __future__ import annotations
@@ -13,49 +14,51 @@ from typing import BinaryIO, Iterator
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 1 << 20
+# Extension headers are read into memory, so each is bounded, and so are their number and the records in them.
 LONGEST_HEADER = 16 << 10
 HEADER_ALLOWANCE = 16 << 10
-"""Bytes for each member besides its contents, where a pack may have only so many."""
+"""Bytes allowed for each member besides its contents, where the size of a pack is limited."""
 MOST_HEADERS = 8
-"""How many extension headers may stand before one member: honest writers need two or three."""
+"""Extension headers allowed before one member; honest writers need two or three."""
 MOST_RECORDS = 1000
 LONGEST_SIZE = 20
-"""Digits of a size: more than 64 bits need is not a number of bytes."""
+"""Digits of a size. A number that needs more than 64 bits is not a number of bytes."""
 
 OWN = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class BadTarball(ValueError):
-    """It is not a whole tarball."""
+    """The stream is not a complete, valid tarball."""
 
 
 class TooLarge(BadTarball):
-    """It says that it holds more than it may."""
+    """A header announces more than is allowed."""
 
 
 class SparseMember(BadTarball):
-    """Sparse members say where in a file each piece belongs; nothing of ours has any."""
+    """A sparse member says where in a file each piece belongs. The sidecar never writes any, so none is accepted."""
 
 
 class MemberContents:
-    """The bytes of one member, to be read before the next member is asked for."""
+    """The bytes of one member. They must be read before the next member is asked for."""
 
     def __init__(self, tarball: Tarball, size: int) -> None:
         self._tarball = tarball
         self._left = size
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, less only at the end. Raise BadTarball when they are not there."""
+        """Return ``size`` bytes, fewer only at the member's end. Raise BadTarball if the stream ends before."""
         wanted = self._left if size < 0 else min(size, self._left)
         self._left -= wanted
         return self._tarball.take(wanted)
 
 
 class Tarball:
-    """The members of a tarball, each with its contents, for as long as there are any.
+    """Iterate over the members of a tarball, each with its contents.
 
-    ``most`` is how many bytes there may be in all, headers included. Raise BadTarball, TooLarge or SparseMember.
+    ``most`` is how many bytes there may be in all, headers included. Iterating raises BadTarball, TooLarge or
+    SparseMember.
     """
 
     def __init__(self, stream: BinaryIO, most: int, longest_header: int = LONGEST_HEADER) -> None:
@@ -69,7 +72,7 @@ class Tarball:
             member = self._read_member()
             if member is None:
                 return
-            # As tarfile has it: links, folders and devices have no contents, whatever their size says.
+            # The rule of tarfile: links, folders and devices have no contents, whatever their size field says.
             has = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
             size = member.size if has else 0
             self._check_size(member, size)
@@ -80,7 +83,8 @@ class Tarball:
             self.take(-size % BLOCK)
 
     def take(self, size: int) -> bytes:
-        """Exactly so many bytes of the stream. Raise BadTarball when it ends before."""
+        """Return exactly ``size`` bytes of the stream. Raise BadTarball if it ends before, TooLarge if the allowance is
+        used up."""
         if size > self._left:
             raise TooLarge("it holds more than it may")
         data = self._stream.read(size) if size else b""
@@ -98,7 +102,7 @@ class Tarball:
         return data
 
     def _read_member(self) -> tarfile.TarInfo | None:
-        """The next member, with what its extension headers say of it; ``None`` at the mark for the end."""
+        """Return the next member with its extension headers applied; ``None`` at the end-of-archive block."""
         own: dict[str, str] = {}
         for _ in range(MOST_HEADERS + 1):
             block = self.take(BLOCK)
@@ -124,16 +128,18 @@ class Tarball:
         raise TooLarge("it has more headers about one member than any has")
 
     def _read_extension(self, member: tarfile.TarInfo) -> bytes:
+        """Read the contents of an extension header, padded to whole blocks. Raise TooLarge if it is over its bound."""
         if member.size > self._longest_header:
             raise TooLarge("an extension header of it is too large")
         self._check_size(member, member.size)
         return self.take(member.size + -member.size % BLOCK)[: member.size]
 
     def _complete_member(self, member: tarfile.TarInfo, own: dict[str, str]) -> tarfile.TarInfo:
+        """Apply the extension headers to a member. Raise SparseMember for a sparse one."""
         said = {**self._common, **own} if own else self._common
         if member.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in said):
             raise SparseMember("%r is a sparse member, which is not read" % member.name[:200])
-        # An empty value takes back what the headers before it said.
+        # In pax an empty value takes back what an earlier header said, so it is ignored.
         if said.get("path"):
             member.name = said["path"]
         if said.get("linkpath"):
@@ -148,6 +154,7 @@ class Tarball:
         return member
 
     def _check_size(self, member: tarfile.TarInfo, size: int) -> None:
+        """Raise BadTarball for a negative size, TooLarge if the contents exceed what may still come."""
         if member.size < 0:
             raise BadTarball("%r has a negative size" % member.name[:200])
         if size > self._left:
@@ -155,7 +162,7 @@ class Tarball:
 
 
 def _parse_records(data: bytes) -> dict[str, str]:
-    """The records of a pax header: ``LENGTH KEY=VALUE`` and a newline each, the length being that of all of it."""
+    """Parse the records of a pax header: ``LENGTH KEY=VALUE`` and a newline each. The length counts the whole record."""
     records: dict[str, str] = {}
     at = count = 0
     while at < len(data):
@@ -177,7 +184,8 @@ def _decode_text(data: bytes) -> str:
 
 
 def _parse_size(text: str) -> int:
-    # int() takes digits of any script, blanks and underscores as well; another reader would see another size.
+    # int() also accepts digits of other scripts, blanks and underscores. Another tar reader would then see another
+    # size, and another start of the next header.
     if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_SIZE):
         raise BadTarball("a member of it has a size that is no number")
     return int(text)

@@ -1,1 +1,1 @@
-"""The sidecar's own machine: files, scratch space, threads, the terminal."""
+"""The sidecar's own machine: files, scratch space, threads, text for the terminal, and config sections."""

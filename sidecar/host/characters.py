@@ -1,14 +1,16 @@
-"""Characters that do not show, or do something to a terminal: which they are, and how to write them so that they show.
+"""Characters that are invisible or control a terminal: find them, and escape them so that they are visible.
 
-Names of files, labels, ids, and what sandboxes and servers say come from others. A line break among them can fake a line of
-ours, an escape sequence can take a terminal over, and what is written from right to left or not at all reads as something else.
+File names, labels, ids, and messages of sandboxes and servers come from other parties. A line break among them can fake
+a line of the sidecar's output, an escape sequence can take over a terminal, and right-to-left or invisible characters
+make a text read as something else.
 """
 
 from __future__ import annotations
 
 import unicodedata
 
-# What Unicode calls ignorable although it counts as a letter or a mark: joiners, fillers, variation selectors.
+# Characters that Unicode calls ignorable although they count as letters or marks: joiners, fillers, variation
+# selectors.
 _UNSEEN = frozenset(
     (
         *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164),
@@ -18,16 +20,14 @@ _UNSEEN = frozenset(
 
 
 def is_unseen(character: str) -> bool:
-    """Whether a character leaves no trace of its own where it is shown: formatting, joiners, fillers."""
+    """Whether a character is invisible: formatting, joiners, fillers."""
     return ord(character) in _UNSEEN or unicodedata.category(character) == "Cf"
 
 
 def make_printable(text: str) -> str:
-    """A text on one line that does nothing but show: whatever else is in it is written as its escape, ``\\x1b``.
-
-    That is all controls, line breaks, marks of direction, characters without width, blanks other than " ", lone surrogates
-    and what has no meaning (private use, unassigned).
-    """
+    r"""Return a text on one line in which everything that is not printable is escaped, such as ``\x1b``: control
+    characters, line breaks, direction marks, zero-width characters, blanks other than " ", lone surrogates, and private
+    or unassigned characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

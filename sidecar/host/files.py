@@ -16,13 +16,14 @@ PRIVATE = 0o600
 
 
 def open_private(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: a file it makes is for its owner alone."""
+    """An ``opener`` for ``open``: a file that it creates is readable by its owner only."""
     return os.open(path, flags, PRIVATE)
 
 
 @contextmanager
 def write_whole(target: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place only once all of it is written. Raise ``UsageError`` when it cannot be."""
+    """Yield a file that replaces ``target`` only once all of it is written. Raise ``UsageError`` if it cannot be
+    written."""
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with open(partial, "xb", opener=open_private) as file:
@@ -35,7 +36,7 @@ def write_whole(target: Path) -> Iterator[BinaryIO]:
 
 
 def write_new(target: Path, text: str) -> None:
-    """Write a file that is not there yet. Raise ``UsageError`` when it is, or cannot be written: then there is none."""
+    """Write a new file. Raise ``UsageError`` if it exists, or cannot be written; nothing is left then."""
     try:
         with open(target, "x", encoding="utf-8", opener=open_private) as file:
             try:
@@ -52,7 +53,8 @@ def write_new(target: Path, text: str) -> None:
 
 
 def restrict_to_owner(descriptor: int) -> bool | None:
-    """Make an open file readable for its owner alone. ``None``: it is so already, or no file; ``False``: it cannot be."""
+    """Make an open file readable by its owner only. Return ``True`` if that was done, ``None`` if it was not needed or
+    it is not a regular file, ``False`` if it failed."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o077:
         return None

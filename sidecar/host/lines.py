@@ -1,7 +1,7 @@
-"""Which line of a TOML file says what, so that a wrong setting can be pointed at.
+"""Find the line of a TOML file that sets something, so that an error can point at it.
 
-The parser of the standard library does not tell. This one only looks for headers and keys at the beginning of lines,
-in a text that is known to be TOML; where it finds less than it is asked for, it answers with the nearest line above.
+The standard library's parser does not report lines. This module only looks for headers and keys at the start of lines,
+in a text that is known to be valid TOML; if it does not find the exact key, it returns the line of the nearest parent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TomlLines:
             self._places.setdefault(path[:end], number)
 
     def of(self, path: Path) -> int:
-        """The line that sets this, or else what it is part of; 0 when the file says nothing of it."""
+        """Return the line that sets this, or else its nearest parent; 0 if the file has neither."""
         return next((self._places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._places), 0)
 
 
@@ -54,6 +54,6 @@ def _unquote(part: str) -> str:
     if part.startswith('"'):
         try:
             return str(json.loads(part))
-        except ValueError:  # an escape that TOML has and JSON has not
+        except ValueError:  # an escape that TOML has and JSON does not
             return part[1:-1]
     return part.strip("'")

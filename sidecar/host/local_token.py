@@ -1,6 +1,7 @@
-"""The token that a service on loopback makes for its user, in a file that only this user can read.
+"""The token that a service on loopback creates for its user, in a file that only this user can read.
 
-``serve`` makes it at its first start; clients on the same machine read it. There is one for each user, and it stays the same.
+``serve`` creates it at its first start; clients on the same machine read it. There is one per user, and it does not
+change.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class TokenNotKept(BadConfig):
 
 
 def find_token_path() -> Path:
-    """Where the token is kept. Raise ``TokenNotKept`` when this user has no home."""
+    """Return the path of the token file. Raise ``TokenNotKept`` if this user has no home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
     if not os.path.isabs(state):
@@ -38,7 +39,8 @@ def find_token_path() -> Path:
 
 
 def read_token() -> str:
-    """The token that was kept, or "". Raise ``BadConfig`` for a file that others can read or that is not this user's."""
+    """Return the token, or "" if there is none. Raise ``BadConfig`` if the file is readable by other users or not owned
+    by this one."""
     try:
         path = find_token_path()
     except TokenNotKept:
@@ -47,9 +49,9 @@ def read_token() -> str:
 
 
 def ensure_token() -> str:
-    """The token that was kept, or a new one, from now on kept. Services that start at the same time get the same one.
+    """Return the token; create it if there is none. Services that start at the same time get the same one.
 
-    Raise ``BadConfig`` as ``read_token`` does, and ``TokenNotKept`` when it cannot be written.
+    Raise ``BadConfig`` like ``read_token``, and ``TokenNotKept`` if it cannot be written.
     """
     path = find_token_path()
     if token := _read_token_file(path):
@@ -58,7 +60,8 @@ def ensure_token() -> str:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_folder(path.parent)
-        # Written under another name, and whole when it gets its own: a link fails where another service was first.
+        # Written under a temporary name and then linked: the token file is always complete, and the link fails if
+        # another service was first, whose token is then read.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".token-") as draft:
             draft.write(f"{secrets.token_hex(32)}\n".encode())
             draft.flush()
@@ -73,7 +76,7 @@ def ensure_token() -> str:
 
 
 def check_token_folder() -> None:
-    """Whether ``ensure_token`` would do, without making anything. Raise as it does."""
+    """Check that ``ensure_token`` would succeed, without creating anything. Raise the same errors."""
     path = find_token_path()
     if _read_token_file(path):
         return
@@ -85,8 +88,10 @@ def check_token_folder() -> None:
 
 
 def _read_token_file(path: Path) -> str:
+    """Return the token in a file, or "" if there is none. Raise ``BadConfig`` if the file is not private or not a
+    token."""
     try:
-        # Neither through a link to some other file, nor waiting for the writer of a pipe.
+        # Do not follow a link to another file, and do not block on a pipe.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return ""

@@ -1,4 +1,4 @@
-"""Which hosts are this machine."""
+"""Which host names and addresses are this machine."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
-    # Python 3.13 sees through IPv4-mapped addresses (::ffff:127.0.0.1) by itself, earlier versions do not.
+    # Python 3.13 handles IPv4-mapped addresses (::ffff:127.0.0.1) itself, earlier versions do not.
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

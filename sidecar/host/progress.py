@@ -1,4 +1,4 @@
-"""Where an operation stands, for whoever watches."""
+"""Progress reports of an operation."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from typing import Protocol
 
 
 class Progress(Protocol):
+    """Receives the progress of one operation."""
+
     def about(self, snapshot: str) -> None:
-        """It is about this snapshot."""
+        """The operation makes or restores this snapshot."""
         ...
 
     def step(self, name: str, total: int | None = None) -> None:
-        """A new step begins; ``total`` bytes are expected, if that is known."""
+        """A new step begins; ``total`` is the expected number of bytes, if known."""
         ...
 
     def advance(self, count: int) -> None:
-        """So many bytes of the present step are done."""
+        """``count`` more bytes of the present step are done."""
         ...
 
 
 class NoProgress:
-    """Nobody watches."""
+    """Ignores all progress."""
 
     def about(self, snapshot: str) -> None:
         return None

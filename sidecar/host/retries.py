@@ -1,4 +1,4 @@
-"""Retries: only where they are safe, bounded, with jitter."""
+"""Retries: only where they are safe, limited, with jitter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidecar.errors import SandboxTimeout, SidecarError
 
 
 def _is_retryable(problem: BaseException) -> bool:
-    # A time-out has already waited as long as its caller meant to wait.
+    # After a timeout the caller has already waited as long as it wanted to.
     return isinstance(problem, SidecarError) and problem.retryable and not isinstance(problem, SandboxTimeout)
 
 
@@ -21,7 +21,7 @@ def _log_retry(state: RetryCallState) -> None:
 
 
 def retry_safely(attempts: int = 3) -> AsyncRetrying:
-    """For steps that change nothing, or can be done twice."""
+    """Return the retry policy for steps that change nothing, or can be repeated."""
     return AsyncRetrying(
         retry=retry_if_exception(_is_retryable),
         stop=stop_after_attempt(attempts),

@@ -1,4 +1,4 @@
-"""One section of the config: its table in the file, its variables in the environment, and what may be in it."""
+"""Read one section of the config: its table in the file and its environment variables, checked against its type."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from sidecar.host.sizes import HOW, parse_size
 
 PREFIX = "MEMORY_SIDECAR_"
 TABLES = ("Tables", "dict[")
-"""How the types of options begin that are tables of their own: they have no variable."""
+"""How the types of options begin that are tables themselves. These have no environment variable."""
 
 T = TypeVar("T")
 
 
 def name_variable(section: str, key: str) -> str:
-    """The environment variable that sets an option."""
+    """Return the environment variable that sets an option."""
     return f"{PREFIX}{section}_{key}".upper()
 
 
 def list_settable(kind: type[Any]) -> list[Field[Any]]:
-    """The options of a section that are one value each."""
+    """Return the options of a section that are single values."""
     return [entry for entry in fields(kind) if not str(entry.type).startswith(TABLES)]
 
 
 def read_section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A section as its type, the environment's word over the file's. Raise ``BadConfig``."""
+    """Read a section as its type; environment variables take precedence over the file. Raise ``BadConfig``."""
     given = table.get(name, {})
     if not isinstance(given, dict):
         raise BadConfig(f"[{name}] must be a table.", at=(name,))
@@ -46,7 +46,7 @@ def read_section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def list_given_keys(table: Mapping[str, Any], name: str, kind: type[Any]) -> set[str]:
-    """The keys of a section that the file or the environment sets."""
+    """Return the keys of a section that the file or the environment sets."""
     return {
         *table.get(name, {}),
         *(entry.name for entry in list_settable(kind) if os.environ.get(name_variable(name, entry.name))),
@@ -54,6 +54,7 @@ def list_given_keys(table: Mapping[str, Any], name: str, kind: type[Any]) -> set
 
 
 def convert(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
+    """Convert values to a type. Raise ``BadConfig``, naming the option."""
     try:
         return msgspec.convert(values, kind, strict=True)
     except msgspec.ValidationError as problem:
@@ -64,7 +65,7 @@ def convert(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...])
 
 
 def format_setting(at: tuple[str | int, ...]) -> str:
-    """Where something is, as a person would write it: [limits.layouts.notes] bytes."""
+    """Format the location of a setting as a person would write it: [limits.layouts.notes] bytes."""
     *where, key = at
     if not where:
         return f"[{key}]"
@@ -74,6 +75,7 @@ def format_setting(at: tuple[str | int, ...]) -> str:
 
 
 def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str | int, ...]) -> None:
+    """Raise ``BadConfig`` for an unknown key, with the nearest known one as a hint."""
     for key in table:
         if key not in known:
             hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(key, known, 1)) else ""
@@ -82,7 +84,7 @@ def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str 
 
 
 def check_value(value: Any, at: tuple[str | int, ...]) -> Any:
-    """A value of the file: sizes may be texts, and no number is negative or without end. Raise ``BadConfig``."""
+    """Return a value from the file, with sizes as numbers. Raise ``BadConfig`` for a negative or infinite number."""
     if isinstance(value, str) and str(at[-1]).endswith("bytes"):
         try:
             return parse_size(value)
@@ -100,14 +102,14 @@ def _find_amount_problem(value: Any) -> str:
 
 
 def check_least(settings: Any, section: str, least: Mapping[str, int]) -> None:
-    """Raise ``BadConfig`` for a number that is so small that nothing would work."""
+    """Raise ``BadConfig`` for a number that is too small for anything to work."""
     for key, amount in least.items():
         if getattr(settings, key) < amount:
             raise BadConfig(f"[{section}] {key} must be at least {amount}.", at=(section, key))
 
 
 def read_variable(name: str, kind: object) -> Any:
-    """The value of a variable, as what the option is; ``None`` when it is not set. Raise ``BadConfig``."""
+    """Return the value of an environment variable as the option's type; ``None`` if it is not set. Raise ``BadConfig``."""
     text = os.environ.get(name, "")
     if not text:
         return None

@@ -9,7 +9,7 @@ HOW = 'Write a number of bytes, or a text such as "500 MB" or "2 GiB".'
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes a text means. Raise ``ValueError`` when it means none."""
+    """Return the number of bytes that a text means. Raise ``ValueError`` if it is not a size."""
     found = _WRITTEN.match(text)
     if found is None or (found[3] and not found[2]):
         raise ValueError(text)
@@ -18,4 +18,5 @@ def parse_size(text: str) -> int:
 
 
 def format_count(count: int, word: str) -> str:
+    """Format a count with its noun: "1 file", "2,000 files"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

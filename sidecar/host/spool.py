@@ -1,4 +1,4 @@
-"""A scratch folder on the sidecar's own disk: what passes through is checked here before it goes on."""
+"""Scratch folders on the sidecar's own disk: everything that is received is written and checked here first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class SpoolFull(SidecarError):
 
 
 def build_full_error(problem: OSError) -> SpoolFull | None:
-    """What to raise instead, when a file could not be written because the temporary folder is full."""
+    """Return the error to raise if a file could not be written because the temporary folder is full; ``None`` for other
+    errors."""
     if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return SpoolFull(f"No space left in {tempfile.gettempdir()}.")
@@ -40,23 +41,27 @@ def build_full_error(problem: OSError) -> SpoolFull | None:
 
 @dataclass(frozen=True, slots=True)
 class SpooledFile:
+    """A file in a spool, with its size and hash."""
+
     path: Path
     size: int
     sha256: str
 
 
 class Spool:
-    """Files of one operation, gone when it ends."""
+    """The scratch folder of one operation, removed when it ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._names = itertools.count(1)
 
     def new(self) -> Path:
+        """Return a path in the folder that is not used yet."""
         return self.folder / str(next(self._names))
 
     async def take(self, chunks: AsyncIterator[bytes], *, most: int | None = None) -> SpooledFile:
-        """Write a stream to a file, hashing it; stop reading (and say so by the size) beyond ``most`` bytes."""
+        """Write a stream to a file and hash it. Reading stops beyond ``most`` bytes; the caller notices that by the
+        size."""
         path, digest, size = self.new(), hashlib.sha256(), 0
         try:
             with _open_new(path) as file:
@@ -83,7 +88,7 @@ def _append_chunk(file: BinaryIO, digest: hashlib._Hash, chunk: bytes) -> None:
 
 @asynccontextmanager
 async def open_spool() -> AsyncIterator[Spool]:
-    """A spool for the time of one operation; those of processes that were killed are removed on the way."""
+    """Yield a spool for one operation. Folders that killed processes left behind are removed first."""
     folder, lock = await asyncio.to_thread(_make_folder)
     try:
         yield Spool(folder)
@@ -93,7 +98,7 @@ async def open_spool() -> AsyncIterator[Spool]:
 
 
 def _make_folder() -> tuple[Path, int]:
-    """A new folder and the lock that says it is in use."""
+    """Create a folder, and lock it to show that it is in use. Folders without a lock are left-overs and are removed."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -104,7 +109,7 @@ def _make_folder() -> tuple[Path, int]:
                 os.close(lock)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        with contextlib.suppress(FileNotFoundError):  # taken for a left-over before it was locked
+        with contextlib.suppress(FileNotFoundError):  # another process removed it as a left-over before it was locked
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.exists():
@@ -113,7 +118,7 @@ def _make_folder() -> tuple[Path, int]:
 
 
 async def read_chunks(path: Path, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-    """(Part of) a file as a stream."""
+    """Yield a file, or a part of it, in chunks."""
     with path.open("rb") as file:
         file.seek(start)
         left = length

@@ -1,7 +1,7 @@
-"""Long work beside the event loop: in threads of its own, for no longer than it may take.
+"""Long work outside the event loop: in threads of its own, with a time limit.
 
-asyncio's own threads are few, and the store's small calls go through them. What checks or unpacks a tarball can take minutes,
-and a hostile one as long as it is allowed to: it must not hold up everything else.
+asyncio's default threads are few, and the store's small calls use them. Checking or unpacking a tarball can take
+minutes, and a hostile one takes as long as it is allowed to: it must not block everything else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from sidecar.errors import UnpackTimeout
 T = TypeVar("T")
 MOST_THREADS = 16
 PARTING_SECONDS = 5.0
-"""How long work that was called off is waited for, so that it does not write where things are being removed."""
+"""How long cancelled work is waited for, so that it does not write to a folder that is being removed."""
 
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="long-work")
 
 
 class Deadline:
-    """A moment after which work in a thread is to end. Whoever does the work asks, whenever it has done a little."""
+    """A time limit for work in a thread. A thread cannot be stopped from outside, so the work calls ``check``
+    regularly."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -33,7 +34,7 @@ class Deadline:
         self._called_off = threading.Event()
 
     def check(self) -> None:
-        """Raise ``UnpackTimeout`` when the time is over, or the work is not wanted any more."""
+        """Raise ``UnpackTimeout`` if the time is over or the work was cancelled."""
         if self._called_off.is_set() or time.monotonic() > self._end:
             raise UnpackTimeout(f"Checking and unpacking what arrived took longer than {self._seconds:g} seconds.")
 
@@ -42,19 +43,22 @@ class Deadline:
 
 
 async def run_in_thread(work: Callable[..., T], *args: object, seconds: float | None = None) -> T:
-    """Do ``work`` in one of these threads; with ``seconds``, it gets a ``Deadline`` as its last argument.
+    """Run ``work`` in one of these threads and return its result; with ``seconds``, it gets a ``Deadline`` as its last
+    argument.
 
-    When the caller is cancelled the work is called off, and waited for a little.
+    If the caller is cancelled, the deadline is cancelled too, and the work is waited for up to ``PARTING_SECONDS``.
     """
     deadline = None if seconds is None else Deadline(seconds)
     given = args if deadline is None else (*args, deadline)
     context = contextvars.copy_context()
     running = asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(work, *given))
     try:
+        # Shielded, because a thread cannot be cancelled: the work has to notice it by its deadline.
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         if deadline is not None:
             deadline.cancel()
             await asyncio.wait({running}, timeout=PARTING_SECONDS)
+        # Retrieve the exception, which asyncio would otherwise log as never retrieved.
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise

@@ -1,7 +1,7 @@
 """Layouts: which files of a sandbox are memory, as data.
 
-The built-in ones are the TOML files beside this module; users add their own, or switch on options of these, under
-``[layouts.NAME]`` in the config. ``docs/layouts.md`` tells how one is written.
+The built-in layouts are the TOML files beside this module; users add their own, or switch on options of these, under
+``[layouts.NAME]`` in the config. ``docs/layouts.md`` says how to write one.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
 
 AUTO = "auto"
-"""In place of names: whatever is there."""
+"""In place of names: whatever layouts are found."""
 
 ALWAYS_TOLD = frozenset({"name", "roots", "paths", "keep", "databases", "never", "secrets"})
-"""What a sandbox is told of a layout also where it is empty."""
+"""Fields that are sent to a sandbox even if they are empty."""
 
 Patterns = tuple[str, ...]
-"""Explained in ``sidecar/format/patterns.py``."""
+"""Their syntax is explained in ``sidecar/format/patterns.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootSpec:
-    """One folder that memory lives in: below the project folders the caller names, or in a place of its own."""
+    """One folder that contains memory: below the project folders that the caller names, or in a place of its own."""
 
     name: str
     project: bool = False
     below: str = ""
     """The folder below the project or place that is the root."""
     env: tuple[str, ...] = ()
-    """Variables that move it: ``NAME``, or ``NAME/folder`` when it lies in a folder below what the variable says."""
+    """Variables that move it: ``NAME``, or ``NAME/folder`` if it is in a folder below what the variable says."""
     paths: tuple[str, ...] = ()
     """Where it usually is: ``~/…`` in the home, ``./…`` in a project folder."""
     holds: str = ""
-    """Of several places, the first that holds this; of a project, without it there is no such root."""
+    """Of several places, the first that contains this is taken; in a project without it there is no such root."""
     keep: Patterns = ()
-    """What is memory in this root, where that is not what the layout's ``keep`` and ``databases`` say."""
+    """What is memory in this root, if it differs from the layout's ``keep`` and ``databases``."""
     owned: bool = False
-    """The folder belongs to the memory system alone: whatever is in it is memory, but for ``never`` and ``secrets``."""
+    """The folder belongs to the memory system alone: everything in it is memory, except ``never`` and ``secrets``."""
     markers: tuple[str, ...] = ()
-    """Of a project root: a folder that holds any of these is a project, also when nobody named it. A path; with a slash at
-    its end it is a folder."""
+    """For a project root: a folder that contains any of these is a project, even if it was not named. A path; one that
+    ends in a slash is a folder."""
     marked: bool = False
-    """Of a project root: it is there only where one of its own markers is, whoever named the project."""
+    """For a project root: it exists only if one of its own markers does, even if the project was named."""
     settings: tuple[str, ...] = ()
     """JSON files and the key in them that says where it is, as ``~/FILE:key.key``; ``*`` stands for any key."""
     file: str = ""
-    """Variables and settings name a file, which alone is memory, and is called this in the store."""
+    """Variables and settings name a single file, which alone is memory, and has this name in the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPatterns:
-    """Restore order, and the reverse of the order in which a size limit may drop things."""
+    """The order of a restore, and in reverse the order in which a size limit drops files."""
 
     hot: Patterns = ()
     warm: Patterns = ()
     cold: Patterns = ()
     rebuildable: Patterns = ()
     dated: Patterns = ()
-    """Daily files, with the day as ``{date}``: of today and yesterday warm, older ones cold."""
+    """Daily files, with the day as ``{date}``: today's and yesterday's are warm, older ones cold."""
     active: Patterns = ()
     """Sessions: the one written to last is hot."""
 
@@ -81,7 +81,7 @@ class CoupledPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """A JSON file that names a folder, under the first of ``keys`` it has: both are hot, and stay or go together."""
+    """A JSON file that names a folder, under the first of ``keys`` it has: both are hot, and are kept or dropped together."""
 
     file: str
     keys: tuple[str, ...]
@@ -91,28 +91,28 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something a layout leaves out unless it is asked for. What is secret stays so."""
+    """Something a layout leaves out unless it is asked for. Secrets stay left out."""
 
     about: str
     keep: Patterns
     allow: Patterns = ()
-    """Entries of ``never`` that no longer hold."""
+    """Entries of ``never`` that no longer apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedFolder:
-    """A folder whose folders are named after the paths of projects, and so must be renamed when those differ."""
+    """A folder whose subfolders are named after project paths, and so must be renamed if those differ."""
 
     folder: str
     longest: int
     transcripts: str
-    """Files in such a folder, JSON lines, that say under ``path_key`` which project it is."""
+    """Files in such a folder, JSON lines, that name the project's path under ``path_key``."""
     path_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A daemon that has the memory open, how to ask it to stop, and whether it still has something to write."""
+    """A daemon that has the memory open: how to ask it to stop, and whether it still has something to write."""
 
     method: str
     path: str
@@ -125,8 +125,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """Where the program whose memory it is says which version it is; the highest counts. An older one is not trusted
-    with a newer one's databases."""
+    """Where a memory's program says which version it is; the highest counts. An older program is not trusted with the
+    databases of a newer one."""
 
     files: Patterns
     paths: tuple[str, ...]
@@ -135,8 +135,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredRules:
-    """The rules by which a snapshot was made, for one root: what was memory, and what was left out of it. No patterns: it was
-    known then, and there was none."""
+    """The rules by which a snapshot was made, for one root: what was memory, and what was left out. Without patterns
+    the rules were known and there were none."""
 
     keep: Patterns = ()
     left: Patterns = ()
@@ -155,12 +155,12 @@ class Layout:
     secrets: Patterns = ()
     careful: Patterns = ()
     yields: Patterns = ()
-    """Of what is kept: it travels only out of projects that have a marker, and never replaces what is there."""
+    """Of what is kept: exported only from projects that have a marker, and never replaces a file that is there."""
     rotating: Patterns = ()
-    """What its owner removes by itself after a while: when it is gone, no guard takes that for a loss. ``{date}`` is a day."""
+    """What its owner removes by itself after a while: a guard does not take that for a loss. ``{date}`` is a day."""
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tables with secrets, by database: a copy leaves without their rows."""
+    """Tables with secrets, by database: a copy is exported without their rows."""
     schemas: dict[str, str] = field(default_factory=dict)
     tiers: TierPatterns = TierPatterns()
     coupled: tuple[CoupledPaths, ...] = ()
@@ -173,7 +173,7 @@ class Layout:
     """The options that are switched on."""
 
     def with_options(self, names: Iterable[str]) -> Layout:
-        """This layout with some of its options switched on. Raise ``KeyError`` for one it does not have."""
+        """Return this layout with some of its options switched on. Raise ``KeyError`` if it does not have one."""
         layout = self
         for name in names:
             option = self.options[name]
@@ -186,7 +186,7 @@ class Layout:
         return layout
 
     def for_sandbox(self) -> dict[str, Any]:
-        """The part the in-sandbox program needs, as plain data."""
+        """Return the part that the in-sandbox program needs, as plain data."""
         data = asdict(self)
         for unused in ("options", "chosen", "rotating"):
             del data[unused]
@@ -198,12 +198,13 @@ class Layout:
         return _convert_lists(told)  # type: ignore[no-any-return]
 
     def covered(self, root: RootSpec) -> CoveredRules:
-        """What the rules for one of its roots are, as a snapshot keeps them."""
+        """Return the rules for one of its roots, as a snapshot records them."""
         rules = Rules(self.for_sandbox(), _convert_lists(asdict(root)))
         return CoveredRules(keep=tuple(rules.patterns), left=(*self.never, *self.secrets))
 
 
 def _convert_lists(value: Any) -> Any:
+    """Turn tuples into lists, at any depth, as JSON has them."""
     if isinstance(value, dict):
         return {key: _convert_lists(inner) for key, inner in value.items()}
     return [_convert_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -211,14 +212,15 @@ def _convert_lists(value: Any) -> Any:
 
 @cache
 def load_built_in() -> dict[str, Layout]:
-    """The layouts that come with the sidecar, by name."""
+    """Return the layouts that come with the sidecar, by name."""
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
     layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
 
 
 def list_other_roots(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
-    """The roots of the layouts that were not asked for, as the in-sandbox program needs them: to stay out of these."""
+    """Return the roots of the layouts that were not asked for, as the in-sandbox program needs them to avoid those
+    folders."""
     names = {layout.name for layout in asked}
     others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
     told = ("env", "paths", "project", "file")
@@ -226,7 +228,7 @@ def list_other_roots(asked: Iterable[Layout], known: Mapping[str, Layout]) -> li
 
 
 def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
-    """The named layouts, or all of them for none or ``auto``, whatever is beside it. Raise ``UnknownLayout``."""
+    """Return the named layouts; all of them if no name, or ``auto``, is given. Raise ``UnknownLayout``."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known and name != AUTO:

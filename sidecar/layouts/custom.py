@@ -1,4 +1,4 @@
-"""The layouts of a config file: new ones, and what is added to those that come with the sidecar."""
+"""The layouts of a config file: new ones, and additions to the built-in ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"\{(\w+)\}")
 
 
 def read_custom_layouts(tables: Any) -> dict[str, Layout]:
-    """The layouts under ``[layouts]``. Raise ``BadConfig`` naming the first that is wrong, how and where."""
+    """Return the layouts under ``[layouts]``. Raise ``BadConfig`` naming the first problem and where it is."""
     if not isinstance(tables, Mapping):
         raise BadConfig("[layouts] must hold one table for each layout.", at=("layouts",))
     layouts = {}
@@ -37,7 +37,7 @@ def read_custom_layouts(tables: Any) -> dict[str, Layout]:
 
 
 def check_required(layout: Layout, required: Iterable[str], at: At) -> None:
-    """Raise ``BadConfig`` for a path that a layout cannot do without and that none of its snapshots can ever hold."""
+    """Raise ``BadConfig`` for a required path that no snapshot of the layout can ever contain."""
     told = layout.for_sandbox()
     all_rules = [Rules(told, root) for root in told["roots"]] or [Rules(told)]
 
@@ -54,8 +54,8 @@ def check_required(layout: Layout, required: Iterable[str], at: At) -> None:
 
 
 def _extend_layout(name: str, table: Mapping[str, Any]) -> Layout:
-    """A layout that comes along, with some options switched on and whatever else the table adds to it: to lists more
-    entries, to tables more keys."""
+    """Return a built-in layout with some options switched on and with what the table adds: more entries to lists, more
+    keys to tables. Raise ``BadConfig``."""
     options, layout = table.get("options", []), load_built_in().get(name)
     at: At = ("layouts", name, "options")
     if layout is None:
@@ -69,13 +69,14 @@ def _extend_layout(name: str, table: Mapping[str, Any]) -> Layout:
             raise _make_unknown_error(f"[layouts.{name}] has no option", option, layout.options, at)
     written = {key: value for key, value in table.items() if key != "options"}
     if written:
-        _parse_layout(name, {"roots": [], "keep": [], **written}, written)  # what is wrong is wrong in what was written
+        # Parsed alone first, so that a problem is reported in what was written, not in the merged layout.
+        _parse_layout(name, {"roots": [], "keep": [], **written}, written)
         layout = _check_layout(msgspec.convert(_merge_value(msgspec.to_builtins(layout), written), Layout, strict=True))
     return layout.with_options(dict.fromkeys(options))
 
 
 def _merge_value(value: Any, more: Any) -> Any:
-    """A list with more entries, a table with more keys; anything else is replaced."""
+    """Return a list with more entries or a table with more keys; anything else is replaced."""
     if isinstance(value, list | tuple) and isinstance(more, list):
         return [*value, *(entry for entry in more if entry not in value)]
     if isinstance(value, Mapping) and isinstance(more, Mapping):
@@ -84,11 +85,12 @@ def _merge_value(value: Any, more: Any) -> Any:
 
 
 def _read_new_layout(name: str, table: Mapping[str, Any]) -> Layout:
+    """Return a layout that the config defines. Raise ``BadConfig``."""
     return _check_layout(_parse_layout(name, table, table))
 
 
 def _parse_layout(name: str, table: Mapping[str, Any], written: Mapping[str, Any]) -> Layout:
-    """A table as a layout. Raise ``BadConfig`` for what was ``written`` and cannot be."""
+    """Convert a table to a layout. Raise ``BadConfig`` if what was ``written`` is not valid."""
     at = ("layouts", name)
     known = {entry.name for entry in fields(Layout)} - {"name", "chosen"}
     for key in written:
@@ -106,7 +108,7 @@ def _parse_layout(name: str, table: Mapping[str, Any], written: Mapping[str, Any
 
 
 def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
-    """Raise ``BadConfig`` for a key that was written, at any depth, and that nothing reads."""
+    """Raise ``BadConfig`` for a key that was written, at any depth, and that has no effect."""
     if isinstance(written, Mapping):
         for key, value in written.items():
             if key not in read:
@@ -123,6 +125,7 @@ def _make_unknown_error(what: str, name: str, known: Any, at: At) -> BadConfig:
 
 
 def _check_layout(layout: Layout) -> Layout:
+    """Return the layout. Raise ``BadConfig`` for its first fault."""
     for at, wrong in _find_faults(layout):
         raise BadConfig(f"[layouts.{layout.name}] {wrong}", at=("layouts", layout.name, *at))
     check_required(layout, layout.required, ("layouts", layout.name, "required"))
@@ -130,7 +133,7 @@ def _check_layout(layout: Layout) -> Layout:
 
 
 def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
-    """What is wrong with a layout, each with where in its table that is."""
+    """Yield what is wrong with a layout, each with its position in the table."""
     for number, root in enumerate(layout.roots):
         place, plain = ("roots", number), root.name.replace("-", "")
         if not plain.isalnum() or not plain.isascii() or root.name != root.name.lower() or root.name.startswith("-"):
@@ -152,7 +155,7 @@ def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
             yield (*place, "below"), f"root {root.name!r}: below must stay below."
     if not layout.roots or not layout.keep + layout.databases:
         yield (), "needs at least one root and something to keep."
-    tied = ("never", "secrets", "careful")  # a slash before these ties them to the root
+    tied = ("never", "secrets", "careful")  # a leading slash anchors these at the root
     for key in ("keep", "databases", "rotating", "yields", *tied):
         for pattern in getattr(layout, key):
             if not _is_relative(pattern.removeprefix("/") if key in tied else pattern):
@@ -169,11 +172,12 @@ def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
 
 
 def _is_relative(pattern: str) -> bool:
+    """Return whether a pattern stays inside the root."""
     return bool(pattern) and not pattern.startswith("/") and ".." not in pattern.split("/")
 
 
 def _check_roots(layouts: Mapping[str, Layout]) -> None:
-    """Paths in a store begin with a root's name, so no two roots may have the same."""
+    """Raise ``BadConfig`` if two roots have the same name: paths in a store begin with it."""
     owners: dict[str, str] = {}
     for layout in layouts.values():
         for number, root in enumerate(layout.roots):

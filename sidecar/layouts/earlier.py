@@ -1,6 +1,6 @@
-"""The rules of the last version that kept none in its snapshots, by root: what such a snapshot covered.
+"""The rules of the last version that recorded none in its snapshots, by root: what such a snapshot covered.
 
-They never change: restores of these snapshots go by them. What was optional then counts as covered.
+They never change, because restores of those snapshots use them. What was optional then counts as covered.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _THREE_TIER = CoveredRules(
 # fmt: on
 
 PROJECTS = frozenset({"project", "cm"})
-"""Those of projects, which that version did not look for."""
+"""Roots of projects, which that version did not search for."""
 EARLIER = MappingProxyType(
     {
         "claude-code": _CLAUDE_CODE,

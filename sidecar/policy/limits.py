@@ -1,7 +1,7 @@
-"""How much a memory may be, and how much worse it may get.
+"""Limits on the size of a memory, and guards against it getting worse.
 
-Both can be said for all, for one layout's files (``[limits.layouts.NAME]``) and for some memories
-(``[limits.memories."acme/*"]``, the first pattern that fits): a narrower table overrides single keys.
+Both can be set for all memories, for one layout's files (``[limits.layouts.NAME]``) and for some memories
+(``[limits.memories."acme/*"]``, the first pattern that matches): a narrower table overrides single keys.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ REJECT, TRIM = "reject", "trim"
 MODES = (REJECT, TRIM)
 
 OF_FILES = ("bytes", "file_bytes", "files", "depth")
-"""Limits that can be said of one layout's files as well."""
+"""Limits that can also be set for one layout's files."""
 OF_MEMORIES = (*OF_FILES, "packed_bytes", "memory_bytes", "store_bytes")
 CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packed_bytes": "limit-packed"}
 
 EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shrunk"
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
 REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS, UNKNOWN_LINEAGE, OTHER_MEMORY)
-"""Why a guard objects; each can be allowed by itself."""
+"""Reasons for which a guard objects; each can be allowed by itself."""
 REPEATABLE = (MISSING, GONE, SHRUNK)
-"""Those that give way when the same comes again and again. All others stay until a person decides."""
+"""Reasons that are accepted if they are repeated often enough. All others stay until a person decides."""
 MOST_CONVERSATIONS = 20
-"""The most conversations that ``accept_after_conversations`` may ask for."""
+"""The largest value of ``accept_after_conversations``."""
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -78,18 +78,19 @@ class Limits:
     """Of the memories a pattern fits (``*`` within a part of an id, ``**`` across parts): any of the keys above."""
 
     def of(self, memory: str) -> Limits:
-        """The limits of one memory."""
+        """Return the limits of one memory."""
         return replace(self, **find_table(memory, self.memories, {}), memories={})
 
     def narrow_to_layout(self, layout: str) -> Limits:
-        """The limits of one layout's files: ``bytes`` and ``files`` are of these alone."""
+        """Return the limits of one layout's files: ``bytes`` and ``files`` then count only these."""
         return replace(self, **self.layouts.get(layout, {}), layouts={})
 
     def trims(self, key: str) -> bool:
+        """Return whether files are left out, rather than the export rejected, over this limit."""
         return (getattr(self, f"{key}_over") or self.over) == TRIM
 
     def list_trimming(self, keys: Iterable[str] = OF_MEMORIES) -> list[str]:
-        """The limits over which things are left out."""
+        """Return the limits over which files are left out."""
         return [key for key in keys if self.trims(key)]
 
 
@@ -117,14 +118,15 @@ class Guards:
     """For the memories a pattern fits: any of the keys above."""
 
     def of(self, memory: str) -> Guards:
-        """The guards of one memory."""
+        """Return the guards of one memory."""
         return replace(self, **find_table(memory, self.memories, {}), memories={})
 
     @property
     def accept_after_seconds(self) -> float:
-        """0: never."""
+        """The time in seconds; 0 means never."""
         return parse_duration(self.accept_after).total_seconds() if self.accept_after not in ("", "0") else 0.0
 
     def narrow_to_layout(self, layout: str) -> Guards:
+        """Return the guards of one layout's files."""
         table = {key: value for key, value in self.layouts.get(layout, {}).items() if key != "required"}
         return replace(self, **table, layouts={})

@@ -1,4 +1,4 @@
-"""Which folders of this machine may be sandboxes (``local:``), and what on it is never part of one."""
+"""Which folders of this machine may be sandboxes (``local:``), and which paths are never part of one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALLOW = "Set service.local_roots (MEMORY_SIDECAR_SERVICE_LOCAL_ROOTS) to the fol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPolicy:
-    """Real paths. Whatever is set, the roots of a sandbox's memory stay in its home, its projects, and ``roots``."""
+    """Real paths. In any case, the roots of a sandbox's memory stay in its home, its projects, and ``roots``."""
 
     roots: tuple[str, ...] = ()
-    """Roots of a memory may lie in these too, where a link in a sandbox leads there."""
+    """Roots of a memory may be in these too, if a link in a sandbox leads there."""
     apart: tuple[str, ...] = ()
-    """Where the sidecar keeps its store, its keys and its own files."""
+    """Excluded paths: where the sidecar keeps its store, its encryption keys and its own files."""
     confined: bool = False
-    """Sandboxes, and projects that are named, lie in ``roots`` alone."""
+    """Sandboxes, and projects that are named, must be in ``roots``."""
 
     def check(self, folder: str) -> None:
         """Raise ``SandboxNotAllowed`` unless this folder may be a sandbox, or a project in one."""
@@ -35,11 +35,11 @@ class LocalPolicy:
             raise SandboxNotAllowed(f"{folder} may not be a sandbox of this service.", hint=ALLOW)
 
     def ground(self, home: str, projects: Sequence[str] | None) -> AllowedPaths:
-        """Where the roots of a memory with these projects may be. Raise ``SandboxNotAllowed``."""
+        """Return the allowed places for the roots of a memory with these projects. Raise ``SandboxNotAllowed``."""
         beneath = [home]
         for project in projects or ():
-            # A project in the home is wherever the sandbox says it is, so it must not lead out; one elsewhere was named by
-            # the caller, and is taken at that word.
+            # The sandbox decides where a project in the home really is, so it must not lead out of the home; a project
+            # elsewhere was named by the caller, and its real path is allowed.
             named = os.path.normpath(os.path.join(home, resolve_hint(project, home)))
             if not is_in(named, home):
                 self.check(real := os.path.realpath(named))
@@ -48,4 +48,4 @@ class LocalPolicy:
 
 
 OF_OUR_OWN = LocalPolicy()
-"""For folders that the sidecar made itself."""
+"""For folders that the sidecar created itself."""

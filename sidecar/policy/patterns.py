@@ -1,7 +1,8 @@
-"""Which memories a table of the config is for: ``[limits.memories."acme/*"]``, and the same in guards, privacy and retention.
+"""Which memories a table of the config is for: ``[limits.memories."acme/*"]``, and the same in guards, privacy and
+retention.
 
-``*`` and ``?`` stay within one part of an id, ``**`` spans any number of parts, ``{a,b}`` is either. The first pattern that
-fits counts.
+``*`` and ``?`` match within one part of an id, ``**`` matches any number of parts, ``{a,b}`` is either. The first
+pattern that matches counts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from sidecar.layouts import Layout
 T = TypeVar("T")
 
 _OTHER = "\ue000"
-"""A letter that no pattern names."""
+"""A letter that no pattern contains."""
 _MANY = 9
 
 
 def find_table(memory: str, tables: Mapping[str, T], otherwise: T) -> T:
-    """The table of the first pattern that fits a memory's id."""
+    """Return the table of the first pattern that matches a memory's id."""
     return next((table for pattern, table in tables.items() if compile_patterns([pattern]).match(memory)), otherwise)
 
 
 def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
-    """Each pattern must fit some memory that none before it fits. Raise ``BadConfig``."""
+    """Raise ``BadConfig`` unless each pattern matches some memory that none before it matches."""
     before: list[str] = []
     for pattern in patterns:
         ids = [*filter(_is_possible_id, _make_examples(pattern))]
@@ -40,7 +41,7 @@ def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
 
 
 def check_layout_patterns(layouts: Iterable[Layout]) -> None:
-    """Raise ``BadConfig`` for what a layout keeps or leaves out by a pattern that no path below its root can match."""
+    """Raise ``BadConfig`` if a layout has a pattern that no path below its root can match."""
     for layout in layouts:
         for key in ("keep", "databases", "never", "secrets"):
             for pattern in getattr(layout, key):
@@ -54,7 +55,7 @@ def check_layout_patterns(layouts: Iterable[Layout]) -> None:
 
 
 def _is_possible_id(id: str) -> bool:
-    """Whether a memory may have this id."""
+    """Return whether a memory may have this id."""
     try:
         check_memory_id(id)
     except BadMemoryId:
@@ -63,7 +64,7 @@ def _is_possible_id(id: str) -> bool:
 
 
 def _make_examples(pattern: str) -> Iterator[str]:
-    """Ids that a pattern fits, with nothing, little and much for what it leaves open."""
+    """Yield ids that a pattern matches, with nothing, little and much for each wildcard."""
     for full in expand_braces(pattern):
         parts = (full + "**" if full.endswith("/") else full).removeprefix("/").split("/")
         for width in (0, 1, _MANY):

@@ -1,7 +1,7 @@
-"""What may not leave a sandbox: private passages and credentials, and what happens to them.
+"""Privacy settings: what may not leave a sandbox, private passages and credentials, and what happens to them.
 
-Like limits, it can be said for all, for one layout's files (``[privacy.layouts.NAME]``) and for some memories
-(``[privacy.memories."acme/*"]``, the first pattern that fits): a narrower table overrides single keys.
+Like limits, they can be set for all memories, for one layout's files (``[privacy.layouts.NAME]``) and for some memories
+(``[privacy.memories."acme/*"]``, the first pattern that matches): a narrower table overrides single keys.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
 CREDENTIAL_MODES = (OFF, WARN, REDACT, REFUSE)
 ALWAYS_NAMED = frozenset(["claude-code", "claude-mem", "codex", "codymaster", "opencode", "pai", "three-tier"])
-"""The layouts that a policy has always named, also those that keep nothing out of files. Others are named only if they do:
-else each new layout would make every memory be read, and perhaps packed, anew."""
+"""The layouts that a policy's hash has always included, even those that filter nothing. Others are included only if
+they filter something: otherwise each new layout would make every memory be read, and perhaps packed, again.
+"""
 MODES = {"private": (REMOVE, KEEP), "credentials": CREDENTIAL_MODES, "databases": CREDENTIAL_MODES}
 
 
@@ -42,14 +43,15 @@ class Privacy:
     """For the memories a pattern fits: any of the keys above."""
 
     def of(self, memory: str) -> Privacy:
-        """The policy for one memory."""
+        """Return the settings for one memory."""
         return replace(self, **find_table(memory, self.memories, {}), memories={})
 
     def narrow_to_layout(self, layout: str) -> Privacy:
+        """Return the settings for one layout's files."""
         return replace(self, **self.layouts.get(layout, {}), layouts={})
 
     def soften(self) -> Privacy:
-        """The same, but what would be refused is only warned of."""
+        """Return the same settings, except that what would be refused is only a warning."""
 
         def softer(table: Any) -> dict[str, str]:
             return {key: WARN if value == REFUSE else value for key, value in table.items()}
@@ -58,8 +60,11 @@ class Privacy:
         return replace(self, **own, layouts={name: softer(table) for name, table in self.layouts.items()})
 
     def for_sandbox(self, asked: Collection[str], layouts: Mapping[str, Layout]) -> dict[str, Any]:
-        """What the in-sandbox program is told of the layouts that are ``asked`` for. ``policy`` names all there is to it, what
-        the ``layouts`` keep out of files and databases included, so that it shows when any of it changes."""
+        """Return the settings for the in-sandbox program, for the layouts that are ``asked`` for.
+
+        ``policy`` is a hash of all of it, including what the ``layouts`` filter out of files and databases, so that any
+        change shows.
+        """
 
         def told(table: Privacy) -> dict[str, str]:
             return {key: getattr(table, key) for key in MODES}

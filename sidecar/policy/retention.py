@@ -1,17 +1,15 @@
-"""Rules: each says which snapshots it keeps, and why. A policy is their union.
+"""Retention: rules that say which snapshots to keep, the plan made from them, and the settings behind them. No I/O.
 
-Rules count the snapshots that are or were the head. One that stands beside them (diverged, rejected) or was found damaged
-takes nobody's place: it is kept when the rule would keep an ordinary one of its age.
+A rule keeps snapshots and gives a reason for each; a policy is the union of its rules. Rules count the snapshots that
+are or were the head. A snapshot that is stored beside them (diverged, rejected) or was found damaged takes no other's
+place: it is kept if the rule would keep an ordinary one of its age.
 
-The plan: every snapshot with the rule that keeps it, or the reason it goes. No I/O.
+A plan has every snapshot with the rule that keeps it, or the reason it is forgotten. The head, what is pinned or
+labelled to be kept, and what cannot be read always stay; without rules everything does. Byte limits come last, and take
+the oldest of whatever else was kept: first where that frees packs. Where it frees only manifests, because all its packs
+are needed by what has to stay, it takes no more than necessary, and nothing unless that is enough.
 
-The head, what is pinned or labelled to be kept, and what cannot be read always stay; without rules everything does. Byte
-limits come last, and take from the oldest end of whatever else was kept: first where that frees packs; where it frees only
-manifests, for all its packs are needed by what has to stay, no more than it takes, and nothing unless it is enough then.
-
-What a user can say about retention, and the policies made of it.
-
-Nothing said: every snapshot is kept, and only leftovers are collected.
+Without settings every snapshot is kept, and only leftovers are collected.
 """
 
 from __future__ import annotations
@@ -31,34 +29,36 @@ from sidecar.policy.patterns import check_reachable, find_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFacts:
-    """What rules look at."""
+    """What the rules need to know of a snapshot."""
 
     id: str
-    """Later ones have higher ids, whatever the clock said."""
+    """Later snapshots have higher ids, whatever the clock said."""
     time: datetime
-    """When it was made; a clock that was wrong for it is wrong for no other."""
+    """When it was made; a clock that was wrong for it does not affect other snapshots."""
     label: str = ""
     pinned: bool = False
     is_head: bool = False
     beside: bool = False
-    """It takes nobody's place: it never was the head, or is damaged."""
+    """It takes no other's place: it never was the head, or is damaged."""
     problem: str = ""
     """Why its manifest cannot be read; then its packs are not known."""
     bytes: int = 0
-    """Of the manifest itself."""
+    """The size of the manifest itself."""
     packs: Mapping[str, int] = field(default_factory=dict)
-    """Each pack it needs, with its bytes and those of its index."""
+    """Each pack it needs, with the size of the pack and its index."""
 
 
 class Rule(Protocol):
+    """A rule that keeps some snapshots."""
+
     def kept(self, snapshots: Sequence[SnapshotFacts], now: datetime) -> dict[str, str]:
-        """Given the snapshots of a memory, newest first: the ids of those it keeps, each with the reason."""
+        """Return the ids to keep, each with the reason, given a memory's snapshots, newest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """The last so many."""
+    """Keep the last ``count`` snapshots."""
 
     count: int
 
@@ -73,7 +73,7 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepWithin:
-    """Those that are no older than this, nor than a snapshot before them."""
+    """Keep snapshots that are no older than this, by their ids."""
 
     age: timedelta
     text: str
@@ -87,14 +87,15 @@ class KeepWithin:
 
 
 def _find_creation_time(snapshot: SnapshotFacts, now: datetime) -> datetime:
-    """By its id, so that a clock which fell back makes nothing old; unless the id goes on from one that was ahead."""
+    """Return the time in its id, so that a clock that was set back makes nothing look old; its own time if the id is in
+    the future, because it continues from a clock that was ahead."""
     by_id = parse_snapshot_time(snapshot.id)
     return by_id if by_id <= now else snapshot.time
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPeriods:
-    """The newest of each of the last so many hours, days, weeks, months or years (UTC) that have any."""
+    """Keep the newest of each of the last ``count`` hours, days, weeks, months or years (UTC) that have any."""
 
     name: str
     count: int
@@ -114,7 +115,7 @@ class KeepPeriods:
 
 @dataclass(frozen=True, slots=True)
 class KeepLabelled:
-    """Those whose label matches one of these patterns."""
+    """Keep those whose label matches one of these patterns."""
 
     patterns: tuple[str, ...]
 
@@ -138,29 +139,33 @@ PERIODS: dict[str, Callable[[datetime], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
+    """The rules for one memory."""
+
     rules: tuple[Rule, ...] = ()
     labelled: KeepLabelled = KeepLabelled(())
     """These stay whatever the limits say, as if they were pinned."""
     most_bytes: int = 0
-    """0: no limit."""
+    """A byte limit; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """Whether one snapshot is kept, and why."""
+
     snapshot: SnapshotFacts
     keep: bool
     reason: str
     fixed: bool = False
-    """No byte limit may take it."""
+    """No byte limit may remove it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of a memory's snapshots, newest first."""
+    """What happens to a memory's snapshots, newest first."""
 
     decisions: tuple[Decision, ...]
     over_bytes: int = 0
-    """By how much what has to stay is more than the byte limit."""
+    """By how much what has to stay exceeds the byte limit."""
 
     @property
     def kept(self) -> list[SnapshotFacts]:
@@ -196,9 +201,10 @@ def plan_memory(snapshots: Sequence[SnapshotFacts], policy: RetentionPolicy, now
 
 
 def plan_store(plans: Mapping[str, Plan], most_bytes: int, apart: int = 0) -> tuple[dict[str, Plan], int]:
-    """Hold all memories together to a byte limit, oldest first; ``apart``: bytes that count and cannot go.
+    """Apply a byte limit to all memories together, oldest snapshots first; ``apart``: bytes that count and cannot be
+    removed.
 
-    Return the plans as they are now, and by how much what has to stay is more than the limit.
+    Return the changed plans, and by how much what has to stay exceeds the limit.
     """
     if not most_bytes:
         return dict(plans), 0
@@ -209,14 +215,14 @@ def plan_store(plans: Mapping[str, Plan], most_bytes: int, apart: int = 0) -> tu
 
 
 def count_needed_bytes(snapshots: Iterable[SnapshotFacts]) -> int:
-    """The bytes that snapshots need together."""
+    """Return the bytes that snapshots need together; shared packs count once."""
     rows = list(snapshots)
     packs = {pack: size for snapshot in rows for pack, size in snapshot.packs.items()}
     return sum(snapshot.bytes for snapshot in rows) + sum(packs.values())
 
 
 def count_exclusive_bytes(snapshots: Iterable[SnapshotFacts]) -> dict[str, int]:
-    """For each snapshot the bytes that no other one needs."""
+    """Return for each snapshot the bytes that no other one needs."""
     rows = list(snapshots)
     uses = Counter(pack for snapshot in rows for pack in snapshot.packs)
     return {
@@ -226,6 +232,7 @@ def count_exclusive_bytes(snapshots: Iterable[SnapshotFacts]) -> dict[str, int]:
 
 
 def _find_fixed_reason(snapshot: SnapshotFacts, instead: str) -> str:
+    """Return why a snapshot stays whatever the rules and limits say; "" if it does not."""
     if snapshot.is_head:
         return "head"
     if snapshot.pinned:
@@ -236,7 +243,7 @@ def _find_fixed_reason(snapshot: SnapshotFacts, instead: str) -> str:
 
 
 def _choose_head_substitute(snapshots: Sequence[SnapshotFacts]) -> str:
-    """The snapshot that a restore takes when there is no head or it is damaged: rather one that was the head than not."""
+    """Return the snapshot that a restore takes if there is no head or it is damaged: preferably one that was the head."""
     if any(snapshot.is_head and not snapshot.beside and not snapshot.problem for snapshot in snapshots):
         return ""
     good = [snapshot for snapshot in snapshots if not snapshot.problem]
@@ -246,7 +253,8 @@ def _choose_head_substitute(snapshots: Sequence[SnapshotFacts]) -> str:
 def _apply_limit(
     memories: Sequence[Sequence[Decision]], most: int, reason: str
 ) -> tuple[list[tuple[Decision, ...]], int]:
-    """Let kept snapshots go until what the others need fits: the oldest of all first, those that free no pack last."""
+    """Forget kept snapshots until what the others need is within the limit: the oldest of all first, those that free no
+    pack last."""
     uses: Counter[tuple[int, str]] = Counter()
     total = 0
     for number, decisions in enumerate(memories):
@@ -280,7 +288,8 @@ def _apply_limit(
 
 
 def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) -> list[tuple[SnapshotFacts, int]]:
-    """What a byte limit may take, with the number of its memory, oldest first: where that can free packs, or where not."""
+    """Return what a byte limit may remove, with the number of its memory, oldest first: those that can free packs, or
+    those that cannot."""
     loose = []
     for number, decisions in enumerate(memories):
         needed = {pack for decision in decisions if decision.fixed for pack in decision.snapshot.packs}
@@ -293,7 +302,7 @@ def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) ->
 
 
 SAFE_PART = 0.5
-"""Of the grace period: an export that read its base longer ago than this does not commit."""
+"""The share of the grace period after which an export that read its base no longer commits."""
 COUNTS = ("keep_last", *PERIODS)
 LONGEST = timedelta(days=365 * 1000)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
@@ -301,7 +310,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 8
 
 
 def parse_duration(text: str) -> timedelta:
-    """How long ``30d``, ``12h`` or ``1d12h`` is. Raise ``ValueError`` saying how to write it."""
+    """Parse a duration such as ``30d``, ``12h`` or ``1d12h``. Raise ``ValueError`` saying how to write it."""
     compact = text.strip()
     if not compact or _DURATION.sub("", compact).strip():
         raise ValueError('write a number and one of s, m, h, d, w, y, such as "12h" or "30d"')
@@ -335,6 +344,7 @@ class RetentionRules:
     """The most bytes a memory's snapshots may need together; the oldest go first. 0: no limit."""
 
     def policy(self) -> RetentionPolicy:
+        """Return the policy that these settings describe."""
         rules: list[Rule] = [KeepLast(self.keep_last)] if self.keep_last else []
         if self.keep_within:
             rules.append(KeepWithin(parse_duration(self.keep_within), self.keep_within))
@@ -359,6 +369,7 @@ class Retention(RetentionRules):
     """Other rules for the memories a pattern fits, instead of those above: the first that fits."""
 
     def build_policy_for(self, memory: str) -> RetentionPolicy:
+        """Return the policy of one memory."""
         return find_table(memory, self.memories, self).policy()
 
     @property
@@ -371,9 +382,9 @@ class Retention(RetentionRules):
 
 
 def check_retention(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
-    """Raise ``BadConfig`` for what cannot be meant, naming the key and what to write.
+    """Raise ``BadConfig`` for settings that cannot be meant, naming the key and what to write.
 
-    ``given``: the keys that were written down, for ``""`` (all memories) and for each pattern.
+    ``given``: the keys that were set, for ``""`` (all memories) and for each pattern.
     """
     check_reachable(retention.memories, ("retention", "memories"))
     for pattern, rules in [("", retention), *retention.memories.items()]:
@@ -395,7 +406,7 @@ def check_retention(retention: Retention, given: dict[str, set[str]], command_se
 
 
 def _find_problems(rules: RetentionRules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
-    """Key, what is wrong with it, and what to write."""
+    """Yield the key, the problem, and what to write instead."""
     for key in ("keep_within", "grace", "every", "keep_calls"):
         text = getattr(rules, key, "")
         if text or key in given:

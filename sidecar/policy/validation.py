@@ -1,7 +1,7 @@
-"""Whether limits, guards and privacy make sense, before anything is done by them.
+"""Validate limits, guards and privacy settings before they are used.
 
-A policy that could never work (a size of nothing, a part larger than the whole, a table nobody's memory reaches) is refused
-when it is read, with the setting to change, not at the first export.
+A policy that could never work (a size of 0, a part larger than the whole, a table that matches no memory) is refused
+when the config is read, with the setting to change, not at the first export.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "re
 
 
 def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
-    """Limits as they are to be used; ``given`` are the keys that were set. Raise ``BadConfig``."""
+    """Return the limits to use; ``given`` are the keys that were set. Raise ``BadConfig``."""
     limits = replace(limits, layouts=_list_tables(limits.layouts), memories=_list_tables(limits.memories))
     _check_names(limits.layouts, layouts, ("limits", "layouts"))
     check_reachable(limits.memories, ("limits", "memories"))
@@ -58,7 +58,7 @@ def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str
 
 
 def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
-    """Guards as they are to be used. Raise ``BadConfig``."""
+    """Return the guards to use. Raise ``BadConfig``."""
     _check_guard(guards, ("guards",))
     _check_names(_list_tables(guards.layouts), layouts, ("guards", "layouts"))
     check_reachable(_list_tables(guards.memories), ("guards", "memories"))
@@ -83,7 +83,7 @@ def check_guards(guards: Guards, layouts: Mapping[str, Layout]) -> Guards:
 
 
 def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
-    """Privacy as it is to be used. Raise ``BadConfig``."""
+    """Return the privacy settings to use. Raise ``BadConfig``."""
     _check_modes(privacy, ("privacy",))
     _check_names(_list_tables(privacy.layouts), layouts, ("privacy", "layouts"))
     check_reachable(_list_tables(privacy.memories), ("privacy", "memories"))
@@ -96,6 +96,7 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
 
 
 def _check_modes(privacy: Privacy, at: At) -> None:
+    """Raise ``BadConfig`` for a mode that does not exist."""
     for key, modes in PRIVACY_MODES.items():
         mode = getattr(privacy, key)
         if mode not in modes:
@@ -105,7 +106,7 @@ def _check_modes(privacy: Privacy, at: At) -> None:
 
 
 def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
-    """The layouts, with the paths they cannot do without as the guards say."""
+    """Return the layouts with the required paths that the guards set."""
     given = {name: table["required"] for name, table in guards.layouts.items() if "required" in table}
     return {
         name: replace(layout, required=tuple(given[name])) if name in given else layout
@@ -114,7 +115,8 @@ def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, L
 
 
 def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 0) -> None:
-    """``largest``: how many bytes any memory may have that has limits of its own."""
+    """Check limits for values that could never work. ``largest``: the most bytes that any memory with limits of its own
+    may have. Raise ``BadConfig``."""
     for key in (*OF_FILES, "packed_bytes"):
         if getattr(limits, key) < 1:
             raise BadConfig(
@@ -144,6 +146,7 @@ def _build_contradiction_error(part: At, least: int, whole: At, most: int) -> Ba
 
 
 def _check_guard(guards: Guards, at: At) -> None:
+    """Raise ``BadConfig`` for a guard setting out of range."""
     if not 0 <= guards.shrink_to <= 1:
         raise BadConfig(
             f"{format_setting((*at, 'shrink_to'))} is a share: from 0 (never object) to 1.", at=(*at, "shrink_to")
@@ -173,19 +176,21 @@ def _check_guard(guards: Guards, at: At) -> None:
 
 
 def _list_tables(tables: Tables) -> dict[str, dict[str, Any]]:
+    """Return the tables as plain dicts."""
     return {name: dict(table) for name, table in tables.items()}
 
 
 def _narrow_table(whole: Any, table: Mapping[str, Any], known: Collection[str], at: At) -> tuple[dict[str, Any], Any]:
-    """A narrower table, and the whole with it laid over. Raise ``BadConfig``."""
+    """Return a narrower table, and the whole with the table applied. Raise ``BadConfig``."""
     check_known(table, known, at)
     values = {key: check_value(value, (*at, key)) for key, value in table.items()}
-    checked = convert(values, type(whole), at)  # types only
+    checked = convert(values, type(whole), at)  # checks the types only
     values = {key: getattr(checked, key) for key in values}
     return values, replace(whole, **values)
 
 
 def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
+    """Raise ``BadConfig`` for a table that names an unknown layout."""
     for name in tables:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

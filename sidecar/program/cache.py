@@ -1,6 +1,6 @@
-"""What this sandbox last restored or exported, so that an export need only look for what changed since.
+"""The index of what this sandbox last restored or exported, so that an export only has to read what changed since.
 
-A cache: when it is absent, damaged or about a snapshot the sidecar does not know, the export is full.
+It is a cache: if it is missing, damaged, or about a snapshot that the sidecar does not know, the export is full.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from sidecar.program import places, rows
 
 Row = rows.Row
 
-# A change within one tick of the file system's clock can leave the times as they were; such entries are read again.
+# A change within one tick of the file system's clock can leave the times as they were. An entry that changed so shortly
+# before the index was taken is read again. File systems whose times are whole seconds need the coarse tick.
 TICK_NS, COARSE_TICK_NS = 100_000_000, 2_000_000_000
 PREFIX = "index-"
-# By a quick means, and only what changed: memories have thousands of files, and most stay as they are. Up to version 4
-# it was Python's own (marshal), which takes whatever it is given: nothing written so is read any more.
+# A compact format (rows.py) that stores only what changed: memories have thousands of files, and most stay as they are.
+# Up to version 4 the format was Python's marshal, which is unsafe with untrusted input; such files are ignored.
 VERSION = "5 " + sys.byteorder
 MOST_BYTES = 128 << 20
-"""Of a file: some 600,000 rows. Larger ones are not kept, and not believed: then exports are full."""
+"""Size limit of a cache file, about 600,000 rows. Larger ones are neither written nor read; the exports are then full."""
 FULL_SHARE = 8
-"""A file of changes that has more than one in so many of the rows is written whole again."""
+"""A file of changes with more than one eighth of all rows is written as a full file again."""
 
 
 class KnownEntry(NamedTuple):
-    """An entry with the stat signature it had when it was read, and a database's first page without its counters.
+    """An entry with the stat signature it had when it was read, and the digest of a database's first page without
+    counters.
 
-    As it comes from the cache, it is a plain tuple of the same: nearly all of them are only written down again.
+    Loaded from the cache it is a plain tuple of the same values, because nearly all of them are only written back.
     """
 
     entry: Entry
@@ -41,13 +43,16 @@ class KnownEntry(NamedTuple):
 
 
 def compute_signature(status: os.stat_result) -> list[int]:
-    """What changes when a file does."""
+    """Return the values of ``stat`` that change when a file's contents do."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 class Base(NamedTuple):
-    """What is known of a snapshot. ``changed`` is how its entries differ from those in the file of the snapshot ``full``,
-    ``None`` standing for what is gone; ``rules`` names the layouts by which they were found."""
+    """What is known of a snapshot.
+
+    ``changed`` is how its entries differ from those in the full file of the snapshot ``full``, with ``None`` for
+    removed paths; ``rules`` is a hash of the layouts by which the entries were found.
+    """
 
     snapshot: str
     taken: int
@@ -56,14 +61,15 @@ class Base(NamedTuple):
     full: str = ""
     changed: Optional[Dict[str, Optional[Row]]] = None
     policy: str = ""
-    """By which what is private was taken out of all of them; under another they have to be read again."""
+    """The privacy policy under which all entries were scrubbed; under another one they have to be read again."""
 
     def known(self, path: str) -> KnownEntry | None:
+        """Return what is known of a path, or ``None``."""
         row = self.entries.get(path)
         return KnownEntry(Entry._make(row[0]), row[1], row[2]) if row is not None else None
 
     def find_unchanged(self, path: str, signature: list[Any]) -> KnownEntry | None:
-        """What is known of ``path``, if its signature is still that and old enough to be believed."""
+        """Return what is known of ``path`` if its stat signature is unchanged and old enough to be trusted, else ``None``."""
         known = self.known(path)
         if known is None or known.signature != signature or not signature:
             return None
@@ -74,13 +80,13 @@ class Base(NamedTuple):
 
 
 def find_lineage(folder: str, known: list[str]) -> list[str]:
-    """The snapshots among ``known`` that this sandbox was restored from or exported since, newest first."""
+    """Return the snapshots among ``known`` that this sandbox was restored from or exported to, newest first."""
     wanted = set(known)
     return [snapshot for snapshot in reversed(history.read(folder)) if snapshot in wanted]
 
 
 def load_base(folder: str, snapshots: list[str]) -> Base | None:
-    """The cached index of the first of these; ``None`` when there is none or it is damaged."""
+    """Return the cached index of the first of these snapshots; ``None`` if there is none or it is damaged."""
     try:
         return _load_base(folder, snapshots[0]) if snapshots else None
     except (OSError, ValueError, RecursionError):
@@ -88,21 +94,24 @@ def load_base(folder: str, snapshots: list[str]) -> Base | None:
 
 
 def write_restored(folder: str, base: Base, reader: bool = False) -> None:
-    """The memory here is that snapshot, whatever it was before (a restore)."""
+    """Record after a restore that the memory in this sandbox is this snapshot, whatever it was before."""
     _write_index(folder, base)
     history.write(folder, [base.snapshot], reader)
     _remove_others(folder, {base.snapshot})
 
 
 def set_reader(folder: str, reader: bool) -> None:
-    """The memory here stays as it is, to be read only or to be written."""
+    """Change only whether the memory in this sandbox is a read-only copy."""
     if history.is_reader(folder) != reader:
         history.write(folder, history.read(folder), reader)
 
 
 def write_exported(folder: str, base: Base, before: Base | None, origin: str = "") -> None:
-    """The memory here grew into that snapshot (an export). The index of ``before`` stays too: it may yet not be stored; and
-    that of ``origin``, the newest that was head: what was exported since may never be."""
+    """Record after an export that the memory in this sandbox has become this snapshot.
+
+    The index of ``before`` is kept, because the new snapshot may not be stored in the end. So is the index of
+    ``origin``, the newest snapshot that was head, because what was exported since may never become the head.
+    """
     if before is not None and before.snapshot != base.snapshot:
         base = base._replace(full=before.full or before.snapshot, changed=_compute_changes(base, before))
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
@@ -116,6 +125,7 @@ def write_exported(folder: str, base: Base, before: Base | None, origin: str = "
 
 
 def _compute_changes(base: Base, before: Base) -> dict[str, Row | None]:
+    """Return how the entries differ from the full file that ``before`` builds on."""
     old, new = before.entries, base.entries
     changed = dict(before.changed or {})
     changed.update((path, row) for path, row in new.items() if old.get(path) is not row)
@@ -124,6 +134,7 @@ def _compute_changes(base: Base, before: Base) -> dict[str, Row | None]:
 
 
 def _write_index(folder: str, base: Base) -> None:
+    """Write one cache file: a JSON line with a checksum, then the rows. It is skipped if it is over the size limit."""
     sizes, body = rows.dump(base.entries if base.changed is None else base.changed)
     head = {
         "cache": VERSION,
@@ -140,12 +151,14 @@ def _write_index(folder: str, base: Base) -> None:
 
 
 def _remove_others(folder: str, keep: set[str]) -> None:
+    """Remove the cache files of all other snapshots."""
     for name in os.listdir(folder):
         if name.startswith(PREFIX) and name[len(PREFIX) :] not in keep:
             places.remove(os.path.join(folder, name))
 
 
 def _load_base(folder: str, snapshot: str) -> Base:
+    """Load a cache file and the full file it builds on. Raise OSError or ValueError."""
     head, entries, gone = _read_index(folder, snapshot)
     base = Base(snapshot, head["taken"], entries, head["rules"], head["full"], policy=head["policy"])
     if not base.full:
@@ -176,7 +189,7 @@ HEAD = {
 
 
 def _read_index(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, Row], list[str]]:
-    """One file: its head, its rows, and what it says is gone. Raise OSError or ValueError."""
+    """Read one cache file: its head, its rows, and the paths it removes. Raise OSError or ValueError."""
     if "/" in snapshot or "\0" in snapshot:
         raise ValueError("no name of a snapshot")
     data = places.read_file(os.path.join(folder, PREFIX + snapshot), MOST_BYTES + rows.LONGEST_LINE)
@@ -185,7 +198,7 @@ def _read_index(folder: str, snapshot: str) -> tuple[dict[str, Any], dict[str, R
     head = rows.parse(data[:end])
     if type(head) is not dict or {name: type(value) for name, value in head.items()} != HEAD:
         raise ValueError("another head")
-    # Only what was written here, by a machine like this one, is taken apart; and only as it was written.
+    # Accept only a file of this version and byte order, for this snapshot, whose checksum matches.
     if head["cache"] != VERSION or head["snapshot"] != snapshot or head["sha256"] != hashlib.sha256(body).hexdigest():
         raise ValueError("another cache")
     return (head, *rows.load(head["sections"], body))

@@ -1,4 +1,5 @@
-"""Look at a sandbox without touching anything: what an export would bring, how much, what it would leave out and why."""
+"""Inspect a sandbox without changing anything: what an export would contain, how much, and what it would leave out and
+why."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ MOST_SHOWN = 50
 
 
 def look(request: dict[str, Any], home: str) -> dict[str, Any]:
+    """Return the roots found in this sandbox, each with its sizes, databases, workers and skipped paths."""
     contained, elsewhere = parse_containment(request, locate_own_folder(home)), request.get("elsewhere", [])
     found = find_roots(request["layouts"], request["projects"], home, contained, elsewhere=elsewhere)
     return {
@@ -39,6 +41,7 @@ def look(request: dict[str, Any], home: str) -> dict[str, Any]:
 
 
 def _describe_root(root: Root, found: FoundRoots, home: str) -> dict[str, Any]:
+    """Describe one root; ``problem`` says why it could not be read to its end."""
     tiers, skipped = TierRules(root.layout, root.folder, root.owned), Skipped(found.roots)
     sizes = {tier: {"files": 0, "bytes": 0} for tier in TIERS}
     paths, databases, problem = [], [], ""
@@ -71,7 +74,7 @@ def _describe_root(root: Root, found: FoundRoots, home: str) -> dict[str, Any]:
 
 
 def _describe_database(path: str, place: str) -> dict[str, Any]:
-    """A database's size, how much of it is free pages, and what waits in its log; no lock is taken."""
+    """Return a database's size, how many of its bytes are free pages, and how many are in its log. No lock is taken."""
     whole, free = measure(place)
     row: dict[str, Any] = {"path": path, "place": place, "bytes": whole, "free_bytes": min(free, whole), "log_bytes": 0}
     for tail in (WAL_TAIL, JOURNAL_TAIL):

@@ -1,11 +1,12 @@
-"""What runs leave outside of our own folder when they are killed: uploads, and folders with a command's output.
+"""Files that killed runs leave outside the sidecar's own folder: uploads, and folders with a command's output.
 
 /tmp/memory-sidecar-<random>.bundle     what a restore brings, written by the sandbox's daemon
 /tmp/memory-sidecar-<random>.command    a command that was too long to be sent as one
-/tmp/memory-sidecar-<random>.run/       what a command prints; in the home, with a dot before it, where /tmp is full
+/tmp/memory-sidecar-<random>.run/       what a command prints; in the home, with a leading dot, if /tmp is full
 
-Each is named by nobody but its run, so whoever comes later removes what no run uses. A run holds a lock on its uploads; before
-that, and while a sidecar saves something between two commands, their times tell.
+Only the run that made a name knows it, so every later run removes what no run uses. A run locks its uploads while it
+works. Before it has the lock, and while the sidecar saves something between two commands, the modification time
+decides.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from typing import Iterable, Optional
 
 OURS = re.compile(r"\.?memory-sidecar-[0-9a-f]{16}\.(bundle|command|run)\Z")
 JUST_WRITTEN_SECONDS = 15
-"""Between the last byte of an upload and the command that needs it; whose upload goes meanwhile sends it again."""
+"""Allowed between the last byte of an upload and the command that needs it. An upload that is removed too early is sent
+again."""
 SPARED_SECONDS = 1800
 STALE_SECONDS = 900
-"""By then nobody comes for what a command printed."""
+"""After this time the sidecar does not ask for a command's output any more."""
 
 
 def lock_upload(path: str) -> Optional[int]:
-    """Lock an upload for as long as the descriptor is open; ``None`` when it cannot be."""
+    """Lock an upload for as long as the returned descriptor is open; ``None`` if it cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -39,21 +41,21 @@ def lock_upload(path: str) -> Optional[int]:
 
 
 def keep_uploads(paths: Iterable[str]) -> None:
-    """Keep uploads that are to be used again by a later command, for as long as that may take to come."""
+    """Keep uploads that a later command will use again, by setting their times into the future."""
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path, (time.time(), time.time() + SPARED_SECONDS))
 
 
 def remove(path: str) -> bool:
-    """Whether there is nothing at that path any more."""
+    """Remove a file or folder. Return whether nothing is at that path any more."""
     with contextlib.suppress(OSError):
         shutil.rmtree(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
     return not os.path.lexists(path)
 
 
 def tidy(home: str) -> None:
-    """Remove what earlier runs of this user left in /tmp and in the home, and no run uses."""
+    """Remove what earlier runs of this user left in /tmp and in the home, unless a run still uses it."""
     for folder in ("/tmp", home):
         names = []
         with contextlib.suppress(OSError):
@@ -67,6 +69,7 @@ def tidy(home: str) -> None:
 
 
 def _is_leftover(path: str, status: os.stat_result) -> bool:
+    """Return whether no run uses this any more. Files of other users are judged by their age alone."""
     age = time.time() - status.st_mtime
     if status.st_uid != os.geteuid():
         return age > STALE_SECONDS
@@ -76,7 +79,7 @@ def _is_leftover(path: str, status: os.stat_result) -> bool:
 
 
 def _is_running(folder: str, age: float) -> bool:
-    """Whether the command whose output this is still runs, or has ended and may yet be asked for."""
+    """Return whether the command with this output is still running, or has ended recently enough to be asked for."""
     if os.path.exists(os.path.join(folder, "done")):
         return age < STALE_SECONDS
     try:
@@ -90,6 +93,7 @@ def _is_running(folder: str, age: float) -> bool:
 
 
 def _is_locked(path: str) -> bool:
+    """Return whether a running command has locked this upload."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The snapshots that this sandbox was restored from or exported to, of one memory, oldest first.
+"""The lineage of a memory in this sandbox: the snapshots it was restored from or exported to, oldest first.
 
-A sandbox that was restored only to be read has them in a file of another name: a version that knows no readers finds none,
-so what it exports from here is stored beside the head.
+A read-only copy keeps its lineage in a file of another name. A version of the program that does not know read-only
+copies then finds no lineage, so what it exports from here is stored beside the head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SNAPSHOT = re.compile(r"[0-9A-Za-z-]{1,64}\Z")
 
 
 def read(folder: str) -> List[str]:
-    """The snapshots noted in a memory's folder of the cache. Whoever works in the sandbox can write there: what cannot
-    be a snapshot's id is left out."""
+    """Return the snapshots noted in a memory's cache folder. The sandbox's agent can write there, so anything that
+    cannot be a snapshot's id is left out."""
     try:
         text = places.read_file(_locate_file(folder, is_reader(folder)), LONGEST_FILE)
         return [line for line in text.decode("ascii", "replace").split() if SNAPSHOT.match(line)]
@@ -30,18 +30,19 @@ def read(folder: str) -> List[str]:
 
 
 def is_reader(folder: str) -> bool:
-    """Whether the memory was restored here only to be read. Where a run was cut short both files can be there."""
+    """Return whether the memory was restored as a read-only copy. After a run was cut short, both files may exist."""
     return places.exists(_locate_file(folder, True))
 
 
 def write(folder: str, snapshots: List[str], reader: bool) -> None:
+    """Replace the lineage, keeping the newest entries, and remove the file of the other kind."""
     text = "".join(snapshot + "\n" for snapshot in snapshots[-LONGEST:])
     places.write_file(_locate_file(folder, reader), text.encode("ascii"))
     places.remove(_locate_file(folder, not reader))
 
 
 def forget(folder: str) -> None:
-    """The memory is not in this sandbox any more."""
+    """Remove the lineage: the memory is not in this sandbox any more."""
     for reader in (False, True):
         places.remove(_locate_file(folder, reader))
 

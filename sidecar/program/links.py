@@ -1,6 +1,7 @@
-"""Move bytes straight between the sandbox and the bucket, by links that are good for one object and a few minutes.
+"""Move bytes directly between the sandbox and the bucket, by presigned links that name one object and expire after
+minutes.
 
-Whoever has a link's URL can use it, so it is never printed.
+A link's URL is a credential: anyone who has it can use it, so it is never printed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Link = Any  # {"url": …, "headers": {…}}
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Put each part of a file to its link, then remove the folder the file is in."""
+    """Upload each part of a file to its link, then remove the folder that contains the file."""
     path = request["path"]
     with open(path, "rb") as file:
         for part in request["parts"]:
@@ -35,7 +36,8 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetch(parts: list[dict[str, Any]], path: str) -> None:
-    """Write what the links give, one after the other, to a file; each exactly as long and with the hash expected."""
+    """Download all parts into one file, in order. Raise Refusal (``no-direct``) unless each has the expected length and
+    hash."""
     with open(path, "wb") as file:
         for part in parts:
             start = file.tell()
@@ -46,7 +48,7 @@ def fetch(parts: list[dict[str, Any]], path: str) -> None:
 
 
 def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
-    """Carry out a transfer with Python, or with curl where Python cannot speak to the server. Raise ``Refusal``."""
+    """Transfer one part with Python, or with curl if Python cannot verify the server's TLS. Raise Refusal (``no-direct``)."""
     link: Link = part["link"]
     address = urllib.parse.urlsplit(link["url"])
     try:
@@ -63,11 +65,13 @@ def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> Non
 
 
 def _put(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+    """Upload one region of the file."""
     body = _Region(file, part["start"], part["bytes"])
     _send_request(link, "PUT", body).close()  # type: ignore[arg-type]
 
 
 def _get(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+    """Download one part; stop as soon as it is longer than announced."""
     start = file.tell()
     with _send_request(link, "GET", None) as answer:
         for chunk in iter(lambda: answer.read(CHUNK), b""):
@@ -82,7 +86,7 @@ def _send_request(link: Link, method: str, body: BinaryIO | None) -> Any:
 
 
 class _Region:
-    """Part of a file, read as if it were one."""
+    """A region of a file, readable like a file of its own."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         file.seek(start)
@@ -96,7 +100,8 @@ class _Region:
 
 
 def _transfer_by_curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
-    """The same by curl, which brings certificates of its own; told on its standard input what others must not see."""
+    """Transfer one part with curl, which has its own certificates. The URL goes to its standard input, where other
+    users cannot see it."""
     piece = path + ".part"
     lines = ['url = "%s"' % link["url"], 'max-time = "3600"', 'connect-timeout = "%d"' % REACH_SECONDS]
     lines += ['header = "%s: %s"' % header for header in link["headers"].items()]
@@ -119,6 +124,7 @@ def _transfer_by_curl(link: Link, part: dict[str, Any], file: BinaryIO, path: st
 
 
 def _hash_part(path: str, start: int, length: int) -> str:
+    """Return the SHA-256 of a region of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         region = _Region(file, start, length)

@@ -1,4 +1,4 @@
-"""Run one request and print one answer, framed so that a login shell's chatter cannot be taken for it.
+"""Run one request and print one answer, framed so that the output of a login shell cannot be mistaken for it.
 
 memory-sidecar <nonce> begin
 {"status": …}
@@ -28,9 +28,10 @@ MOST_ANSWER = 64 << 20
 
 
 def main(argument: str) -> int:
-    gc.disable()  # one request, and out: there is nothing worth looking for
+    """Run the request in ``argument`` and print the answer. Errors are answers too; the exit code is 0."""
+    gc.disable()  # one request per process: collecting is not worth its time
     request = _decode_request(argument)
-    links = os.environ.pop(LINKS, "")  # before anything else is started, which would have it too
+    links = os.environ.pop(LINKS, "")  # removed before any child process could inherit it
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
     inline = b""
     left: list[str] = []
@@ -55,7 +56,7 @@ def main(argument: str) -> int:
 
 
 def _read_user() -> str:
-    """The name of the user this runs as; the number, where that has no name."""
+    """Return the name of the user this runs as, or the number if it has no name."""
     try:
         import pwd
 
@@ -65,11 +66,12 @@ def _read_user() -> str:
 
 
 def _decode_request(text: str) -> Any:
+    """Decode a request: JSON, compressed, in base64."""
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def _add_links(request: dict[str, Any], text: str) -> None:
-    """Give the parts of a request their links, which came in the environment, where other users cannot see them."""
+    """Add the presigned links to the parts of a request. They come in the environment, which other users cannot read."""
     parts = request.get("links", request.get("parts", []))
     try:
         links = _decode_request(text) if parts else []
@@ -82,6 +84,7 @@ def _add_links(request: dict[str, Any], text: str) -> None:
 
 
 def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str, Any], bytes]:
+    """Carry out a request. Return the answer and the bytes of the bundle, if it is small enough to be printed."""
     if request["do"] == "send":
         from sidecar.program.links import send
 
@@ -92,9 +95,7 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
         return look(request, home), b""
     places.close_folders()
     kept, uploads = False, request.get("uploads", ())
-    in_use = [
-        one for one in map(leftovers.lock_upload, uploads) if one is not None
-    ]  # until this ends, whatever it waits for
+    in_use = [one for one in map(leftovers.lock_upload, uploads) if one is not None]  # locked until this run ends
     scratch = Scratch(home, request["key"], request["turn_wait"], request["snapshot"], request)
     try:
         undone = _undo_restores(scratch)
@@ -107,10 +108,10 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
 
             answer = Restore(request, scratch, home).run()
             if answer["status"] == "unsaved":
-                leftovers.keep_uploads(uploads)  # they are needed once more, after that was saved
+                leftovers.keep_uploads(uploads)  # they are needed again once the memory was saved
                 uploads = ()
             else:
-                with contextlib.suppress(OSError):  # a full disk: it is only needed if nobody hears this one
+                with contextlib.suppress(OSError):  # a full disk: it is only needed if this answer is lost
                     places.write_file(_locate_answer(scratch), json.dumps([request["operation"], answer]).encode())
         answer["warnings"] += scratch.warnings
         if undone:
@@ -130,14 +131,15 @@ def _run(request: dict[str, Any], home: str, left: list[str]) -> tuple[dict[str,
             from sidecar.program.reaper import reap
 
             reap(scratch.work, os.path.join(scratch.work, "bundle"))
-        # What is done is done, whether or not this works: in /tmp only its owner can remove a file.
+        # The work is done whether or not the uploads can be removed: in /tmp only a file's owner can remove it. What
+        # could not be removed is reported as ``left``.
         left += [path for path in uploads if not leftovers.remove(path)]
         for one in in_use:
             os.close(one)
 
 
 def _undo_restores(scratch: Scratch) -> bool:
-    """Undo restores that were cut short, of any memory: they may share folders. Return whether there was one."""
+    """Undo restores of any memory that were cut short, because memories can share folders. Return whether there was one."""
     found = False
     for journal in scratch.iterate_journals():
         from sidecar.program.restore.swap import undo
@@ -147,7 +149,7 @@ def _undo_restores(scratch: Scratch) -> bool:
 
 
 def _export(request: dict[str, Any], scratch: Scratch, home: str) -> dict[str, Any]:
-    """Export, and again from the start when it turns out to be more than it looked like."""
+    """Export; start again if it turns out to be over a limit, or if the base cannot be used."""
     from sidecar.program.capture.export import BaseUnusable, Export
     from sidecar.program.limits.fit import ExportLimits, OverLimit
 
@@ -169,7 +171,7 @@ def _locate_answer(scratch: Scratch) -> str:
 
 
 def _read_last_answer(scratch: Scratch, request: dict[str, Any]) -> dict[str, Any] | None:
-    """What came of a restore whose answer was lost on the way."""
+    """Return the answer of an earlier restore whose answer was lost on the way, else ``None``."""
     try:
         kept = json.loads(places.read_file(_locate_answer(scratch), MOST_ANSWER))
     except (OSError, ValueError, RecursionError):
@@ -183,6 +185,7 @@ def _build_error(code: str, message: str, retryable: bool) -> dict[str, Any]:
 
 
 def _print(nonce: str, answer: dict[str, Any], inline: bytes) -> None:
+    """Print the framed answer, with a checksum over its lines."""
     body = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
     if inline:
         body += base64.b64encode(inline) + b"\n"

@@ -1,12 +1,13 @@
 """The notes a sandbox keeps about each memory: which store and memory its files belong to, and where they are.
 
-They are a small JSON file, ``notes``, in the memory's folder of the cache (``scratch.py``). A complete restore and every
-export write them; the sidecar says what they hold (``request["notes"]``), except for the folders, which are known only here.
-An export answers with the notes as they were before it, so that the sidecar can tell whether it is about to continue
-another store's memory, or a memory under another's id. The same rules decide here whether the notes may be replaced:
-an export that is refused for one of them leaves them as they are, so that it is refused the next time as well.
+They are a small JSON file, ``notes``, in the memory's cache folder (``scratch.py``). A complete restore and every
+export write them. The sidecar provides the contents (``request["notes"]``, here ``told``) except for the folders, which
+are known only in the sandbox. An export returns the notes as they were before it, so that the sidecar can tell whether
+it is about to continue another store's memory, or a memory under another's id. The same rules decide here whether the
+notes may be replaced: an export that is refused by one of them leaves the notes unchanged, so that it is refused the
+next time too.
 
-Whoever works in the sandbox can write to the file, so nothing in it is believed unless it has the form it should have.
+The sandbox's agent can write to the file, so nothing in it is trusted unless it has the expected form.
 """
 
 from __future__ import annotations
@@ -25,39 +26,39 @@ LONGEST_TEXT = 1000
 LONGEST_PATH = 4096
 MOST_ROOTS = 1000
 MOST_MEMORIES = 200
-"""So many folders of other memories are looked at."""
+"""At most this many folders of other memories are read."""
 MOST_TOLD = 5
-"""An export's answer has at most so many notes of other memories."""
+"""At most this many notes of other memories are in an export's answer."""
 UNKNOWN_LINEAGE, OTHER_MEMORY = "unknown-lineage", "other-memory"
 _STORE = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class Notes(NamedTuple):
-    """What is noted of one memory. ``store`` and ``sandbox`` are empty where the sidecar did not know them."""
+    """The notes about one memory. ``store`` and ``sandbox`` are empty if the sidecar did not know them."""
 
     memory: str
     roots: Dict[str, str]
-    """The real folder of each root that had something in it."""
+    """The real folder of each root that contained something."""
     store: str = ""
     """The id of the store (its object ``store-id``)."""
     sandbox: str = ""
-    """The reference under which the sidecar knew this sandbox, e.g. ``e2b:abc``. A copy has another."""
+    """The reference by which the sidecar knew this sandbox, e.g. ``e2b:abc``. A copy of the sandbox has another one."""
     machine: str = ""
-    """The name of the machine that a folder on it (``local:``) is a sandbox of: an image may be copied to many."""
+    """The name of the machine, for a folder on it (``local:``): an image may be copied to many machines."""
     reader: bool = False
-    """The memory was restored only to be read: it is never to become the head from here."""
+    """The memory is a read-only copy: an export from here never becomes the head."""
     conversation: str = ""
     current: bool = True
-    """Whether what is in these folders is this memory: not when another was restored over it since."""
+    """Whether the files in these folders are this memory; false once another was restored over it."""
     withheld: Sequence[str] = ()
-    """Roots of it that are not here, for their projects were not when it was restored."""
+    """Roots that were not restored because their projects were not in the sandbox."""
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
 
 
 def parse(text: bytes) -> Optional[Notes]:
-    """The notes in a file's contents; ``None`` unless they are such as ``write`` leaves."""
+    """Return the notes in a file's contents; ``None`` unless they have the form that ``write`` produces."""
     try:
         value = json.loads(text.decode("utf-8")) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
@@ -66,7 +67,7 @@ def parse(text: bytes) -> Optional[Notes]:
 
 
 def parse_value(value: Any) -> Optional[Notes]:
-    """Notes from a JSON value of unknown origin; ``None`` when it is not one. Fields of later versions are left out."""
+    """Return notes from an untrusted JSON value; ``None`` if it is not valid. Fields of later versions are ignored."""
     if not isinstance(value, dict):
         return None
     value = {field: value[field] for field in Notes._fields if field in value}
@@ -90,6 +91,7 @@ def _is_name(name: Any) -> bool:
 
 
 def _is_root(root: Any) -> bool:
+    """Return whether a pair is a root's name and an absolute, normalised path."""
     name, folder = root
     if not isinstance(folder, str) or len(name) > LONGEST_TEXT or len(folder) > LONGEST_PATH or "\0" in folder:
         return False
@@ -97,7 +99,7 @@ def _is_root(root: Any) -> bool:
 
 
 def read(folder: str) -> Optional[Notes]:
-    """The notes of the memory with this folder in the cache; ``None`` when there are none that can be believed."""
+    """Return the notes in a memory's cache folder; ``None`` if there are none, or they are not valid."""
     try:
         return parse(places.read_file(os.path.join(folder, NAME), LONGEST))
     except (OSError, Refusal):
@@ -105,12 +107,12 @@ def read(folder: str) -> Optional[Notes]:
 
 
 def write(folder: str, notes: Notes) -> None:
-    """Replace the notes of the memory with this folder in the cache. Raise OSError or Refusal."""
+    """Replace the notes in a memory's cache folder. Raise OSError or Refusal."""
     places.write_file(os.path.join(folder, NAME), json.dumps(notes.as_dict()).encode("ascii"))
 
 
 def write_or_warn(folder: str, notes: Notes) -> List[str]:
-    """The same at the end of a run, which has done its work whether or not it can be noted. Return what to say."""
+    """Write the notes at the end of a run. Return warnings instead of raising: the run's work is done in any case."""
     try:
         write(folder, notes)
         return []
@@ -119,10 +121,10 @@ def write_or_warn(folder: str, notes: Notes) -> List[str]:
 
 
 def read_others(base: str, folder: str) -> Dict[str, Notes]:
-    """The notes of the other memories that are known in this sandbox, by their folders in the cache."""
+    """Return the notes of the other memories in this sandbox, by their cache folders."""
     found: Dict[str, Notes] = {}
     own = os.path.basename(folder)
-    names = sorted(name for name in os.listdir(base) if name != own)  # what is no memory's folder has no notes
+    names = sorted(name for name in os.listdir(base) if name != own)  # folders that are not a memory's have no notes
     for name in names[:MOST_MEMORIES]:
         other = os.path.join(base, name)
         notes = read(other)
@@ -132,23 +134,25 @@ def read_others(base: str, folder: str) -> Dict[str, Notes]:
 
 
 def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
-    """Whether two memories have the same folders, or one has all of the other's and more.
+    """Return whether two memories have the same folders, or one has all of the other's and more.
 
-    Two that share some folders, and each have others besides (two projects under one ``~/.claude``), live side by side.
+    Two memories that share some folders and each have others as well (two projects under one ``~/.claude``) do not
+    conflict.
     """
     ours, theirs = set(one.values()), set(other.values())
     return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
 
 
 def list_others_here(told: Dict[str, Any], others: Iterable[Notes]) -> List[Notes]:
-    """Those of other memories in this sandbox. Notes from another one came with a copy, and say nothing of this."""
+    """Return the notes of other memories that are in this sandbox. Notes of another sandbox came with a copy of it and
+    do not count."""
     place = told["sandbox"], told.get("machine", "")
     here = [notes for notes in others if notes.current and (notes.sandbox, notes.machine) == place]
     return [notes for notes in here if notes.memory != told["memory"]]
 
 
 def find_owners(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
-    """The other memories whose folders these are."""
+    """Return the notes of the other memories that own these folders."""
     return [notes for notes in list_others_here(told, others) if overlaps(notes.roots, roots)]
 
 
@@ -159,11 +163,11 @@ def find_objection(
     roots: Dict[str, str],
     lineage: Iterable[str],
 ) -> str:
-    """Why an export from these folders would mix up memories: the code of a guard, or "".
+    """Return why an export from these folders would mix up memories: the code of a guard, or "".
 
-    ``told`` is what the sidecar says (``request["notes"]``), ``own`` are the notes of the memory before the export. Where the
-    memory here grew out of a snapshot that was its head in this store, neither can be: a version that kept no notes has
-    restored or exported it here, or a person has made an export the head that was refused before.
+    ``told`` is what the sidecar sent (``request["notes"]``), ``own`` are the memory's notes before the export. There is
+    no objection if the memory in this sandbox grew out of a snapshot that was its head in this store: then either a
+    version without notes restored or exported it here, or a person made a refused export the head.
     """
     if not set(told["heads"]).isdisjoint(lineage):
         return ""
@@ -173,7 +177,7 @@ def find_objection(
 
 
 def build_after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
-    """What to write down after an export that was not refused as a mix-up."""
+    """Return the notes to write after an export that was not refused as a mix-up."""
     before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
     still = {name: folder for name, folder in before.items() if os.path.exists(folder)}
     return Notes(
@@ -189,7 +193,7 @@ def build_after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[s
 
 
 def build_after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
-    """What to write down after a complete restore."""
+    """Return the notes to write after a complete restore."""
     return Notes(
         memory=told["memory"],
         store=told["store"],

@@ -1,14 +1,13 @@
 """Reach files and folders by their real paths: no link is followed, in any part of a path.
 
-The path of a root is resolved once and then checked (``containment.py``). Whoever works in the sandbox may put a link where
-a folder was at any later moment, also while a run is under way. So whatever is opened, made, moved or removed after that is
-reached folder by folder, each opened from the one before with O_NOFOLLOW, and a link on the way is refused.
+The path of a root is resolved once and then checked (``Containment`` below). The sandbox's agent can replace a folder
+by a link at any later time, also while a run is under way. So everything that is opened, made, moved or removed after
+that is reached folder by folder, each opened relative to its parent with O_NOFOLLOW, and a link on the way is refused.
 
-Which places of a machine a run may touch.
-
-In a sandbox of a provider that is the sandbox's own business: there is nothing else in it. A folder on this machine
-(``local:``) is a sandbox among other things, and a link in it may lead to them. There the sidecar says beneath which folders
-every root must lie, after all links were followed, and what no root may be in: its store, its keys, its own files.
+``Containment`` says which paths of a machine a run may touch. A provider's sandbox contains nothing else, so nothing is
+restricted there. A folder on this machine (``local:``) is a sandbox among other things, and a link in it may lead to
+them. For that the sidecar names the folders below which every root must be after all links were followed, and the
+folders in which no root may be: its store, its encryption keys, its own files.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, T
 from sidecar.format.refusal import Refusal
 
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
-"""With O_PATH a folder on the way need not be readable, as for any path."""
+"""With O_PATH a folder on the way need not be readable, as with any path."""
 READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """To list a folder it must be readable."""
 _MOST_HELD = 4
 T = TypeVar("T")
-_held = _local()  # descriptors are kept for each thread alone, so that none closes another's
+_held = _local()  # descriptors are kept per thread, so that no thread closes another's
 
 
 def open_folder(path: str, flags: int = _ENTER) -> int:
-    """A descriptor of the folder at a real path, to be closed by the caller. Raise OSError, or Refusal for a link in it."""
+    """Return a descriptor of the folder at a real path; the caller closes it. Raise OSError, or Refusal if a part of it
+    is a link."""
     parts = [part for part in path.split("/") if part]
     descriptor = os.open("/", _ENTER if parts else flags)
     try:
@@ -46,17 +46,18 @@ def open_folder(path: str, flags: int = _ENTER) -> int:
 
 
 def open_subfolder(descriptor: int, name: str, path: str, flags: int = _ENTER) -> int:
-    """Open the folder ``name`` in the one that is open; ``path`` is what the whole is called."""
+    """Open the folder ``name`` relative to an open parent. ``path`` is the whole path, for messages."""
     try:
         return os.open(name, flags, dir_fd=descriptor)
     except OSError as problem:
-        # With O_DIRECTORY a link is "not a directory", as a file is; without O_PATH, a loop.
+        # With O_DIRECTORY a link fails as ENOTDIR, like a file does; without O_PATH it fails as ELOOP.
         if problem.errno in (errno.ENOTDIR, errno.ELOOP) and _is_link(descriptor, name):
             raise Refusal("in-the-way", "%s lies behind a link." % path) from None
         raise
 
 
 def _is_link(descriptor: int, name: str) -> bool:
+    """Return whether a name in an open folder is a symbolic link."""
     try:
         os.readlink(name, dir_fd=descriptor)
         return True
@@ -65,13 +66,14 @@ def _is_link(descriptor: int, name: str) -> bool:
 
 
 def open_file(place: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """A descriptor of the file at a real path. A pipe does not make it wait. Raise OSError or Refusal."""
+    """Return a descriptor of the file at a real path, without waiting if it is a pipe. Raise OSError or Refusal."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     return _run_in_folders(lambda folder: os.open(_get_name(place), flags, mode, dir_fd=folder), place)
 
 
 def read_file(place: str, most: int) -> bytes:
-    """A small file. Raise OSError, also when it is no plain file or has more than ``most`` bytes."""
+    """Return the contents of a small file. Raise OSError, also if it is not a regular file or has more than ``most``
+    bytes."""
     descriptor = open_file(place)
     with open(descriptor, "rb") as file:
         data = file.read(most + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
@@ -81,7 +83,8 @@ def read_file(place: str, most: int) -> bytes:
 
 
 def write_file(place: str, data: bytes, durable: bool = False) -> None:
-    """Put a file of ours here, whole or not at all. Whatever was called so before, a link or a folder too, is replaced."""
+    """Write one of the sidecar's files, whole or not at all. Anything of that name before, also a link or a folder, is
+    replaced."""
     new = place + ".new"
     with open(create_file(new), "wb") as file:
         file.write(data)
@@ -96,9 +99,9 @@ def write_file(place: str, data: bytes, durable: bool = False) -> None:
 
 
 def create_file(place: str) -> int:
-    """A descriptor of a new file that is for its user alone; whatever was there is gone.
+    """Return a descriptor of a new file that only its user can read; whatever was at the path is removed.
 
-    It belongs to whom its folder does: root works in the homes of others, too.
+    It belongs to the owner of its folder, because root also works in the homes of other users.
     """
     remove(place)
     descriptor = open_file(place, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -109,12 +112,12 @@ def create_file(place: str) -> int:
 
 
 def read_status(place: str) -> os.stat_result:
-    """What ``lstat`` says of a real path."""
+    """Return what ``lstat`` says of a real path."""
     return _run_in_folders(lambda folder: os.stat(_get_name(place), dir_fd=folder, follow_symlinks=False), place)
 
 
 def exists(place: str) -> bool:
-    """Whether there is anything at a real path, a link that leads nowhere too."""
+    """Return whether anything is at a real path, also a dangling link."""
     try:
         read_status(place)
         return True
@@ -123,6 +126,7 @@ def exists(place: str) -> bool:
 
 
 def rename(source: str, target: str) -> None:
+    """Move a file or folder."""
     _run_in_folders(
         lambda here, there: os.rename(_get_name(source), _get_name(target), src_dir_fd=here, dst_dir_fd=there),
         source,
@@ -131,52 +135,55 @@ def rename(source: str, target: str) -> None:
 
 
 def read_link(place: str) -> str:
+    """Return the target of a link."""
     return _run_in_folders(lambda folder: os.readlink(_get_name(place), dir_fd=folder), place)
 
 
 def change_owner(place: str, owner: Tuple[int, int]) -> None:
-    """Change who owns a file, a folder or a link."""
+    """Change the owner of a file, a folder or a link."""
     _run_in_folders(lambda folder: os.chown(_get_name(place), *owner, dir_fd=folder, follow_symlinks=False), place)
 
 
 def make_folder(place: str, mode: int = 0o777) -> None:
+    """Make one folder; its parent must exist."""
     _run_in_folders(lambda folder: os.mkdir(_get_name(place), mode, dir_fd=folder), place)
 
 
 def make_link(target: str, place: str) -> None:
+    """Make a link."""
     _run_in_folders(lambda folder: os.symlink(target, _get_name(place), dir_fd=folder), place)
 
 
 def remove(place: str) -> None:
-    """Have nothing of ours at a path, whatever was there."""
+    """Remove whatever is at a path of the sidecar's, also a folder with its contents; nothing happens if nothing is there."""
     try:
         _run_in_folders(lambda folder: os.unlink(_get_name(place), dir_fd=folder), place)
     except FileNotFoundError:
         pass
-    except (IsADirectoryError, PermissionError):  # what unlinking a folder is called differs
+    except (IsADirectoryError, PermissionError):  # unlinking a folder fails with either, depending on the system
         import shutil
 
         shutil.rmtree(place)
 
 
 def remove_folder(place: str) -> None:
-    """Delete an empty folder. Raise OSError when it is not empty, or not there."""
+    """Delete an empty folder. Raise OSError if it is not empty, or missing."""
     _run_in_folders(lambda folder: os.rmdir(_get_name(place), dir_fd=folder), place)
 
 
 def make_folders(top: str, relative: str) -> None:
-    """Have a folder, and those on the way to it, below one that is there."""
+    """Make a folder and its parents below an existing folder."""
     place = top
     for part in filter(None, relative.split("/")):
         place = place + "/" + part
         try:
             make_folder(place, 0o700)
         except FileExistsError:
-            continue  # if it is no folder, whatever comes next says so
+            continue  # if it is not a folder, the next step fails
 
 
 def remove_tree(place: str) -> None:
-    """Delete a folder with all that is in it; what cannot be deleted stays."""
+    """Delete a folder with its contents; what cannot be deleted stays."""
     try:
         folder = open_folder(place)
     except FileNotFoundError:
@@ -193,6 +200,7 @@ def remove_tree(place: str) -> None:
 
 
 def _try_remove(remove: Callable[..., None], name: str, folder: int) -> None:
+    """Remove a name in an open folder, ignoring errors."""
     try:
         remove(name, dir_fd=folder)
     except OSError:
@@ -200,23 +208,24 @@ def _try_remove(remove: Callable[..., None], name: str, folder: int) -> None:
 
 
 def close_folders() -> None:
-    """Close the folders that are held open for whatever comes next in them."""
+    """Close the folders that are kept open for further work in them."""
     folders = _get_open_folders()
     while folders:
         os.close(folders.popitem()[1])
 
 
 def _run_in_folders(act: Callable[..., T], *places: str) -> T:
-    """Do something in the folders that hold these places. They stay open for a while: most work comes folder by folder."""
+    """Call ``act`` with descriptors of the parent folders of these paths. They stay open for a while, because most work
+    comes folder by folder."""
     try:
         return act(*[_open_parent(place) for place in places])
     except OSError as problem:
-        problem.filename = places[0]  # for whoever reads of it: the whole path
+        problem.filename = places[0]  # the whole path, for messages
         raise
 
 
 def _open_parent(place: str) -> int:
-    """The open folder that holds ``place``: one of those used last, or opened now."""
+    """Return the open parent folder of ``place``: one of those used last, or opened now."""
     path, folders = place.rpartition("/")[0], _get_open_folders()
     descriptor = folders.pop(path, None)
     if descriptor is None:
@@ -228,6 +237,7 @@ def _open_parent(place: str) -> int:
 
 
 def _get_open_folders() -> Dict[str, int]:
+    """Return this thread's open folders, least recently used first."""
     folders: Dict[str, int] = _held.__dict__.setdefault("folders", {})
     return folders
 
@@ -237,7 +247,8 @@ def _get_name(place: str) -> str:
 
 
 class Containment(NamedTuple):
-    """Real paths. ``beneath``: ``None`` when roots may be anywhere. ``apart``: ends in ``*`` where it is a beginning."""
+    """Where roots may be, as real paths: below ``beneath`` (``None``: anywhere) and never in ``apart``. An entry of
+    ``apart`` that ends in ``*`` is a prefix."""
 
     beneath: Optional[List[str]]
     apart: FrozenSet[str]
@@ -255,7 +266,7 @@ class Containment(NamedTuple):
             )
 
     def holds(self, place: str) -> bool:
-        """Whether a root may be at this real path."""
+        """Return whether a root may be at this real path."""
         try:
             self.check("", place)
             return True
@@ -263,27 +274,28 @@ class Containment(NamedTuple):
             return False
 
     def may_lead_to_project(self, place: str) -> bool:
-        """Whether a project lies in this folder, or will once it is made. The home, which comes first, is always there."""
+        """Return whether an allowed project is in this folder, or will be once it is made. The home, the first of
+        ``beneath``, always exists and is left out."""
         return self.beneath is None or any(is_in(folder, place) for folder in self.beneath[1:])
 
     def inner(self, folder: str) -> FrozenSet[str]:
-        """What lies in this folder and is not for memories."""
+        """Return the excluded paths in this folder."""
         return frozenset(place for place in self.apart if is_in(place, folder))
 
 
 def parse_containment(request: Dict[str, Any], *own: str) -> Containment:
-    """What a request says of it; ``own`` is the sidecar's folder in this sandbox, where no memory is."""
+    """Read the containment from a request. ``own`` is the sidecar's folder in this sandbox, where no memory may be."""
     told = request.get("contained") or {"beneath": None, "apart": []}
     return Containment(told["beneath"], frozenset([*own, *told["apart"]]))
 
 
 def is_apart(place: str, apart: FrozenSet[str]) -> bool:
-    """Whether this very path is one of those that are not for memories."""
+    """Return whether this path itself is one of the excluded ones."""
     return place in apart or any(place.startswith(one[:-1]) for one in apart if one.endswith("*"))
 
 
 def is_in(place: str, folder: str) -> bool:
-    """Whether a real path is that folder or lies in it; of one that ends in ``*``, whether it begins so."""
+    """Return whether a real path is that folder or in it; for one that ends in ``*``, whether the path begins like it."""
     if folder.endswith("*"):
         return place.startswith(folder[:-1])
     return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)

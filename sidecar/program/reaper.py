@@ -1,6 +1,7 @@
-"""Remove a pack from the sandbox once it has been fetched, without being told.
+"""Remove a pack from the sandbox once it has been fetched, without a second command.
 
-A process of its own outlives the command and watches the file: to be told would cost another round trip.
+A detached process outlives the command and watches the file with inotify: a command to remove it would cost another
+round trip.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 import time
 
 GRACE_SECONDS = 2.0
-"""A reader may look at a file before it opens it for good."""
+"""A reader may open a file to look at it before it opens it to read all of it."""
 LONGEST_SECONDS = 900.0
 
 IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN, IN_DELETE_SELF = 0x8, 0x10, 0x20, 0x400
@@ -21,13 +22,13 @@ _EVENT = struct.Struct("iIII")
 
 
 def reap(folder: str, bundle: str) -> None:
-    """Have ``folder`` removed after ``bundle`` in it was read by somebody, or after a quarter of an hour."""
-    events = _open_watch(bundle)  # before anybody is told of it, or a quick reader might be missed
+    """Have ``folder`` removed after ``bundle`` in it was read, or after a quarter of an hour."""
+    events = _open_watch(bundle)  # before the path is printed, or a quick reader might be missed
     if os.fork():
         return
     try:
         os.setsid()
-        # Locks and the command's output would stay open as long as this process has them.
+        # Otherwise locks and the command's output would stay open as long as this process runs.
         os.closerange(0, events)
         os.closerange(events + 1, 1024)
         for _ in range(3):
@@ -39,9 +40,9 @@ def reap(folder: str, bundle: str) -> None:
 
 
 def _wait_for_readers(events: int, bundle: str, deadline: float) -> None:
-    """Return when whoever opened the file has closed it again, when it is gone, or at the deadline.
+    """Return when the file was opened and closed again, when it was deleted, or at the deadline.
 
-    By the last event, not by their number: alike ones that follow each other arrive as one.
+    Only the last event counts, not their number: inotify merges equal events that follow each other.
     """
     read = False
     while time.monotonic() < deadline and os.path.exists(bundle):
@@ -56,7 +57,7 @@ def _wait_for_readers(events: int, bundle: str, deadline: float) -> None:
 
 
 def _open_watch(path: str) -> int:
-    """An inotify descriptor that tells of readers; -1 where there is no inotify."""
+    """Return an inotify descriptor for opens and closes of a file; -1 if the system has no inotify."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         events = libc.inotify_init1(os.O_CLOEXEC)
@@ -68,6 +69,7 @@ def _open_watch(path: str) -> int:
 
 
 def _parse_masks(data: bytes) -> list[int]:
+    """Return the masks of the events in a buffer (``struct inotify_event``: wd, mask, cookie, len, name)."""
     masks, at = [], 0
     while at < len(data):
         _, mask, _, length = _EVENT.unpack_from(data, at)

@@ -1,10 +1,10 @@
-"""The cache's rows as bytes, quickly written and read: nearly all of a large memory are plain files.
+"""The rows of the cache as bytes, fast to write and read: nearly all rows of a large memory are plain files.
 
-Those are in columns: names, digests, and nine numbers of each. Folders have a name and a mode; whatever else there is
-(databases, links, files of several blocks) is a JSON list a line, its block sums in a section of their own.
+Plain files are stored in columns: names, digests, and nine numbers of each. Folders have a name and a mode. Everything
+else (databases, links, files of several blocks) is a JSON list per line, with the block sums in a section of their own.
 
-The agent of the sandbox can write this file. So every value is checked by its type and range, and what is made of the file
-is bounded by its size: a row's name cannot come without its numbers.
+The sandbox's agent can write this file. So every value is checked for its type and range, and what is built from the
+file is bounded by its size: a row's name cannot come without its numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Iterator, List, Mapping, Optional, Tuple
 from sidecar.format.index import DIR, FILE, LINK
 
 Row = Tuple[Tuple[Any, ...], List[Any], str]
-"""An entry as a plain tuple, the stat signature it had, and a database's first page without its counters."""
+"""An entry as a plain tuple, its stat signature, and the digest of a database's first page without counters."""
 
 SECTIONS = 8
 COLUMNS = "qqqqQQqqq"
-"""Mode, size, mtime and block of an entry; device, inode, size, mtime and ctime of its signature."""
+"""Mode, size, mtime and block of an entry; device, inode, size, mtime and ctime of its stat signature."""
 DIGEST_BYTES = 32
 LONGEST_LINE = 1 << 16
 LONGEST_NUMBER = 40
@@ -33,7 +33,7 @@ _LEAST, _MOST, _MOST_UNSIGNED = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 
 
 def dump(rows: Mapping[str, Optional[Row]]) -> tuple[list[int], bytes]:
-    """The sizes of the sections, and the sections."""
+    """Return the sizes of the sections, and the sections joined. ``None`` as a row marks a removed path."""
     files: list[Row] = []
     folders: list[tuple[Any, ...]] = []
     lines: list[bytes] = []
@@ -68,7 +68,7 @@ def dump(rows: Mapping[str, Optional[Row]]) -> tuple[list[int], bytes]:
 
 
 def load(sizes: Any, body: memoryview) -> tuple[dict[str, Row], list[str]]:
-    """What was dumped: the rows, and the paths of what is gone. Raise ValueError for anything else."""
+    """Return the rows and the removed paths that ``dump`` wrote. Raise ValueError for anything else."""
     if type(sizes) is not list or [type(size) for size in sizes] != [int] * SECTIONS or min(sizes) < 0:
         raise ValueError("no sections")
     if sum(sizes) != len(body):
@@ -85,6 +85,7 @@ def load(sizes: Any, body: memoryview) -> tuple[dict[str, Row], list[str]]:
 
 
 def _is_plain(path: str, row: Row) -> bool:
+    """Return whether a row fits into the columns: a file of one block, with numbers in range."""
     entry, signature, first = row
     _, kind, mode, size, mtime, digest, block, sums, target, database = entry
     return (
@@ -106,6 +107,7 @@ def _is_plain(path: str, row: Row) -> bool:
 
 
 def _is_folder(path: str, row: Row) -> bool:
+    """Return whether a row is a folder with nothing but a name and a mode."""
     entry, signature, first = row
     return (
         not signature and not first and "\0" not in path and entry == (path, DIR, entry[2], 0, 0, "", 0, b"", "", False)
@@ -113,6 +115,7 @@ def _is_folder(path: str, row: Row) -> bool:
 
 
 def _iterate_files(names: memoryview, digests: memoryview, numbers: memoryview) -> Iterator[tuple[str, Row]]:
+    """Read the columns of plain files. Raise ValueError if they differ in length or are out of range."""
     count, rest = divmod(len(digests), DIGEST_BYTES)
     if rest or len(numbers) != 8 * len(COLUMNS) * count:
         raise ValueError("columns of several lengths")
@@ -133,6 +136,7 @@ def _iterate_files(names: memoryview, digests: memoryview, numbers: memoryview) 
 
 
 def _iterate_folders(names: memoryview, modes: memoryview) -> Iterator[tuple[str, Row]]:
+    """Read the folders. Raise ValueError if a mode is out of range."""
     column = array("q")
     column.frombytes(modes)  # ValueError unless they are whole numbers
     if column and (min(column) < 0 or max(column) > MOST_MODE):
@@ -143,6 +147,7 @@ def _iterate_folders(names: memoryview, modes: memoryview) -> Iterator[tuple[str
 
 
 def _iterate_others(lines: memoryview, sums: memoryview) -> Iterator[tuple[str, Row]]:
+    """Read the rows that are JSON lines. Raise ValueError if a value has a wrong type or range."""
     at = 0
     for line in _split_lines(lines):
         row = parse(line)
@@ -163,7 +168,7 @@ def _iterate_others(lines: memoryview, sums: memoryview) -> Iterator[tuple[str, 
 
 
 def _is_signature(signature: list[Any]) -> bool:
-    """Of a file, of a database with its logs, or none."""
+    """Return whether it is the stat signature of a file, of a database with its logs, or empty."""
     parts = signature if signature and type(signature[0]) is list else [signature]
     return len(parts) <= 5 and all(
         type(part) is list and len(part) in (0, 5) and all(type(number) is int for number in part) for part in parts
@@ -175,7 +180,8 @@ def _join_paths(paths: list[str]) -> bytes:
 
 
 def _split_names(names: memoryview, count: int) -> list[str]:
-    """The names, when there are that many. They are counted first, for a name of nothing costs as much as any other."""
+    """Split the names. They are counted first, because an empty name costs as much memory as any other. Raise
+    ValueError if the number is wrong."""
     data = bytes(names)
     if count != (data.count(b"\0") + 1 if data else 0):
         raise ValueError("another number of names")
@@ -194,13 +200,13 @@ def _parse_text(line: bytes) -> str:
 
 
 def parse(line: bytes) -> Any:
-    """One JSON value. Raise ValueError, or RecursionError where it is too deep."""
+    """Parse one JSON value. Raise ValueError, or RecursionError if it is nested too deep."""
     if len(line) > LONGEST_LINE:
         raise ValueError("a line too long")
     return json.loads(line, parse_int=_parse_number)
 
 
 def _parse_number(digits: str) -> int:
-    if len(digits) > LONGEST_NUMBER:  # to read one of thousands of digits takes a while
+    if len(digits) > LONGEST_NUMBER:  # parsing a number of thousands of digits is slow
         raise ValueError("a number too large")
     return int(digits)

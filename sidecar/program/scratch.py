@@ -1,17 +1,17 @@
 """The program's own folder in a sandbox: the only place an export writes to.
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
-~/.cache/memory-sidecar/<memory>/read-lineage        the same, where the memory was restored to be read (lineage.py)
+~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (lineage.py)
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
-~/.cache/memory-sidecar/<memory>/answer              what came of the last restore, in case nobody heard it
-~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, and says what it does
-~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and nothing else has (aside.py)
+~/.cache/memory-sidecar/<memory>/answer              the last restore's answer, in case it was lost on the way
+~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, with what it does
+~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and no snapshot has (aside.py)
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 
-All of it is for the sandbox's user alone. That user's agent can put anything in the place of any of it, so links in place of
-our own folders are not followed, and what the files say is checked by whoever reads them.
+Only the sandbox's user can read it. That user's agent can replace any of it, so links in place of these folders are not
+followed, and every module that reads one of the files validates its contents.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STALE_SECONDS = 900
 JUST_BEGUN_SECONDS = 60
 LONGEST_NOTE = 1000
 TURN = ".turn"
-"""Begins with a dot, as no memory's folder does."""
+"""Begins with a dot, which no memory's folder does."""
 WORK = re.compile(r"work-(sh-)?[0-9a-f]{16}\Z")
-"""A memory may be called "work-items": only what is named as a run names its folder is taken for one."""
+"""A memory may be called "work-items": only a name of the exact form that runs use is taken for a run's folder."""
 
 
 def locate_own_folder(home: str) -> str:
-    """Where the program keeps its files in a sandbox, as a rule."""
+    """Return where the program usually keeps its files in a sandbox."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "memory-sidecar")
 
 
 class Scratch:
-    """Opens (and tidies) the folder; ``work`` is this run's own part of it."""
+    """One run's access to the folder: opens it, locks the sandbox and removes leftovers. ``work`` is the run's own part."""
 
     def __init__(
         self, home: str, memory_key: str, wait: float, snapshot: str, request: Optional[Dict[str, Any]] = None
@@ -66,6 +66,7 @@ class Scratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _open_base(self, home: str) -> str:
+        """Return the program's folder, or one in the temporary folder (with a warning) if the home cannot be written."""
         own = locate_own_folder(home)
         parse_containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
         try:
@@ -84,13 +85,15 @@ class Scratch:
             return base
 
     def _open_own(self, path: str) -> str:
-        """A folder of ours, never behind a link: what is written, removed and given away in it must not be elsewhere."""
+        """Make and return one of the sidecar's folders. It must not be a link: what is written, removed or given to
+        another owner in it must not be somewhere else. Raise Refusal."""
         self._ensure_folder(path)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise Refusal("in-the-way", "%s is a link; it has to be a folder." % path)
         return path
 
     def _ensure_folder(self, path: str, mode: int = 0o700) -> str:
+        """Make a folder unless it exists. Raise PermissionError if it cannot be written."""
         if not os.path.isdir(path):
             os.makedirs(path, mode, exist_ok=True)
             self.give_to_user(os.path.realpath(path))
@@ -99,14 +102,15 @@ class Scratch:
         return path
 
     def give_to_user(self, path: str) -> None:
-        """Working as root in another user's home: what is made there is that user's."""
+        """Give a path to the owner of the home, if this runs as root in another user's home."""
         if os.geteuid() == 0 and self.owner[0] != 0:
             places.change_owner(path, self.owner)
 
     def _take_turns(self) -> List[int]:
-        """One run at a time in a sandbox: memories share folders, so a swap of one would be read half done by another.
+        """Take the sandbox's lock: one run at a time, because memories share folders and a half-done swap of one would
+        be read by another run.
 
-        Earlier versions know only the turn of each memory, so that is taken too, in the same order by everybody.
+        Earlier versions know only a lock per memory, so that one is taken too, in the same order by every version.
         """
         turns = [self._take_turn(os.path.join(self.base, TURN))]
         try:
@@ -119,6 +123,7 @@ class Scratch:
         return turns
 
     def _take_turn(self, place: str) -> int:
+        """Lock a file, waiting until the deadline. Raise Refusal (``sandbox-busy``) with what is running."""
         turn = self._open_lock_file(place)
         while True:
             try:
@@ -132,6 +137,7 @@ class Scratch:
                 time.sleep(0.05)
 
     def _open_lock_file(self, path: str) -> int:
+        """Open a lock file, creating it if it is missing."""
         if places.exists(path):
             return places.open_file(path, os.O_RDWR)
         try:
@@ -142,8 +148,8 @@ class Scratch:
         return made
 
     def iterate_journals(self) -> Iterator[str]:
-        """The journals of restores that were cut short, of this memory first. Those of others are found while their
-        turn is taken as well, for an earlier version takes no other."""
+        """Yield the journals of restores that were cut short, this memory's first. While another memory's journal is in
+        use its lock is held too, because an earlier version takes only that lock."""
         if places.exists(self.journal):
             yield self.journal
         for name in sorted(os.listdir(self.base)):
@@ -159,23 +165,24 @@ class Scratch:
                 os.close(turn)
 
     def _describe_run(self) -> str:
-        """What this run does, for those who wait for it."""
+        """Describe what this run does, for the message of runs that wait for it."""
         verb = {"export": "An export", "restore": "A restore"}.get(self._request.get("do", ""), "A clean-up")
         return "%s of %s" % (verb, self._request["memory"]) if "memory" in self._request else ""
 
     def _tidy(self) -> None:
-        """Remove what runs that were killed left behind, and packs that nobody came for, or will any more: whoever asks
-        again for the same snapshot never got the answer before."""
+        """Remove what killed runs left, and packs that the sidecar did not fetch or will not fetch any more: a run that
+        asks again for the same snapshot never got the earlier answer."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
             if WORK.match(name) and not self._is_memory(folder) and not self._is_in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _is_memory(self, folder: str) -> bool:
-        """A memory may even be called as a run calls its folder."""
+        """Return whether a folder is a memory's after all: a memory's name may have the form of a run's folder."""
         return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
 
     def _is_in_use(self, folder: str) -> bool:
+        """Return whether a run works in this folder, or its pack may still be fetched."""
         try:
             keep = os.path.join(folder, "keep")
             if places.exists(keep):
@@ -196,7 +203,7 @@ class Scratch:
             os.close(lock)
 
     def leave(self, keep: bool = False) -> None:
-        """End of the run: remove the work folder, or keep it a while for the sidecar to fetch the pack in it."""
+        """End the run: remove the work folder, or keep it for a while so that the sidecar can fetch the pack in it."""
         if keep:
             places.write_file(os.path.join(self.work, "keep"), self.snapshot.encode())
         else:

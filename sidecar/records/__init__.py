@@ -1,1 +1,1 @@
-"""What memories say: one reader for each source, one model."""
+"""Records: what memories say, read by one reader per source into one model."""

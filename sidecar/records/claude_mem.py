@@ -1,4 +1,4 @@
-"""What claude-mem remembers: sessions, observations, summaries and prompts. Columns came and went with its versions."""
+"""Read claude-mem's database: sessions, observations, summaries and prompts. Its columns differ between versions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROMPTS = _build_columns("prompt_text", "project", session=CONVERSATION, at=AT)
 
 
 def read_table(tables: TableReader, table: str, path: str) -> Iterator[Record]:
-    """The records of one of ``TABLES``. Raise ``Unreadable``, also after some."""
+    """Yield the records of one of ``TABLES``. Raise ``Unreadable``, possibly after some records."""
     return {
         "sdk_sessions": _read_sessions,
         "observations": _read_observations,
@@ -98,7 +98,7 @@ def _build_record(
 
 
 def join_items(text: str, between: str = "\n") -> str:
-    """A JSON list of texts as lines; any other text as it is."""
+    """Return a JSON list of texts as lines; any other text unchanged."""
     if not text or not text.lstrip().startswith("["):
         return text
     try:
@@ -109,4 +109,5 @@ def join_items(text: str, between: str = "\n") -> str:
 
 
 def join_paragraphs(*texts: str) -> str:
+    """Join the texts that are not empty as paragraphs."""
     return "\n\n".join(text.strip() for text in texts if text.strip())

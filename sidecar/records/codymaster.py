@@ -1,4 +1,4 @@
-"""What CodyMaster learned and decided: rows of ``.cm/context.db``, and the same in ``.cm/memory/*.json``."""
+"""Read CodyMaster's learnings and decisions: rows of ``.cm/context.db``, and the same in ``.cm/memory/*.json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = {"learnings.json": "learnings", "decisions.json": "decisions"}
 LARGEST_FILE = 32 << 20
 AT = ("created_at", "timestamp", "createdAt", "updated_at")
 
-# Both spellings: the database has one, the JSON files have the other.
+# Two spellings each: the database uses one, the JSON files the other.
 FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "learnings": {
         "id": ("id",),
@@ -33,13 +33,13 @@ FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def read_table(tables: TableReader, table: str, path: str, project: str) -> Iterator[Record]:
-    """The records of one of ``TABLES``. Raise ``Unreadable``, also after some."""
+    """Yield the records of one of ``TABLES``. Raise ``Unreadable``, possibly after some records."""
     for row in tables.rows(table, FIELDS[table]):
         yield _build_record(table, row, path, _find_folder(path), project)
 
 
 def read_file(place: str, path: str, project: str) -> Iterator[Record]:
-    """The records of ``learnings.json`` or ``decisions.json``. Raise ``Unreadable``."""
+    """Yield the records of ``learnings.json`` or ``decisions.json``. Raise ``Unreadable``."""
     folder, _, name = path.rpartition("/")
     used: Counter[str] = Counter()
     for number, item in enumerate(_read_items(place)):
@@ -69,7 +69,7 @@ def _pick_first(item: Any, keys: tuple[str, ...]) -> str:
 
 
 def _build_record(table: str, row: Mapping[str, str], path: str, folder: str, project: str) -> Record:
-    """The key is the same for a row and for its twin in a JSON file, so that they are one."""
+    """Build a record. A row and its copy in a JSON file get the same key, so that they count as one record."""
     return build_record(
         table.removesuffix("s"),
         f"{folder}/{row['id']}",

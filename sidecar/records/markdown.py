@@ -1,4 +1,4 @@
-"""Markdown memory, section by section: what stands under a heading is a record."""
+"""Read Markdown memory: each section under a heading is a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from sidecar.records.record import Record, build_record, escape_path, make_unique
 
 LARGEST_FILE = 8 << 20
-"""The rest of a larger one is not read."""
+"""The rest of a larger file is not read."""
 BETWEEN = " › "
 
 _HEADING = re.compile(r" {0,3}(#{1,6})(?=[ \t]|\Z)")
@@ -21,7 +21,7 @@ _LINE_END = re.compile("\r\n|\n|\r")
 
 
 def read_sections(place: str, path: str, project: str, mtime: int) -> Iterator[Record]:
-    """The sections of a file; ``mtime`` in nanoseconds is when they were written."""
+    """Yield the sections of a file as records; ``mtime``, in nanoseconds, is their time."""
     with Path(place).open("rb") as file:
         text = file.read(LARGEST_FILE).decode("utf-8-sig", "replace")
     name, at = path.rpartition("/")[2], _parse_mtime(mtime)
@@ -35,9 +35,9 @@ def read_sections(place: str, path: str, project: str, mtime: int) -> Iterator[R
 
 
 def split_sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each heading with those it stands under, outermost first, and the text up to the next one.
+    """Yield each heading with its parent headings, outermost first, and the text up to the next heading.
 
-    What comes before the first has no heading. Front matter is left out; in fenced code nothing is a heading.
+    Text before the first heading has none. Front matter is left out; in fenced code nothing is a heading.
     """
     path: list[tuple[int, str]] = []
     body: list[str] = []
@@ -64,14 +64,14 @@ def _match_fence(line: str) -> re.Match[str] | None:
 
 
 def _clean_title(rest: str) -> str:
-    """A heading's words, without the marks that may close it."""
+    """Return a heading's text without closing ``#`` marks."""
     words = rest.strip(" \t")
     bare = words.rstrip("#")
     return bare.rstrip(" \t") if not bare or bare[-1] in " \t" else words
 
 
 def _strip_front_matter(lines: list[str]) -> list[str]:
-    """Front matter begins with a setting; between two rules there may be anything, and it is not left out."""
+    """Remove front matter, which begins with a setting. Other text between two rules is kept."""
     if lines[0].rstrip() != "---" or not _SETTING.match("".join(lines[1:2])):
         return lines
     ends = (number for number, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "..."))

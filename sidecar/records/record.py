@@ -1,4 +1,4 @@
-"""A record: one thing that a memory remembers, as a row that can be searched."""
+"""A record: one thing that a memory says, in a form that can be searched."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 READER = 4
-"""Grows when the same snapshot is read into other records, or into other words: rows of an earlier
-reader are written again."""
+"""The version of the readers. It is raised when the same snapshot is read into different records or texts; records of
+an earlier version are then written again."""
 TEXT_BYTES = 200_000
-"""What is kept of a text. Postgres can index no more of one than a megabyte of words and their places, which is up to five
-times what a text has."""
+"""How much of a text is kept. Postgres can index at most a megabyte of words and positions per text, and they can take
+up to five times the size of the text."""
 TITLE_LENGTH = 500
 NAME_LENGTH = 500
 KEY_LENGTH = 250
 PATH_LENGTH = 4000
 MILLISECONDS_FROM = 100_000_000_000
-"""Seconds since the epoch are below this for three thousand years; more are milliseconds."""
+"""Seconds since the epoch stay below this for three thousand years; a larger number is milliseconds."""
 
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """``key`` tells it from all others of its kind in its memory, and stays the same from snapshot to snapshot."""
+    """``key`` identifies a record among those of its kind in its memory, and stays the same from snapshot to snapshot."""
 
     kind: str
     key: str
@@ -36,11 +36,11 @@ class Record:
     session: str = ""
     at: datetime | None = None
     path: str = ""
-    """The file of the snapshot it was read from."""
+    """The file in the snapshot that it was read from."""
 
     @property
     def digest(self) -> bytes:
-        """The same for equal contents. No part holds a NUL, so none runs into the next."""
+        """Equal for equal contents. No part contains a NUL, so the parts cannot run into each other."""
         at = self.at.isoformat() if self.at else ""
         parts = (self.kind, self.key, self.title, self.text, self.project, self.session, at, self.path)
         return hashlib.sha256("\0".join(parts).encode()).digest()
@@ -57,7 +57,7 @@ def build_record(
     session: str = "",
     at: datetime | None = None,
 ) -> Record:
-    """A record of whatever a sandbox wrote: every part fit for a database, and none longer than is sensible."""
+    """Build a record from what a sandbox wrote: every part is valid for a database and limited in length."""
     text = clean_text(text).strip()
     return Record(
         kind=kind,
@@ -72,14 +72,14 @@ def build_record(
 
 
 def clean_text(text: str) -> str:
-    """A text without NULs and halves of characters, which no database takes."""
+    """Replace NULs and lone surrogates, which no database accepts."""
     if text.isascii() and "\0" not in text:
         return text
     return _UNFIT.sub("\ufffd", text)
 
 
 def cut_text(text: str, most: int) -> str:
-    """The beginning of a text that has at most so many bytes, whole characters only."""
+    """Return the beginning of a text, at most ``most`` bytes, in whole characters."""
     if len(text) * 4 <= most:
         return text
     data = text.encode()
@@ -87,19 +87,20 @@ def cut_text(text: str, most: int) -> str:
 
 
 def join_lines(text: str, most: int) -> str:
+    """Return a text on one line, cut to ``most`` characters."""
     line = " ".join(text[: most * 4].split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def bound_key(key: str) -> str:
-    """A key as it is, or, when it is long, its beginning and a hash of the whole."""
+    """Return the key; if it is too long, its beginning and a hash of the whole."""
     if len(key) <= KEY_LENGTH:
         return key
     return f"{key[: KEY_LENGTH - 33]}~{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def make_unique(key: str, used: Counter[str]) -> str:
-    """The key, with a number when an earlier one of its file has it."""
+    """Return the key, with a number appended if it was used before in its file."""
     used[key] += 1
     found = key
     while used[key] > 1 and used[found := f"{key}#{used[key]}"]:
@@ -109,16 +110,17 @@ def make_unique(key: str, used: Counter[str]) -> str:
 
 
 def escape_path(path: str) -> str:
-    """A path as text; bytes that are none are escaped, so that two paths stay two."""
+    """Return a path as text. Bytes that are not valid text are escaped, so that different paths stay different."""
     try:
         data = path.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # no path that a file system has
+    except UnicodeEncodeError:  # not a path that a file system can have
         data = path.encode("utf-8", "backslashreplace")
     return data.decode("utf-8", "backslashreplace")
 
 
 def parse_time(value: str) -> datetime | None:
-    """A time as programs write it: seconds or milliseconds since the epoch, or ISO. Anything else is no time."""
+    """Parse a time as programs write it: seconds or milliseconds since the epoch, or ISO. Return ``None`` for anything
+    else."""
     try:
         try:
             number = float(value)

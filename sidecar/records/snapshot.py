@@ -1,4 +1,4 @@
-"""The records of a snapshot: fetched from the store, unpacked on our own disk, and read as a stream."""
+"""Read the records of a snapshot: fetch it from the store, unpack it on this machine, and read it as a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sidecar.store.manifest import Manifest
 BATCH_RECORDS = 500
 BATCH_BYTES = 4 << 20
 MOST_RECORDS = 1_000_000
-"""Beyond this the rest is left out; their digests have to fit into memory."""
+"""Records beyond this number are left out; the digests of all records have to fit into memory."""
 TWINS = ("learning", "decision")
 MOST_PROBLEMS = 20
 
@@ -31,7 +31,8 @@ Source = Callable[[], Iterator[Record]]
 
 
 async def fetch_records(store: Store, manifest: Manifest, scratch: Spool) -> SnapshotRecords:
-    """The records of a snapshot, for as long as ``scratch`` lives. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
+    """Return the records of a snapshot, valid as long as ``scratch`` exists. Raise ``SnapshotDamaged`` or
+    ``SpoolFull``."""
     fetched = await fetch(store, manifest, scratch)
     wanted = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE and _holds_records(path)}
     try:
@@ -42,7 +43,7 @@ async def fetch_records(store: Store, manifest: Manifest, scratch: Spool) -> Sna
         raise SpoolFull(f"Snapshot {manifest.snapshot} could not be unpacked in {scratch.folder}: {problem}.") from None
     hints = {root.name: root.hint for root in manifest.roots}
     sources: list[tuple[str, Source]] = []
-    # Databases first: where a JSON file says the same as a row, the row counts.
+    # Databases first: if a JSON file has the same record as a row, the row counts.
     for path in sorted(wanted, key=lambda path: (not path.endswith(".db"), path)):
         project = hints.get(path.split("/")[0], "").removesuffix("/.cm")
         sources += [(path, source) for source in _list_sources(staged[path].place, path, project, wanted[path])]
@@ -60,7 +61,7 @@ def _holds_records(path: str) -> bool:
 
 
 def _list_sources(place: str, path: str, project: str, entry: Entry) -> list[Source]:
-    """How to read a file: each table apart, so that one that cannot be read does not hide the others."""
+    """Return the readers for a file: one per table, so that an unreadable table does not hide the others."""
     name = path.rpartition("/")[2]
     if name == claude_mem.NAME:
         return [partial(_read_claude_mem, place, path, table) for table in claude_mem.TABLES]
@@ -83,29 +84,30 @@ def _read_codymaster(place: str, path: str, project: str, table: str) -> Iterato
 
 @dataclass(slots=True)
 class SnapshotRecords:
-    """``Records`` of a snapshot. What cannot be read is left out and told in ``problems``."""
+    """The ``RecordSource`` of a snapshot. What cannot be read is left out and described in ``problems``."""
 
     sources: Sequence[tuple[str, Source]]
     problems: list[str] = field(default_factory=list)
 
     async def batches(self) -> AsyncGenerator[Sequence[Record]]:
-        """A bounded number of records at a time, read in a thread."""
+        """Yield records in batches of limited size, read in a thread."""
         self.problems = []
         records = self._read_all()
         try:
             while batch := await asyncio.to_thread(_take_batch, records):
                 yield batch
         finally:
-            with contextlib.suppress(ValueError):  # cut short while a thread still reads: that closes it
+            with contextlib.suppress(ValueError):  # interrupted while a thread still reads, which then closes it
                 records.close()
 
     def _read_all(self) -> Generator[Record]:
+        """Yield the records of all sources, each twin once, up to ``MOST_RECORDS``."""
         left = MOST_RECORDS
         twins: set[tuple[str, str]] = set()
         for path, source in self.sources:
             try:
                 for record in source():
-                    if record.kind in TWINS:  # in a database, and in a file beside it
+                    if record.kind in TWINS:  # may be in a database and in a file beside it
                         if (record.kind, record.key) in twins:
                             continue
                         twins.add((record.kind, record.key))

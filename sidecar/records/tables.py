@@ -1,4 +1,5 @@
-"""Tables of a SQLite database that others wrote: read-only, whatever columns they have, and however hostile they are."""
+"""Read tables of a SQLite database from a sandbox: read-only, with whatever columns it has, and safe against hostile
+files."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sidecar.records.record import TEXT_BYTES
 READ_SECONDS = 600.0
 LARGEST_ROW = 256 << 20
 STEPS = 200_000
-"""How many of SQLite's steps pass between two looks at the clock."""
+"""How many of SQLite's virtual machine steps pass between two checks of the time limit."""
 
 
 class Unreadable(Exception):
@@ -22,9 +23,9 @@ class Unreadable(Exception):
 
 @contextlib.contextmanager
 def open_tables(place: str) -> Iterator[TableReader]:
-    """A database's tables. Raise ``Unreadable``."""
+    """Open a database. Raise ``Unreadable``."""
     try:
-        # Immutable: a copy in a folder of ours, without a log beside it, whatever its header says.
+        # Immutable: it is a private copy without a WAL beside it, whatever its header says.
         connection = sqlite3.connect(f"file:{quote(place)}?mode=ro&immutable=1", uri=True, check_same_thread=False)
     except sqlite3.Error as problem:
         raise Unreadable(str(problem)) from None
@@ -42,7 +43,7 @@ def open_tables(place: str) -> Iterator[TableReader]:
 
 @contextlib.contextmanager
 def translate_sqlite_errors() -> Iterator[None]:
-    """SQLite's errors as ours; those that it cannot even put into words, too."""
+    """Raise ``Unreadable`` for SQLite's errors, including those that surface as other exceptions."""
     try:
         yield
     except (sqlite3.Error, ValueError, OverflowError, MemoryError) as problem:
@@ -50,13 +51,16 @@ def translate_sqlite_errors() -> Iterator[None]:
 
 
 class TableReader:
+    """Reads the tables of one open database."""
+
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def rows(self, table: str, wanted: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-        """Each row as texts: for each name, the first of its columns that the table has; ``""`` for what it has not.
+        """Yield each row as texts: for each name, the first of its columns that the table has; ``""`` if it has none of
+        them.
 
-        No rows when there is no such table. Raise ``Unreadable``, also after some rows.
+        No rows if there is no such table. Raise ``Unreadable``, possibly after some rows.
         """
         with translate_sqlite_errors():
             columns = self._list_columns(table)
@@ -64,7 +68,7 @@ class TableReader:
             found = {name: column for name, column in chosen.items() if column}
             if not found:
                 return
-            # As bytes: text in a database may be no text, hold NULs, or be longer than anybody reads.
+            # Read as bytes: text in a database may be invalid, contain NULs, or be extremely long.
             values = ", ".join(
                 f"substr(CAST({_quote_name(column)} AS BLOB), 1, {TEXT_BYTES})" for column in found.values()
             )
@@ -74,7 +78,7 @@ class TableReader:
                 yield {**missing, **dict(zip(found, texts, strict=True))}
 
     def _list_columns(self, table: str) -> set[str]:
-        """A plain table's columns. A view, or a table that a program makes up, could be anything."""
+        """Return a plain table's columns. Views and virtual tables are skipped: what they return can be anything."""
         kind = self._connection.execute(
             "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
         ).fetchone()

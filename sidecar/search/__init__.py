@@ -1,4 +1,4 @@
-"""What the memories of a store say, as rows that can be searched: read out of snapshots, kept in a sink."""
+"""Search: the records of a store's memories, kept in a search database."""
 
 KINDS = ("session", "observation", "summary", "prompt", "learning", "decision", "section")
-"""What a record may be."""
+"""The kinds of records."""

@@ -1,8 +1,8 @@
-"""Keep the rows of a sink equal to what the heads of a store hold.
+"""Keep the search index equal to the heads of a store.
 
-The store is the truth, and rows are only ever read out of it: whatever was missed, for however long, is caught up with by
-looking again. Two who do this at once take turns, memory by memory; who has its turn reads the head again before it
-writes, so rows of an older snapshot never replace those of a newer one.
+The store is the truth, and records are only ever read from it: whatever was missed, for however long, is made up for by
+comparing again. Two processes that do this at once take turns, memory by memory; the one whose turn it is reads the
+head again before it writes, so records of an older snapshot never replace those of a newer one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sidecar.store.repository import PARALLEL_READS, HeadState, Repository
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
 ATTEMPTS = 5
-"""A head may move while its snapshot is read; then it is read again, so often."""
+"""How often a snapshot is read again because its head moved in the meantime."""
 
 
 class HeadKeepsMoving(SnapshotError):
@@ -39,7 +39,7 @@ class HeadKeepsMoving(SnapshotError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexResult:
-    """What came of bringing the rows of one memory up to date."""
+    """The result of updating the records of one memory."""
 
     memory: str
     state: str
@@ -53,21 +53,21 @@ class IndexResult:
     problem: str = ""
     """Why it failed."""
     retryable: bool = False
-    """Whether it may go well in a moment."""
+    """Whether another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What was found, and in which of its memories the rows are not those of the head."""
+    """The hits, and those of their memories whose records are not the head's."""
 
     found: SearchHits
     behind: list[str]
     unindexed: list[str] = field(default_factory=list)
-    """Where nothing was found: those of the memories asked for (or of all) that were never indexed, so not looked at."""
+    """If nothing was found: the requested memories (or all) that were never indexed and so not searched."""
 
 
 class MemoryIndex:
-    """The rows of one store in a sink."""
+    """The records of one store in a search database."""
 
     def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
         self._repository = repository
@@ -75,9 +75,9 @@ class MemoryIndex:
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
-        """Make the rows of a memory equal to its head, or remove them when it has none.
+        """Make the records of a memory equal to its head, or remove them if it has none.
 
-        Raise a ``SinkError``, a ``StoreError``, or a ``SnapshotError`` when the head's snapshot cannot be read.
+        Raise a ``SearchError``, a ``StoreError``, or a ``SnapshotError`` if the head's snapshot cannot be read.
         """
         self._id = self._id or await ensure_store_id(self._repository.store)
         place = MemoryRef(self._id, memory)
@@ -94,10 +94,11 @@ class MemoryIndex:
         raise HeadKeepsMoving(f"The head of {memory} moves faster than it can be read.")
 
     async def catch_up(self, memories: Sequence[str] | None = None) -> AsyncIterator[IndexResult]:
-        """Bring everything up to date: all memories, or those named, and whatever has rows but is not in the store.
+        """Update all memories, or those named, and yield the result of each. Records of memories that are not in the
+        store any more are removed.
 
-        One that cannot be read or written does not keep the others from it. Raise a ``SinkError`` when the sink can do
-        nothing at all.
+        A memory that cannot be read or written does not stop the others. Raise a ``SearchError`` if the database cannot
+        be used at all.
         """
         for memory in await self.behind() if memories is None else memories:
             try:
@@ -108,14 +109,14 @@ class MemoryIndex:
                 yield IndexResult(memory=memory, state="failed", problem=problem.message, retryable=problem.retryable)
 
     async def behind(self) -> list[str]:
-        """The memories whose rows are not what the store holds. One whose head cannot be read is among them."""
+        """Return the memories whose records differ from the store, including those whose head cannot be read."""
         held = await self._sink.standing(await self._read_store_id())
         there = await self._repository.memories()
         wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
     async def search(self, query: Query) -> SearchResult:
-        """Raise a ``SinkError`` or a ``StoreError``."""
+        """Search the records of this store. Raise a ``SearchError`` or a ``StoreError``."""
         found = await self._sink.search(replace(query, store=await self._read_store_id()))
         behind = await self._list_differing({hit.memory: hit.snapshot for hit in found.hits})
         return SearchResult(
@@ -128,7 +129,7 @@ class MemoryIndex:
         return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
     async def _list_differing(self, held: Mapping[str, str | None]) -> list[str]:
-        """Of memories and the snapshots their rows are of, those whose head is another one or cannot be read."""
+        """Return the memories whose head is not the given snapshot, or cannot be read."""
         turns = asyncio.Semaphore(PARALLEL_READS)
 
         async def differs(memory: str, snapshot: str | None) -> bool:
@@ -148,7 +149,7 @@ class MemoryIndex:
         return state
 
     async def _write_rows(self, place: MemoryRef, snapshot: str) -> IndexResult | None:
-        """``None``: the head is another one by now."""
+        """Write the records of a snapshot. Return ``None`` if the head has moved in the meantime."""
 
         async def still() -> bool:
             return (await self._repository.head(place.memory)).snapshot == snapshot
@@ -161,10 +162,12 @@ class MemoryIndex:
         except SnapshotError:
             if await still():
                 raise
-            return None  # it went because another took its place
+            return None  # it was removed because the head has moved
         return None if written is None else _build_result(place, snapshot, written, records.problems)
 
     async def _remove_rows(self, place: MemoryRef) -> IndexResult | None:
+        """Remove the records of a memory. Return ``None`` if it has a head again."""
+
         async def still() -> bool:
             state = await self._repository.head(place.memory)
             return state.head is None and not state.problem
@@ -175,7 +178,7 @@ class MemoryIndex:
         return IndexResult(memory=place.memory, state="removed" if removed else "current", removed=removed)
 
     async def _read_store_id(self) -> str:
-        """The store's own name, or ``""``: who only looks gives it none."""
+        """Return the store's id, or ``""``; a read-only operation does not create one."""
         self._id = self._id or await read_store_id(self._repository.store)
         return self._id
 

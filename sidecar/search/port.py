@@ -1,4 +1,4 @@
-"""The port to a database that holds records and finds them. ``sidecar.wiring`` knows which there are."""
+"""The port to a search database. ``sidecar.wiring`` knows which adapters there are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 from sidecar.records.record import Record
 
 Still = Callable[[], Awaitable[bool]]
-"""Whether what somebody is about to write is still what the store says. Asked while nobody else can write."""
+"""Whether the snapshot about to be written is still the head. Called while no other process can write."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRef:
-    """Whose records: a store, by the identity it carries in itself, and a memory of it."""
+    """A memory and the id of its store."""
 
     store: str
     memory: str
@@ -23,31 +23,31 @@ class MemoryRef:
 class RecordSource(Protocol):
     """The records of one snapshot.
 
-    No two have the same kind and key; where they do all the same, one of them counts.
+    No two should have the same kind and key; if they do, one of them counts.
     """
 
     def batches(self) -> AsyncGenerator[Sequence[Record]]: ...
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, once everything was."""
+        """What could not be read; complete once all batches were read."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCounts:
-    """What it took to make the rows of a memory equal to a snapshot."""
+    """How many records were written and removed to make a memory's records equal to a snapshot."""
 
     records: int = 0
     """How many there are now."""
     written: int = 0
     removed: int = 0
-    """Rows that went, those of changed records among them."""
+    """Removed records, including the old versions of changed ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What to look for, in words as one types them into a search engine: ``"exact words" or -without``."""
+    """A search, in the syntax of search engines: ``"exact words" or -without``."""
 
     words: str
     store: str = ""
@@ -75,9 +75,9 @@ class Hit:
     path: str = ""
     """The file it is in, inside the snapshot."""
     snapshot: str = ""
-    """The snapshot that the rows of this memory are of: what is newer was not looked at."""
+    """The snapshot that was searched: newer ones were not."""
     indexed: str = ""
-    """When they were made equal to it."""
+    """When the index was updated to it."""
     score: float = 0.0
 
 
@@ -91,26 +91,27 @@ class SearchHits:
 
 
 class SearchDatabase(Protocol):
-    """Rows of many stores' memories. Every method raises a ``SinkError`` and nothing of a vendor's.
+    """A database with the records of many stores' memories. Every method raises only ``SearchError``, never an error of
+    a vendor.
 
-    Each call stands for itself: it connects, and leaves nothing behind when it is cut short.
+    Calls are independent: each connects by itself, and leaves nothing behind when it is interrupted.
     """
 
     async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
-        """Every memory of a store that has rows (or only the one named, if it has), and the snapshot they are of; ``""``
-        when they have to be written anew."""
+        """Return every memory of a store that has records (or only the one named), with the snapshot they are of;
+        ``""`` if they have to be written again."""
         ...
 
     async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
-        """Make the rows of a memory equal to a snapshot's records, all of them or none.
+        """Make the records of a memory equal to a snapshot's, all or none.
 
-        Rows that are equal already are left alone. Only one caller at a time does this for a memory; ``still`` is asked
-        once it is this one's turn, and when it says no, nothing happens: ``None``.
+        Equal records are left alone. Only one caller at a time does this for a memory; ``still`` is called once it is
+        this caller's turn. If it returns false, nothing happens and ``None`` is returned.
         """
         ...
 
     async def remove(self, place: MemoryRef, still: Still) -> int | None:
-        """Remove the rows of a memory; return how many there were. ``None``: ``still`` said no."""
+        """Remove the records of a memory and return how many there were. ``None``: ``still`` returned false."""
         ...
 
     async def search(self, query: Query) -> SearchHits: ...

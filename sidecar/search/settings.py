@@ -1,4 +1,4 @@
-"""The database option, as a user sets it."""
+"""The settings of the search database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Postgres:
 
 
 def check_postgres(settings: Postgres) -> Postgres:
-    """Raise ``BadConfig`` for what cannot work. The URL is looked at, not tried."""
+    """Return the settings. Raise ``BadConfig`` if they cannot work. The URL is checked, not connected to."""
     for name in ("schema", "text_search"):
         if not _NAME.match(getattr(settings, name)):
             raise BadConfig(
@@ -52,23 +52,24 @@ def check_postgres(settings: Postgres) -> Postgres:
             f"{settings.url_env}, which is to hold the URL of Postgres, is not set.", at=("postgres", "url_env")
         )
     if url and not _is_url(url):
-        # Not a word of it: whatever is in there may be a password.
+        # The message quotes nothing of it: any part may be a password.
         raise BadConfig(f"{settings.url_env} is not the URL of a Postgres database.", hint=HOW)
     return settings
 
 
 def read_postgres_url(settings: Postgres) -> str:
-    """Where the database is; ``""`` when there is none."""
+    """Return the database's URL; ``""`` if there is none."""
     return os.environ.get(settings.url_env, "").strip()
 
 
 def _is_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        if "," not in parts.netloc:  # several hosts may be named, each with its port
+        if "," not in parts.netloc:  # several hosts may be given, each with its port
             _ = parts.port
     except ValueError:
         return False
-    if parts.netloc.count("@") > 1 or "@" in parts.path:  # of a password; the rest of it would be taken for the host
+    # An unescaped @ in a password: the rest of it would be taken as the host.
+    if parts.netloc.count("@") > 1 or "@" in parts.path:
         return False
     return parts.scheme in ("postgres", "postgresql") and bool(parts.netloc or parts.path.strip("/") or parts.query)

@@ -1,4 +1,4 @@
-"""The service itself, without HTTP: it accepts exports and restores, and knows what goes on."""
+"""The core of the service, without HTTP: it accepts exports and restores, queues them, and keeps track of them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
 
 CLOCKS_DIFFER = 60.0
-"""Seconds that the clocks of two services may differ by."""
+"""By how many seconds the clocks of two services may differ."""
 LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects"})
 
 
 class _AlreadyBegun(Exception):
-    """The call is remembered already: it is under way elsewhere, or was when a service died."""
+    """The call is already recorded in the store: another service runs it, or ran it when it died."""
 
 
 class Sidecar:
+    """One service: its engine, operations, open sandboxes, events and metrics."""
+
     def __init__(self, engine: Engine, settings: Service) -> None:
         self.engine = replace(engine, forgot=self._publish_count)
         self.settings = settings
@@ -53,15 +55,16 @@ class Sidecar:
         self.on_change: list[Callable[[str], None]] = []
         """Called with a memory whose head was moved, or that was deleted, other than by an export."""
         self.keeper: Keeper | None = None
-        """Hears of what callers restore and export, so that conversations are looked after in between."""
+        """Is notified of callers' restores and exports, and exports the sandboxes of conversations in between."""
         self.uploads = Uploads(settings.uploads)
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
-        """Calls under a key that wait or run."""
+        """Calls with an idempotency key that wait or run."""
 
     async def export(
         self, request: ExportRequest, sandbox: str, *, wake: bool = False, user: str = "", key: str = ""
     ) -> Operation:
-        """Accept an export. Under a ``key`` that was used before, it is that one."""
+        """Accept an export and return its operation. For an idempotency ``key`` that was used before, return that
+        operation."""
         await self.engine.repository.check_new_memory(request.memory)
         check_reasons(request.allow)
 
@@ -84,6 +87,7 @@ class Sidecar:
         return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
 
     async def _export_sandbox(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
+        """Export for a caller and close the conversation of the sandbox."""
         if self.keeper is None:
             return await self.export_from(box, request, engine)
         receipt, row = await gather(
@@ -93,8 +97,9 @@ class Sidecar:
         return receipt
 
     async def export_from(self, box: Sandbox, request: ExportRequest, engine: Engine) -> ExportReceipt:
-        """Export a sandbox. Another service may do so at the same time, for a caller or for a checkpoint: who is overtaken by
-        that has not diverged, and a second export finds out which of the two had read later."""
+        """Export a sandbox. If another service exported the same sandbox at the same time, for a caller or a
+        checkpoint, an outcome of ``DIVERGED`` only means that the other one was faster: a second export decides which
+        of the two read later."""
         began = time.time()
         receipt = await export(engine, box, request)
         if receipt.outcome is ExportOutcome.DIVERGED and await self._is_overtaken(receipt, began):
@@ -102,6 +107,7 @@ class Sidecar:
         return receipt
 
     async def _is_overtaken(self, receipt: ExportReceipt, began: float) -> bool:
+        """Whether the head is a snapshot of the same sandbox that was made since ``began``."""
         if receipt.head is None or parse_snapshot_time(receipt.head).timestamp() < began - CLOCKS_DIFFER:
             return False
         try:
@@ -111,8 +117,8 @@ class Sidecar:
         return head.sandbox == receipt.sandbox
 
     async def _close_unreported(self, receipt: ExportReceipt) -> ExportReceipt:
-        """The same receipt, of an export that a service which died had made. It closes its own conversation, not one that was
-        opened since."""
+        """Return the receipt of an export that a service made before it died, and close the conversation of that
+        export; not one that was opened since."""
         if self.keeper is not None:
             receipt = replace(receipt, sandbox=self.sandboxes.name_of(receipt.sandbox))
             row = await self.keeper.find_stored(receipt.memory, receipt.sandbox)
@@ -131,7 +137,8 @@ class Sidecar:
         conversation: str = "",
         care: CareOptions | None = None,
     ) -> Operation:
-        """Accept a restore. Under a ``key`` that was used before, it is that one. With ``care`` it opens a conversation."""
+        """Accept a restore and return its operation. For an idempotency ``key`` that was used before, return that
+        operation. With ``care`` it opens a conversation."""
         await self.engine.repository.check_new_memory(request.memory)
 
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
@@ -146,7 +153,8 @@ class Sidecar:
         return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
 
     def adopt(self, archive: Path, request: ExportRequest) -> Operation:
-        """Accept a tarball, to be exported as if it were a sandbox. The file must be there until that has ended."""
+        """Accept a tarball, to be exported like a sandbox, and return the operation. The file must exist until the
+        operation has ended."""
         check_reasons(request.allow)
 
         async def work(operation: Operation) -> Receipt:
@@ -161,12 +169,16 @@ class Sidecar:
         key: str,
         body: dict[str, Any],
     ) -> Operation:
+        """Start an operation, or return the one that runs or has ended under the same idempotency key. Raise
+        ``KeyReused``."""
         if not key:
             return self.operations.start(operation, lambda started: work(started, None, None))
         asked = KeyedCall(key, operation.memory, operation.kind, body)
         running = self._by_key.get(asked.place)
         call = await self.repeated.find(asked)
-        # From here to the start nothing else runs: two repetitions cannot both start.
+        # There is no ``await`` from here to the start, so two repetitions of a call cannot both start. It is looked up
+        # twice: before the ``await`` on the store, since the operation may end meanwhile, and after it, since one may
+        # have started.
         running = running or self._by_key.get(asked.place)
         if running is not None:
             before, under_way = running
@@ -192,15 +204,15 @@ class Sidecar:
         asked: KeyedCall,
         call: RememberedCall | None,
     ) -> Receipt:
-        """Do it, if it was not done before, and remember the answer.
+        """Run a call under an idempotency key, unless it was done before, and record its answer.
 
-        A key is remembered from when the sandbox was reached: a call that comes to nothing before that leaves no trace. One
-        that fails later is not forgotten: what it may have stored already is settled by its repetition.
+        The key is recorded once the sandbox was reached: a call that fails before that leaves no trace. A call that
+        fails later stays recorded: its repetition finds what it may have stored and finishes it.
         """
 
         async def reached(snapshot: str) -> None:
             nonlocal call
-            if call is not None:  # it began anew
+            if call is not None:  # a second attempt of the same export
                 return
             call, before = await self.repeated.begin(asked, snapshot)
             if before:
@@ -208,7 +220,7 @@ class Sidecar:
 
         try:
             receipt = await work(operation, call, None if call else reached)
-        except _AlreadyBegun:  # by another service, since we looked
+        except _AlreadyBegun:  # by another service, since ``find``
             assert call is not None
             if (answered := self.repeated.read_receipt(call)) is not None:
                 return answered
@@ -218,16 +230,17 @@ class Sidecar:
         return receipt
 
     def changed(self, memory: str) -> None:
+        """Notify the subscribers that a memory's head was moved, or the memory deleted, other than by an export."""
         for call in self.on_change:
             call(memory)
 
     async def refresh_head_times(self) -> None:
-        """Learn how old the newest snapshot of each memory is, whoever made it."""
+        """Update the metrics on the age of each memory's newest snapshot from the store, whichever service made it."""
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
     def publish_forgot(self, done: Forgot) -> None:
-        """Publish what the retention rules did to a memory, if anything."""
+        """Publish what the retention rules removed from a memory, if anything."""
         if done.forgotten or done.collected.objects:
             self._publish_count(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
 
@@ -239,7 +252,7 @@ class Sidecar:
 
 
 async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
-    """When a sandbox that was just restored into will end, as is known from that."""
+    """Return when a sandbox that was just restored into will end; ``None`` if it is not known."""
     if receipt.outcome is RestoreOutcome.INCOMPLETE:
         return None
     try:
@@ -249,9 +262,9 @@ async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
 
 
 def _encode_request(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
-    """What was asked for. Options that came later are left out where they are not used, so that a call which an earlier
-    version remembers under its key is still the same call."""
+    """Return the fields of a request, to compare calls under one key. Options that were added in later versions are
+    left out if they are not used, so that a call that an earlier version recorded is still the same call."""
     fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
     if isinstance(request, RestoreRequest):
-        del fields["conversation"]  # which never made another call of a restore
+        del fields["conversation"]  # never part of what distinguishes two restores
     return {name: value for name, value in fields.items() if value or name not in LATER_OPTIONS}

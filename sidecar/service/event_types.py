@@ -1,6 +1,6 @@
-"""Every type of event that a service tells of, with a line on what it means.
+"""Every type of event that a service publishes, with a sentence on what it means.
 
-Webhooks choose among these, docs/reference/events.md lists them, and a test finds a ``publish`` of any other.
+Webhooks select among these, docs/reference/events.md lists them, and a test finds a ``publish`` of any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens, for those who listen: each event once to every listener that is quick enough."""
+"""Events: each is delivered once to every listener that is fast enough."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Event:
 
 
 class Events:
-    """Publish here; listeners get what comes after they began, and may ask for what they missed."""
+    """Publishes events. Listeners receive the events after they subscribed, and can request recent ones that they
+    missed."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -42,12 +43,13 @@ class Events:
         self._counters: list[Callable[[Event], None]] = []
 
     def publish(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
+        """Publish an event to counters, listeners and hooks, and return it."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         event = Event(number=next(self._numbers), type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
         self._past.append(event)
         self._count(event)
         for queue in self._queues:
-            # A listener that does not keep up misses events, and sees it by their numbers.
+            # A listener that is too slow misses events, and notices it by their numbers.
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
         for hook in self._hooks:
@@ -55,7 +57,7 @@ class Events:
         return event
 
     def repeat(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
-        """What was published before and happened again: it is counted, and no listener hears of it."""
+        """Count a repetition of an event that was published before, without delivering it to listeners."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         event = Event(number=0, type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
         self._count(event)
@@ -70,14 +72,14 @@ class Events:
         self._hooks.append(hook)
 
     def count(self, counter: Callable[[Event], None]) -> None:
-        """Call ``counter`` with every event from now on, also with those that are repeated."""
+        """Call ``counter`` with every event from now on, including repetitions."""
         self._counters.append(counter)
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
-        """Events as they come; first those still remembered with a number above ``after``."""
+        """Yield events as they are published; first the recent ones with a number above ``after``."""
         with self._open_queue() as queue:
             newest = self._past[-1].number if self._past else 0
-            # Numbers start at 1 in each process: one from another process says nothing here.
+            # Numbers start at 1 in each process: a higher one is from another process and means nothing here.
             last = newest if after is None else after if after <= newest else 0
             for event in [event for event in self._past if event.number > last]:
                 last = event.number

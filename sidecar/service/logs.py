@@ -1,6 +1,6 @@
-"""Logs: one event a line, JSON for machines or words for a terminal, always on stderr, never a secret.
+"""Logs: one event per line, JSON for machines or text for a terminal, always on stderr, without secrets.
 
-What is said again and again is said a few times a minute, and then how often more.
+Repeated messages are logged a few times a minute, then only counted.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class LogThrottle:
         self._kinds: dict[str, _Kind] = {}
 
     def may_pass(self, kind: str) -> bool:
-        """Whether this message may pass. It is counted if not."""
+        """Whether this message may be logged. If not, it is counted."""
         now = self._clock()
         if kind not in self._kinds and len(self._kinds) >= KINDS:
-            kind = REST  # what can be caused from outside must not fill the memory either
+            kind = REST  # callers must not be able to fill the memory with kinds
         entry = self._kinds.setdefault(kind, _Kind(now))
         if entry.said < self._most:
             entry.said += 1
@@ -51,7 +51,7 @@ class LogThrottle:
         return False
 
     def take_counts(self, *, all_of_them: bool = False) -> list[tuple[str, int]]:
-        """The kinds whose minute is over, or all of them, with how many messages were held back; they start afresh."""
+        """Return the kinds whose minute is over, or all, with the number of messages held back, and reset them."""
         now = self._clock()
         over = [kind for kind, entry in self._kinds.items() if all_of_them or now - entry.since >= self._seconds]
         counts = [(kind, self._kinds.pop(kind).held_back) for kind in over]
@@ -62,9 +62,10 @@ SECRET_WORDS = ("token", "secret", "password", "api_key", "authorization", "url"
 
 
 def configure_logs(form: str, *, beside: bool = False) -> None:
-    """``json``, ``console``, or ``auto``: words when a person watches. What libraries log comes out the same way.
+    """Configure logging as ``json``, ``console``, or ``auto`` (text if stderr is a terminal). Libraries' logs get the
+    same format.
 
-    ``beside`` another program, whose screen this is: with ``auto``, words, and only what somebody must know.
+    ``beside`` another program that owns the terminal, ``auto`` means text, and only warnings and errors.
     """
     words = form == "console" or (form == "auto" and (beside or sys.stderr.isatty()))
     least = logging.WARNING if beside and form == "auto" else logging.INFO
@@ -80,7 +81,7 @@ def configure_logs(form: str, *, beside: bool = False) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        # One write for each line: a process that is killed leaves no half ones for the next to go on with.
+        # One write per line: a process that is killed leaves no partial line that the next process would continue.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -98,20 +99,20 @@ _repeats = LogThrottle()
 
 
 def warn(event: str, **details: Any) -> None:
-    """Log a warning that callers can cause as often as they like: it is said a few times a minute, then counted."""
+    """Log a warning that callers can cause as often as they like: logged a few times a minute, then counted."""
     if _repeats.may_pass(event):
         structlog.get_logger("sidecar").warning(event, **details)
 
 
 def log_repeats(*, all_of_them: bool = False) -> None:
-    """Log how often more was said what was held back; to be called every now and then, and at the end."""
+    """Log how many messages were held back. Called periodically and at the end."""
     for kind, count in _repeats.take_counts(all_of_them=all_of_them):
         structlog.get_logger("sidecar").warning("the same again", what=kind, times=count)
 
 
 def _may_pass(record: logging.LogRecord) -> bool:
-    """Whether what a library logs may pass. A kind is a message before its values are filled in, and where an error was raised:
-    two different errors under one message are both seen."""
+    """Whether a library's message may be logged. Its kind is the message before its values are filled in, and the place
+    where an error was raised, so that two different errors with one message are both logged."""
     kind = f"{record.name}: {str(record.msg).partition(chr(10))[0][:200]}"
     if record.exc_info and record.exc_info[1] is not None:
         trace, place = record.exc_info[2], ""
@@ -122,7 +123,7 @@ def _may_pass(record: logging.LogRecord) -> bool:
 
 
 def _redact_secrets(logger: Any, method: str, event: Any) -> Any:
-    """Nobody should log one; whoever does by accident still does not."""
+    """Replace values whose names suggest a secret, in case one is logged by accident."""
     for name in event:
         if any(word in name.lower() for word in SECRET_WORDS):
             event[name] = "…"
@@ -130,7 +131,8 @@ def _redact_secrets(logger: Any, method: str, event: Any) -> Any:
 
 
 def _make_printable(logger: Any, method: str, event: Any) -> Any:
-    """One line for each event, whatever is in a name that it tells of; a traceback's lines are set in below it."""
+    """Escape control characters, so that each event is one line whatever names it contains; a traceback is indented
+    below it."""
     for name, value in event.items():
         if name in ("exception", "stack") and isinstance(value, str):
             event[name] = "\n".join(f"  {make_printable(line)}" for line in value.split("\n"))

@@ -1,4 +1,4 @@
-"""Figures for Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Counts what the events tell."""
+    """Counts events, and keeps gauges on memories and operations."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -93,6 +93,7 @@ class Metrics:
         self._seen: dict[str, float] = {}
 
     def count(self, event: Event) -> None:
+        """Update the metrics from an event."""
         if event.type == "sandbox.lost":
             self._lost.inc()
         if event.type == "sandbox.ended":
@@ -122,18 +123,21 @@ class Metrics:
             self._made[event.memory] = at
 
     def newest(self, made: Mapping[str, datetime]) -> None:
-        """When each memory's head was made, as the store has it. What it does not have is gone."""
+        """Set when each memory's head was made, from the store. Memories that are not in the store any more are
+        removed."""
         for memory in self._made.keys() - made.keys():
             self.forget(memory)
         self._made = {memory: moment.timestamp() for memory, moment in made.items()}
 
     def forget(self, memory: str) -> None:
+        """Remove the gauges of a memory."""
         for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
             if known.pop(memory, None) is not None:
-                with suppress(KeyError):  # not shown yet
+                with suppress(KeyError):  # not rendered yet
                     shown.remove(memory)
 
     def text(self, *, running: int, waiting: int, attached: int, at_risk: int) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         self._attached.set(attached)
         self._at_risk.set(at_risk)
         self._running.set(running)

@@ -1,4 +1,5 @@
-"""Exports and restores under way: so many at once, one at a time per memory, the rest in a queue that has an end."""
+"""Operations: exports and restores that wait or run. A limited number runs at once, one at a time per memory; the rest
+waits in a bounded queue."""
 
 from __future__ import annotations
 
@@ -47,14 +48,14 @@ class NotWanted(SidecarError):
 
 @dataclass(slots=True)
 class Operation:
-    """One export or restore, from the moment it was accepted. It is a ``Progress`` for the engine."""
+    """One export or restore, from the moment it was accepted. It is the engine's ``Progress``."""
 
     kind: str
     memory: str
     sandbox: str
     conversation: str = ""
     snapshot: str = ""
-    """The one it makes or restores, once that is known."""
+    """The snapshot that it makes or restores, once that is known."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     state: str = "queued"
     """"queued", "running", "done" or "failed"."""
@@ -66,12 +67,13 @@ class Operation:
     receipt: Receipt | None = None
     problem: SidecarError | None = None
     ours: bool = False
-    """No caller asked for it: the service does it of itself."""
+    """The service started it, not a caller."""
     told: str = ""
-    """The trouble that an export of this sandbox is known to meet: the same again is counted, and not told once more."""
+    """The code of a problem that was already reported for this sandbox: the same problem again is counted, but not
+    reported again."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """What it needs until it has ended, however it ends."""
+    """Resources that it needs until it has ended, however it ends."""
 
     def about(self, snapshot: str) -> None:
         self.snapshot = snapshot
@@ -84,7 +86,7 @@ class Operation:
         self.done_bytes += count
 
     def build_log_fields(self) -> dict[str, str]:
-        """What every line of the log about it says."""
+        """Return the fields for every log line about it."""
         about = {
             "operation": self.id,
             "kind": self.kind,
@@ -96,7 +98,7 @@ class Operation:
         return {name: value for name, value in about.items() if value}
 
     async def result(self) -> Receipt:
-        """Wait for it. Raise what it failed with."""
+        """Wait until it has ended and return its receipt. Raise the error that it failed with."""
         await self.ended.wait()
         if self.problem is not None:
             raise self.problem
@@ -105,13 +107,14 @@ class Operation:
 
 
 class Locks:
-    """A lock per name, kept while anybody holds it or waits for it."""
+    """A lock per name, kept only while it is in use."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
     async def held(self, name: Hashable) -> AsyncIterator[None]:
+        """Lock a name for the body."""
         lock, users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = lock, users + 1
         try:
@@ -124,7 +127,7 @@ class Locks:
 
 
 class Operations:
-    """Accepts work, runs it, and remembers what came of the last ones."""
+    """Accepts work, runs it, and remembers the results of the last ``REMEMBERED`` operations."""
 
     def __init__(self, events: Events, *, concurrency: int, queue: int) -> None:
         self._events = events
@@ -139,9 +142,10 @@ class Operations:
     def start(
         self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]], *, ours: bool = False
     ) -> Operation:
-        """Queue it. Raise ``TooBusy`` when the queue is full and ``Stopping`` when no more is accepted.
+        """Queue an operation and return it. Raise ``TooBusy`` if the queue is full and ``Stopping`` if the service is
+        stopping.
 
-        What the service does of itself (``ours``) is neither refused for want of room nor while it winds down.
+        Operations that the service itself starts (``ours``) are never refused.
         """
         if not ours:
             self.check_intake()
@@ -153,7 +157,7 @@ class Operations:
         return operation
 
     def check_intake(self) -> None:
-        """Raise ``TooBusy`` or ``Stopping`` when nothing more is accepted now."""
+        """Raise ``TooBusy`` or ``Stopping`` if no operation of a caller is accepted now."""
         if self.stopping:
             raise Stopping("The service is about to end and takes no more work.")
         asked = sum(not operation.ours for operation in self._open.values())
@@ -161,7 +165,7 @@ class Operations:
             raise TooBusy(f"{asked} operations run or wait already.")
 
     def repeat(self, operation: Operation, receipt: Receipt) -> Operation:
-        """An operation that was done before: nothing happens, and its receipt is there."""
+        """Register an operation that was done before, with its receipt. Nothing is run."""
         operation.receipt, operation.state, operation.finished = receipt, "done", time.time()
         operation.ended.set()
         self._remember(operation)
@@ -188,22 +192,24 @@ class Operations:
         return self.told_to_stop.is_set()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Accept no more operations of callers."""
         self.told_to_stop.set()
 
     def unfinished(self) -> list[Operation]:
         return list(self._open.values())
 
     async def drain(self, seconds: float) -> list[Operation]:
-        """Wait for all that is open; return what is not done by then."""
+        """Wait at most ``seconds`` for all open operations. Return those that are not done by then."""
         if self._open:
             await asyncio.wait(list(self._open), timeout=max(0.0, seconds))
         return list(self._open.values())
 
     async def _run(self, operation: Operation, work: Callable[[Operation], Awaitable[Receipt]]) -> None:
-        # Whatever is logged on the way, by a library too, says whose it is.
+        """Run one operation to its end. Errors are kept in the operation, never raised."""
+        # Log lines of libraries get the operation's fields too.
         structlog.contextvars.bind_contextvars(**operation.build_log_fields())
         try:
+            # The memory's lock comes first, so that an operation that waits for its memory does not occupy a slot.
             async with self._memories.held(operation.memory), self._turns:
                 operation.state = "running"
                 self._log.info(f"{operation.kind} begins")
@@ -213,7 +219,7 @@ class Operations:
             operation.problem, operation.state = problem, "failed"
         except asyncio.CancelledError:
             operation.problem, operation.state = Stopping("The service ended before this was done."), "failed"
-        except Exception as problem:  # a mistake of ours: the caller hears of it, and so does the log
+        except Exception as problem:  # a bug: reported to the caller and logged
             self._log.exception(f"{operation.kind} broke")
             operation.problem, operation.state = SidecarError(f"An unexpected {type(problem).__name__}."), "failed"
         finally:
@@ -224,6 +230,7 @@ class Operations:
             operation.ended.set()
 
     def _publish(self, operation: Operation) -> None:
+        """Log and publish the end of an operation. A problem that was reported before is only counted."""
         took = max(0.0, round((operation.finished or 0) - operation.created, 3))
         if operation.receipt is not None:
             self._publish_receipt(operation, operation.receipt, took)
@@ -243,12 +250,13 @@ class Operations:
             )
 
     def _publish_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
+        """Log and publish a receipt, and separately what was accepted against guards."""
         outcome, again = said.outcome.value, False
         operation.about(said.snapshot or "")
         about: dict[str, Any] = {**({"reason": asdict(said.reason)} if said.reason else {}), **_list_spared(said)}
         log = self._log.warning if said.outcome is RestoreOutcome.INCOMPLETE else self._log.info
         if isinstance(said, RestoreReceipt) and said.wanted:
-            about["wanted"], log = said.wanted, self._log.warning  # another snapshot came in its place
+            about["wanted"], log = said.wanted, self._log.warning  # another snapshot was restored instead
         if isinstance(said, ExportReceipt):
             trouble = find_save_problem(said)
             about["saved"] = said.is_saved
@@ -290,7 +298,8 @@ class Operations:
 
 
 def _list_spared(receipt: Receipt) -> dict[str, Any]:
-    """What a restore left as it was, saved first or set aside, if anything, and why it is incomplete if it is."""
+    """Return the fields of a restore's receipt that say what was kept, saved first or set aside, and why it is
+    incomplete."""
     if not isinstance(receipt, RestoreReceipt):
         return {}
     names = ("kept", "saved_first", "saved_first_memory", "set_aside", "read_only", "reason")

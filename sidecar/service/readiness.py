@@ -1,6 +1,6 @@
-"""What must hold before a service starts, step by step.
+"""The checks before a service starts, step by step.
 
-``serve`` takes each step and stops at the first that fails. ``config check`` tries them all, one by one, and leaves nothing
+``serve`` runs the steps and stops at the first that fails. ``config check`` tries all of them and leaves nothing
 behind: no token, no listener, no record of keys in the store.
 """
 
@@ -25,7 +25,7 @@ BACKLOG = 1024
 
 
 class StartChecks:
-    """What a service needs to start, as far as the steps have come. ``trying``: nothing is made, written or kept."""
+    """Runs the steps and holds their results. With ``trying``, nothing is created, written or kept."""
 
     def __init__(self, engine: Engine, settings: Service, *, trying: bool = False) -> None:
         self._engine = engine
@@ -34,15 +34,16 @@ class StartChecks:
         self.host, self._port = parse_address(settings.bind)
         self.tokens = Tokens([])
         self.kept = False
-        """Whether the token is the one that is kept for this user."""
+        """Whether the token is the one kept for this user."""
         self.tls: ssl.SSLContext | None = None
         self.listener: socket.socket | None = None
         self.notes: list[str] = []
-        """What a person should know of, and what need not be wrong."""
+        """What a person should know and is not necessarily a problem."""
 
     @property
     def steps(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Each raises a ``SidecarError``. The listener comes last: whoever gets it may start at once."""
+        """The steps, in order; each raises a ``SidecarError``. The listener comes last: once it exists, the service can
+        start."""
         return self.load_tokens, self.load_certificate, self.prepare_store, self.check_limits, self.listen
 
     async def load_tokens(self) -> None:
@@ -65,10 +66,11 @@ class StartChecks:
             await store.prepare()
 
     async def check_limits(self) -> None:
-        """Refuse limits that what is in the store has outgrown already."""
+        """Raise ``BadConfig`` if a limit is below what a memory in the store already needs."""
         await check_hot_limits(self._engine)
 
     async def listen(self) -> None:
+        """Bind the listening socket. Raise ``BadConfig`` if that fails; when only trying, an address in use is a note."""
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             both = self.host == "::" and socket.has_dualstack_ipv6()

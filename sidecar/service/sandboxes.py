@@ -1,4 +1,4 @@
-"""Sandboxes that stay open between calls: a provider is asked about each of them once, not for every export."""
+"""Sandboxes that stay open between calls, so that a provider is asked about each of them once, not for every export."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ MOST_OPEN = 500
 
 
 class Sandboxes:
+    """A pool of idle open sandboxes."""
+
     def __init__(self, opener: Callable[..., Sandbox]) -> None:
         self._open_one = opener
         self._idle: OrderedDict[tuple[str, bool, str], Sandbox] = OrderedDict()
 
     @asynccontextmanager
     async def use(self, ref: str, *, wake: bool = False, user: str = "") -> AsyncIterator[Sandbox]:
-        """The sandbox behind a reference, for one caller at a time. One whose use failed is not used again."""
+        """Yield the sandbox behind a reference, for one caller at a time. After a failed use it is closed, and not
+        reused."""
         sandbox = self._idle.pop((ref, wake, user), None) or self._open_one(ref, wake=wake, user=user)
         try:
             yield sandbox
@@ -32,12 +35,12 @@ class Sandboxes:
             await oldest.close()
 
     def is_open(self, ref: str) -> bool:
-        """Whether it was used before and is open still."""
+        """Whether it was used before and is still open."""
         return any(known == ref for known, _, _ in self._idle)
 
     @asynccontextmanager
     async def open_fresh(self, ref: str) -> AsyncIterator[Sandbox]:
-        """The same, without anything remembered of it."""
+        """Open a sandbox without the pool, so that nothing about it is cached, and close it afterwards."""
         sandbox = self._open_one(ref)
         try:
             yield sandbox
@@ -45,7 +48,7 @@ class Sandboxes:
             await sandbox.close()
 
     def name_of(self, ref: str) -> str:
-        """A reference as the sandbox itself has it; as it was given, when there is none such any more."""
+        """Return a reference as the sandbox itself writes it; unchanged if there is no such sandbox any more."""
         try:
             return self._open_one(ref).ref
         except SidecarError:

@@ -1,4 +1,4 @@
-"""Run the service: listen, and stop in good order."""
+"""Run the service: start everything, serve, and stop in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sidecar.service.settings import Service, Webhook
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
-"""How often it is looked up what other services have stored."""
+"""How often the heads are read, to see what other services have stored."""
 UNSAVED = 1
 HURRIED = 130
 
@@ -51,11 +51,11 @@ async def serve(
     index_every: float = 300.0,
     beside: bool = False,
 ) -> int:
-    """Serve until told to stop, and then to hurry: by signals, or by two events (then signals are somebody else's matter).
+    """Serve until told to stop, and after that to hurry: by signals, or by the two events in ``told`` (then the caller
+    handles signals).
 
-    ``beside``: it runs beside a command, which has the screen, and whose conversations have ended when it is told to stop.
-
-    Return the exit code: 0, or 1 when something could not be finished in time, or is not saved.
+    ``beside``: it runs beside a command that owns the terminal, and whose conversations have ended when it is told to
+    stop. Return the exit code: 0, or 1 if something was not finished in time or is not saved, or 130 if hurried.
     """
     configure_logs(settings.log, beside=beside)
     log = structlog.get_logger("sidecar")
@@ -119,7 +119,7 @@ def _start_deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Del
 
 
 def _start_indexing(sidecar: Sidecar, every: float) -> list[IndexUpdater]:
-    """What keeps search up to date, if there is search."""
+    """Start the updater of the search index, if a search database is configured."""
     if sidecar.engine.index is None:
         return []
     indexing = IndexUpdater(sidecar.engine.index, sidecar.events, IndexMetrics(sidecar.metrics.registry), every)
@@ -137,9 +137,10 @@ async def _stop_in_order(
     *,
     with_callers: bool,
 ) -> bool:
-    """Take no more, finish what runs, save what is attached. Return whether something was left undone, or is not saved.
+    """Accept no more, finish what runs, save what is attached. Return whether something is unfinished or not saved.
 
-    ``with_callers``: what was begun elsewhere, and is not saved, is no fault of those who called here.
+    ``with_callers``: attachments that were not begun through this service do not count, since its callers are not
+    responsible for them.
     """
     sidecar.operations.stop()
     log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
@@ -168,13 +169,14 @@ async def _stop_in_order(
 async def _finish(
     sidecar: Sidecar, keeper: Keeper, grace: float, *, with_callers: bool
 ) -> tuple[list[Operation], list[Attachment]]:
+    """Save the attachments and wait for the operations, both within ``grace``. Return what is left of each."""
     deadline = time.monotonic() + grace
     unsaved = await keeper.stop(grace, with_callers=with_callers)
     return await sidecar.operations.drain(deadline - time.monotonic()), unsaved
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own ideas about signals, and with a listener of ours."""
+    """uvicorn's server with the sidecar's own listener and without signal handling."""
 
     def __init__(self, config: uvicorn.Config, allowance: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -184,6 +186,7 @@ class _Server(uvicorn.Server):
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn starts without sockets: ``Listener`` accepts the connections, with limits that uvicorn does not have.
         await super().startup(sockets=[])
         self._listeners = [Listener(one, self._make_connection, self._allowance, self._tls) for one in sockets or ()]
         self.listening.set()
@@ -198,18 +201,19 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone; ``serve`` handles them."""
         yield
 
 
 async def _wait_for_first(task: asyncio.Future[Any], other: Coroutine[Any, Any, Any]) -> None:
-    """Wait until the task is done or the other thing has happened."""
+    """Wait until the task is done or the other coroutine has returned."""
     waiting = asyncio.ensure_future(other)
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
 
 
 def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Set by the first SIGTERM or SIGINT, and by the second."""
+    """Return two events: one set by the first SIGTERM or SIGINT, one by the second."""
     stopping, hurried = asyncio.Event(), asyncio.Event()
 
     def told() -> None:

@@ -1,4 +1,4 @@
-"""What a service can be told."""
+"""The settings of a service and of webhooks, and their checks."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Service:
 
 
 def check_service(settings: Service) -> Service:
-    """Raise ``BadConfig`` for what a service could not work with."""
+    """Return the settings. Raise ``BadConfig`` if the service could not work with them."""
     check_least(settings, "service", LEAST)
     if settings.log not in FORMS:
         may_be = " or ".join(f'"{form}"' for form in FORMS)
         raise BadConfig(f"[service] log must be {may_be}, not {settings.log!r}.", at=("service", "log"))
     if settings.token not in (AUTO, OFF):
-        # Not shown: whoever sets this to something else may have put a token there.
+        # The value is not quoted in the message: it may be a token that was put here by mistake.
         hint = "A token itself goes into MEMORY_SIDECAR_TOKEN, or into the file that token_file names."
         raise BadConfig(f'[service] token must be "{AUTO}" or "{OFF}".', hint=hint, at=("service", "token"))
     for name in settings.hosts:
@@ -100,12 +100,12 @@ def check_service(settings: Service) -> Service:
 
 
 def narrow_local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
-    """Which folders of this machine callers may name."""
+    """Return the policy with the service's restriction on which folders of this machine callers may name."""
     return replace(policy, confined=bool(settings.local_roots) or not is_loopback(parse_address(settings.bind)[0]))
 
 
 def parse_address(bind: str) -> tuple[str, int]:
-    """The host and port to listen on. Raise ``BadConfig`` when it is none."""
+    """Return the host and port to listen on. Raise ``BadConfig`` if it is not an address."""
     host, colon, port = bind.rpartition(":")
     number = port.isascii() and port.isdecimal() and len(port) <= 5
     if not colon or not number or int(port) > 65535 or not host:
@@ -115,7 +115,7 @@ def parse_address(bind: str) -> tuple[str, int]:
 
 
 def check_events(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:
-    """Raise ``BadConfig`` for a pattern that no event will ever match."""
+    """Raise ``BadConfig`` for a pattern that no event matches, or if there is none."""
     for pattern in patterns:
         if not fnmatch.filter(EVENTS, pattern):
             near = difflib.get_close_matches(pattern, EVENTS, 1)

@@ -1,4 +1,4 @@
-"""Do once, before anybody waits for it, what is otherwise done with the first request."""
+"""Do at start what would otherwise delay the first request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/
 
 
 async def warm_up(app: ASGIApp) -> None:
-    """Let the framework make its routes ready, by requests that change nothing: the last two lack a body."""
+    """Pack the in-sandbox program, and make the framework build its routes by requests that change nothing: the last
+    two lack a body."""
     await asyncio.to_thread(delivery.pack_programs)
     for method, path in FIRST:
         await app(_build_scope(method, path), _receive_nothing, _ignore)
-    # What is there by now stays: to look through it for garbage again and again would hold everything up.
+    # What is allocated by now is kept for good: the garbage collector need not scan it again and again.
     gc.collect()
     gc.freeze()
 
 
 def _build_scope(method: str, path: str) -> dict[str, Any]:
+    """Build a minimal ASGI scope for a request."""
     return {
         "type": "http",
         "http_version": "1.1",

@@ -1,1 +1,1 @@
-"""Snapshots: what one is, how it is written down, and how it is checked."""
+"""The repository: a memory's heads, manifests, packs and marks in a store, how they are written, checked and removed."""

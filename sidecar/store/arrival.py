@@ -1,7 +1,7 @@
-"""The bytes that arrive from a sandbox or a tarball are hostile until shown otherwise.
+"""Check packs and indexes that arrive from a sandbox or a tarball as untrusted input.
 
-``check_pack`` compares them with what is claimed (``sidecar.store.claims``). It writes nothing, and holds no more than one
-block in memory.
+``check_pack`` compares the bytes with what is claimed (``sidecar.store.claims``). It writes nothing and keeps at most
+one block in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
 
 
 class _Watched(io.RawIOBase):
-    """Bytes that pass: counted, and only for so long."""
+    """A stream that counts what is read, up to a limit and a deadline. Raise PackBomb or UnpackTimeout."""
 
     def __init__(self, stream: BinaryIO, most: int | None, progress: Progress, deadline: Deadline | None) -> None:
         self._stream, self._left, self._progress, self._deadline = stream, most, progress, deadline
@@ -65,9 +65,10 @@ class _Watched(io.RawIOBase):
 def decompress_file(
     pack: Path, codec: str, most: int, progress: Progress | None = None, deadline: Deadline | None = None
 ) -> Iterator[BinaryIO]:
-    """The plain bytes of a file, which must end after ``most``. Raise ``PackBomb`` or ``UnpackTimeout`` from its reads."""
+    """Yield the decompressed bytes of a file, which must end after ``most``. Reads raise ``PackBomb`` or
+    ``UnpackTimeout``."""
     with pack.open("rb", buffering=0) as file, contextlib.ExitStack() as stack:
-        # Also where it is compressed: what comes out of it may be nothing for a long time.
+        # The compressed side is watched too: a decompressor may read for long without producing any output.
         packed = io.BufferedReader(_Watched(file, None, NoProgress(), deadline), CHUNK)
         plain = stack.enter_context(decompress(packed, codec)) if codec else packed
         yield io.BufferedReader(_Watched(plain, most, progress or NoProgress(), deadline), CHUNK)
@@ -76,9 +77,9 @@ def decompress_file(
 def iterate_tar_members(
     plain: BinaryIO, most: int, longest_header: int = LONGEST_HEADER
 ) -> Iterator[tuple[tarfile.TarInfo, MemberContents]]:
-    """The members of a tarball of at most so many bytes, each with its contents.
+    """Yield the members of a tarball of at most ``most`` bytes, each with its contents.
 
-    Raise ``PackBomb`` when it says that it holds more, ``UnsafeMember`` for sparse members.
+    Raise ``PackBomb`` if it announces more, ``UnsafeMember`` for sparse members.
     """
     try:
         yield from Tarball(plain, most, longest_header)
@@ -89,9 +90,9 @@ def iterate_tar_members(
 
 
 def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
-    """An index as it arrived, from ``start`` on, over a base of so many entries.
+    """Read an index that arrived, from ``start`` on. ``removable`` is how many entries its base has.
 
-    Raise when it is not one, or longer than the limits could make it.
+    Raise ``BadAnswer`` if it is not valid, ``LimitExceeded`` or ``PackBomb`` if it is longer than the limits allow.
     """
     most_rows, most_bytes = 1 + limits.files + removable, LONGEST_INDEX
     try:
@@ -104,6 +105,7 @@ def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
 
 
 def _iterate_rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of an index. Raise LimitExceeded or PackBomb if there are too many, or one is too long."""
     left = most_bytes
     for number in itertools.count(1):
         row = text.readline(LONGEST_ROW)
@@ -118,13 +120,13 @@ def _iterate_rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Itera
 
 
 UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError, ValueError, RecursionError)
-"""What reading a tarball that is not one can raise."""
+"""What reading something that is not a tarball can raise."""
 
 
 def check_pack(
     pack: Path, codec: str, index: Index, progress: Progress | None = None, deadline: Deadline | None = None
 ) -> None:
-    """Compare a pack with its index: the same members, sizes and contents, and nothing else."""
+    """Compare a pack with its index: the same members, sizes and contents, and nothing else. Raise a typed error if not."""
     expected = _list_expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
@@ -135,7 +137,7 @@ def check_pack(
                     raise SizeMismatch(f"{member.name!r} has {member.size} bytes in the pack, {length} in its index.")
                 if change.entry.type == FILE:
                     _check_contents(change, contents)
-            while plain.read(CHUNK):  # what hides behind the end mark is counted too
+            while plain.read(CHUNK):  # bytes hidden behind the end-of-archive mark are counted too
                 pass
     except UNREADABLE as problem:
         raise BadAnswer(f"The pack cannot be read: {problem}.") from None
@@ -144,7 +146,7 @@ def check_pack(
 
 
 def _list_expected(index: Index) -> dict[str, tuple[Change, int]]:
-    """The members a pack must have, by name, with their lengths."""
+    """Return the members that a pack must have, by name, with their lengths."""
     members: dict[str, tuple[Change, int]] = {}
     for change in index.changes:
         entry, blocks = change
@@ -158,6 +160,7 @@ def _list_expected(index: Index) -> dict[str, tuple[Change, int]]:
 
 
 def _find_claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int]]) -> tuple[Change, int]:
+    """Return the change that a member belongs to. Raise BadAnswer if the index has none, UnsafeMember if its type differs."""
     check_member(member)
     try:
         change, length = expected.pop(member.name)
@@ -170,13 +173,14 @@ def _find_claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int
 
 
 def check_member(member: tarfile.TarInfo) -> None:
-    """Raise unless a member is a plain file, folder or link under a plain relative name."""
+    """Raise unless a member is a regular file, folder or link with a plain relative name."""
     check_path(member.name.removeprefix(BLOCKS_PREFIX))
     if not (member.isreg() or member.isdir() or member.issym()):
         raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
 
 
 def _check_contents(change: Change, contents: MemberContents) -> None:
+    """Compare a file's contents with its digest, or its changed blocks with their sums. Raise DigestMismatch."""
     entry, blocks = change
     if blocks is None:
         digest, sums, _ = digests.digest_stream(contents, entry.size, entry.block)

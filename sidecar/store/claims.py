@@ -1,4 +1,4 @@
-"""What a snapshot is claimed to hold, checked as hostile input: every path, link, size and digest."""
+"""Check what a snapshot claims to contain as untrusted input: every path, link, size and digest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256
 
 
 def check_hint(what: str, hint: str) -> None:
-    """Raise ``UnsafePath`` unless this can be where a folder was: in the home (``~`` or ``~/…``) or in the file system."""
+    """Raise ``UnsafePath`` unless a folder can have been at this hint: in the home (``~`` or ``~/…``) or absolute."""
     try:
         long = len(hint.encode("utf-8", "surrogateescape")) > LONGEST_PATH
     except UnicodeEncodeError:
@@ -50,7 +50,7 @@ def check_hint(what: str, hint: str) -> None:
 
 
 def check_link(path: str, target: str) -> None:
-    """Raise ``UnsafeLink`` unless the link stays inside the root its path is in."""
+    """Raise ``UnsafeLink`` unless the link stays inside the root that contains it."""
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path.split("/", 1)[1]), target))
     try:
         target.encode("utf-8", "surrogateescape")
@@ -63,9 +63,10 @@ def check_link(path: str, target: str) -> None:
 def check_entries(
     entries: dict[str, Entry], roots: Collection[str], limits: Limits, base: Mapping[str, Entry] = NOTHING
 ) -> None:
-    """Check a whole snapshot as claimed: every path, link, size and digest, and that no path runs through a link or file.
+    """Check all entries of a snapshot: every path, link, size and digest, and that no path leads through a link or a
+    file.
 
-    Those that are in ``base``, a snapshot of ours, were checked when that was made.
+    Entries that are in ``base``, a snapshot already in the store, were checked when that was made. Raise a typed error.
     """
     if len(entries) > limits.files:
         raise LimitExceeded(
@@ -86,12 +87,14 @@ def check_entries(
 
 
 def _check_entry(entry: Entry, roots: Collection[str], limits: Limits) -> None:
+    """Check one entry. Raise UnsafePath, UnsafeLink, BadAnswer, LimitExceeded or DigestMismatch."""
     path = entry.path
     check_path(path, roots, limits.depth)
     if entry.mode > 0o777 or abs(entry.mtime) > FARTHEST_TIME:
         raise BadAnswer(f"{path!r} has an impossible mode or time.")
     if entry.type == FILE:
         _check_file(entry, limits)
+    # Size, mtime, digest, block and sums: only files have them.
     elif entry[3:8] != (0, 0, "", 0, b"") or entry.database:
         raise BadAnswer(f"{path!r} is a {entry.type} with the properties of a file.")
     elif entry.type == LINK:
@@ -99,7 +102,7 @@ def _check_entry(entry: Entry, roots: Collection[str], limits: Limits) -> None:
 
 
 def _check_folders(entries: dict[str, Entry]) -> None:
-    """Raise ``UnsafePath`` when something lies below what is not a folder."""
+    """Raise ``UnsafePath`` if something is below an entry that is not a folder."""
     folders = {path.rpartition("/")[0] for path in entries}
     while folders:
         for folder in folders:
@@ -109,7 +112,8 @@ def _check_folders(entries: dict[str, Entry]) -> None:
 
 
 def _check_link_path(path: str, target: str, entries: dict[str, Entry]) -> None:
-    """Raise ``UnsafeLink`` when a link goes up again after it went through another: its text then says nothing."""
+    """Raise ``UnsafeLink`` if a link goes up again after it passed another link: its text then does not tell where it
+    leads."""
     here, through = posixpath.dirname(path), False
     for part in target.split("/"):
         if part == ".." and through:
@@ -119,6 +123,7 @@ def _check_link_path(path: str, target: str, entries: dict[str, Entry]) -> None:
 
 
 def _check_file(entry: Entry, limits: Limits) -> None:
+    """Check a file's size, digest and block sums."""
     if entry.size > limits.file_bytes:
         raise LimitExceeded(
             f"{entry.path!r} has {entry.size:,} bytes; limits.file_bytes allows {limits.file_bytes:,}.",

@@ -1,7 +1,8 @@
-"""Collect what no snapshot refers to: packs of forgotten snapshots and of exports that died, notes about snapshots that are
-gone, answers to calls that nobody repeats any more, and unfinished writes.
+"""Garbage collection: remove what no snapshot refers to.
 
-Ages are told by the store's clock alone. Why no running export loses a pack is told in ``sidecar.store.marks``.
+That is packs of forgotten snapshots and of exports that died, notes about snapshots that no longer exist, answers to
+calls that will not be repeated, and unfinished writes. Ages are measured by the store's clock alone.
+``sidecar.store.marks`` explains why no running export loses a pack.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sidecar.store.repository import PARALLEL_READS, Repository
 GRACE_SECONDS = 24 * 3600.0
 CALL_SECONDS = 7 * 24 * 3600.0
 CLAIM_SECONDS = 3600.0
-"""A collector that has claimed a pack deletes it sooner than this, or not at all."""
+"""A collector deletes a pack that it has claimed within half of this time, or not at all."""
 UNREADABLE = "A manifest cannot be read, or that of the head is gone, and may refer to any pack: none was collected."
 A = TypeVar("A")
 B = TypeVar("B")
@@ -29,26 +30,28 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Collected:
+    """What a collection removed, and what still waits."""
+
     objects: int = 0
-    """Removed; in a dry run, those that would be."""
+    """Objects removed; in a dry run, those that would be."""
     bytes: int = 0
     unfinished: int = 0
     waiting: int = 0
     """Packs that no snapshot needs, and whose grace period is not over."""
     waiting_bytes: int = 0
     notes: int = 0
-    """Notes about snapshots that are gone, and answers to old calls."""
+    """Notes about snapshots that no longer exist, and answers to old calls."""
     problem: str = ""
     """Why no pack was collected."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inventory:
-    """Everything of a memory, from one listing, and the store's time then."""
+    """Everything a memory has in the store, from one listing, and the store's time then."""
 
     now: float
     packs: dict[str, list[ObjectInfo]] = field(default_factory=dict)
-    """The objects of each pack: itself and its index."""
+    """The objects of each pack: the pack itself and its index."""
     marks: dict[str, float] = field(default_factory=dict)
     """Each marked pack, and since when."""
     notes: list[ObjectInfo] = field(default_factory=list)
@@ -64,9 +67,10 @@ async def collect(
     calls: float = CALL_SECONDS,
     dry_run: bool = False,
 ) -> Collected:
-    """Remove a memory's leftovers that have been leftovers for ``grace`` seconds, and answers older than ``calls`` seconds.
+    """Remove objects of a memory that have not been needed for ``grace`` seconds, and answers older than ``calls``
+    seconds.
 
-    While a manifest cannot be read, or that of the head is gone, no pack is collected: it may refer to any.
+    While a manifest cannot be read, or the head's is missing, no pack is collected: it may refer to any of them.
     """
     keys = MemoryKeys.of(memory)
     if not dry_run:
@@ -100,7 +104,8 @@ async def collect(
 async def _collect_packs(
     repository: Repository, memory: str, stock: _Inventory, needed: set[str], unneeded: list[str], grace: float
 ) -> list[str]:
-    """Mark what is not needed, unmark what is, and delete what has waited long enough; return which packs are gone."""
+    """Mark packs that are not needed, unmark those that are, and delete those that waited long enough. Return the
+    deleted ones."""
     marks, began = Marks(repository.store, MemoryKeys.of(memory)), time.monotonic()
     await _gather_bounded(
         [pack for pack in stock.marks if pack in needed], lambda pack: _keep_marked(marks, pack, stock)
@@ -109,7 +114,7 @@ async def _collect_packs(
         claim for claim in await _gather_bounded(unneeded, lambda pack: _claim(marks, pack, stock, grace)) if claim
     ]
     gone = await _delete_claimed(repository, memory, marks, stock, claimed, began) if claimed else []
-    # A mark without a pack is left of a collector that died, or was made by one that was late.
+    # A mark without a pack was left by a collector that died, or written by one that was late.
     await marks.remove(
         pack for pack, since in stock.marks.items() if pack not in stock.packs and stock.now - since >= CLAIM_SECONDS
     )
@@ -117,10 +122,11 @@ async def _collect_packs(
 
 
 async def _take_inventory(repository: Repository, keys: MemoryKeys, dry_run: bool) -> _Inventory:
+    """List everything of a memory. The time comes from a clock object that is written for this purpose."""
     if not dry_run:
         await repository.store.put(keys.clock, b"")
     found = [info async for info in repository.store.list(keys.prefix)]
-    # Somebody else may have removed it already: then the newest of all is no later than now.
+    # Another collector may have removed the clock object; then the newest time of all objects is not later than now.
     times = [info.modified for info in found if info.key == keys.clock] or [info.modified for info in found]
     stock = _Inventory(time.time() if dry_run else max(times, default=0.0))
     for info in found:
@@ -140,7 +146,8 @@ async def _take_inventory(repository: Repository, keys: MemoryKeys, dry_run: boo
 async def _list_old_notes(
     repository: Repository, memory: str, stock: _Inventory, grace: float, calls: float
 ) -> list[str]:
-    """Notes about snapshots that are gone; of the head there may be one that says so. And answers to old calls."""
+    """Return the keys of notes about snapshots that no longer exist, and of answers to old calls. A note that the
+    head's manifest is missing stays."""
     about = [(info, info.key.rpartition("/")[2]) for info in stock.notes]
     gone = [(info, name) for info, name in about if name not in stock.snapshots and stock.now - info.modified >= grace]
     head = (await repository.head(memory)).snapshot if gone else ""
@@ -149,7 +156,7 @@ async def _list_old_notes(
 
 
 async def _list_needed(repository: Repository, memory: str) -> set[str] | None:
-    """The packs that any snapshot refers to; ``None`` when that cannot be known."""
+    """Return the packs that any snapshot refers to; ``None`` if that cannot be known."""
     head = (await repository.head(memory)).snapshot
     manifests = await repository.manifests(memory, await repository.list_snapshot_ids(memory))
     if any(isinstance(manifest, SnapshotDamaged) for manifest in manifests.values()) or (
@@ -165,14 +172,14 @@ async def _list_needed(repository: Repository, memory: str) -> set[str] | None:
 
 
 async def _keep_marked(marks: Marks, pack: str, stock: _Inventory) -> None:
-    """Something refers to a marked pack."""
+    """Set the mark of a pack that a snapshot refers to to ``kept``."""
     mark = await marks.find(pack)
     if mark is not None and mark.state is not State.KEPT and not _was_claimed_lately(mark, pack, stock):
         await marks.change(pack, mark, State.KEPT)
 
 
 async def _claim(marks: Marks, pack: str, stock: _Inventory, grace: float) -> tuple[str, Mark] | None:
-    """See that it has a mark; once that is old enough, claim the pack."""
+    """Make sure that a pack has a mark; once the mark is old enough, claim the pack by setting it to ``going``."""
     mark = await marks.find(pack)
     if mark is None or mark.state is State.KEPT:
         mark = await marks.change(pack, mark, State.WAITING)
@@ -185,14 +192,16 @@ async def _claim(marks: Marks, pack: str, stock: _Inventory, grace: float) -> tu
 
 
 def _was_claimed_lately(mark: Mark, pack: str, stock: _Inventory) -> bool:
-    """Another collector may still be about to delete it, and nobody can vouch for what that one has seen."""
+    """Return whether another collector claimed it recently: that one may still delete it, after reading manifests that
+    are outdated now."""
     return mark.state is State.GOING and stock.now - stock.marks.get(pack, stock.now) < CLAIM_SECONDS
 
 
 async def _delete_claimed(
     repository: Repository, memory: str, marks: Marks, stock: _Inventory, claimed: list[tuple[str, Mark]], began: float
 ) -> list[str]:
-    """Delete the claimed packs that still nothing refers to; return which."""
+    """Delete the claimed packs that still no manifest refers to; return them."""
+    # The manifests must be read after the claim: see ``sidecar.store.marks``.
     needed = await _list_needed(repository, memory)
     if needed is None or time.monotonic() - began > CLAIM_SECONDS / 2:
         return []
@@ -206,7 +215,7 @@ async def _delete_claimed(
 
 
 async def _gather_bounded(things: Iterable[A], work: Callable[[A], Awaitable[B]]) -> list[B]:
-    """Do the same with many things, some at once."""
+    """Run the same work on many things, a bounded number at once."""
     turns = asyncio.Semaphore(PARALLEL_READS)
 
     async def one(thing: A) -> B:

@@ -1,4 +1,4 @@
-"""Bring a snapshot out of the store, every object checked by size and hash before anyone uses it."""
+"""Fetch a snapshot from the store, every object checked by size and hash before it is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FetchedSnapshot:
     index_files: list[SpooledFile]
 
     def list_pack_files(self) -> list[PackFile]:
-        """The packs with their indexes, to unpack or fold."""
+        """Return the packs with their indexes, to unpack or fold."""
         packs = zip(self.packs, self.manifest.packs, self.indexes, strict=True)
         return [PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in packs]
 
@@ -36,7 +36,7 @@ class FetchedSnapshot:
 async def fetch_entries(
     store: Store, manifest: Manifest, spool: Spool
 ) -> tuple[dict[str, index.Entry], list[index.Index], list[SpooledFile]]:
-    """A snapshot's entries, from the indexes of its packs. Raise ``SnapshotDamaged``."""
+    """Return a snapshot's entries, from the indexes of its packs. Raise ``SnapshotDamaged``."""
     keys = MemoryKeys.of(manifest.memory)
     files = await asyncio.gather(
         *(_fetch(store, keys.index(pack.id), pack.index_bytes, pack.index_sha256, spool) for pack in manifest.packs)
@@ -49,19 +49,20 @@ async def fetch_entries(
 
 
 async def fetch(store: Store, manifest: Manifest, spool: Spool) -> FetchedSnapshot:
-    """A whole snapshot. Raise ``SnapshotDamaged`` naming the object that is missing or different."""
+    """Fetch a whole snapshot. Raise ``SnapshotDamaged``, naming the object that is missing or different."""
     entries, indexes, index_files = await fetch_entries(store, manifest, spool)
     packs = await fetch_packs(store, manifest.memory, manifest.packs, spool)
     return FetchedSnapshot(manifest, entries, indexes, packs, index_files)
 
 
 async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[SpooledFile]:
+    """Fetch packs without their indexes. Raise ``SnapshotDamaged``."""
     keys = MemoryKeys.of(memory)
     return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
 
 
 async def fetch_pack(store: Store, memory: str, pack: Pack, spool: Spool) -> tuple[SpooledFile, SpooledFile]:
-    """A pack and its index as they were made. Raise ``SnapshotDamaged``."""
+    """Fetch a pack and its index. Raise ``SnapshotDamaged``."""
     index_key = MemoryKeys.of(memory).index(pack.id)
     packs = await fetch_packs(store, memory, [pack], spool)
     return packs[0], await _fetch(store, index_key, pack.index_bytes, pack.index_sha256, spool)
@@ -77,6 +78,7 @@ def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
 
 
 async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> SpooledFile:
+    """Fetch one object and compare its size and hash. Raise ``SnapshotDamaged``."""
     try:
         got = await spool.take(store.stream(key), most=size)
     except ObjectMissing:

@@ -1,7 +1,7 @@
 """Fold packs, on the sidecar's side, so that a snapshot never needs more than a handful.
 
-The newest deltas become one, together with older ones that are no larger, so that a byte is rewritten only as often as its
-pack's size doubles; once the deltas outweigh half the full pack, everything becomes a new full pack.
+The newest deltas become one, together with older ones that are no larger, so that a byte is rewritten only as often as
+its pack's size doubles. Once the deltas are larger than half the full pack, everything becomes a new full pack.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class PackFile:
     codec: str
     index: Index
     stored: str = ""
-    """Its id, when the store has it already."""
+    """Its id, if it is in the store already."""
 
 
 def do_deltas_outweigh(full_bytes: int, delta_bytes: int) -> bool:
-    """Whether deltas have grown so large that a new full pack is the better fold."""
+    """Return whether the deltas are so large that a new full pack is the better fold."""
     return delta_bytes * 2 > full_bytes
 
 
 def find_first_to_fold(sizes: list[int]) -> int:
-    """From which delta on to fold, given the sizes of all, oldest first: at least the last two."""
+    """Return the first delta to fold, given the sizes of all, oldest first: at least the last two are folded."""
     first = len(sizes) - 2
     total = sum(sizes[first:])
     while first > 0 and sizes[first - 1] <= total:
@@ -62,7 +62,7 @@ def unpack_files(packs: list[PackFile], entries: dict[str, Entry], folder: Path)
 
 @contextmanager
 def _translate_refusals() -> Iterator[None]:
-    """The reader is that of the in-sandbox program: what it refuses is here a snapshot that is not whole."""
+    """Translate the refusals of the in-sandbox program's unpacker: here they mean that the snapshot is damaged."""
     try:
         yield
     except Refusal as refused:
@@ -74,13 +74,13 @@ def _translate_refusals() -> Iterator[None]:
 def _make_unpacker(
     wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False
 ) -> Unpacker:
-    """One that stages all roots in the same folder of ours."""
+    """Return an unpacker that stages all roots in one folder of the sidecar's."""
     stages = dict.fromkeys({path.split("/")[0] for path in entries}, os.path.realpath(folder))
     return Unpacker(wanted, stages, partial=partial)
 
 
 def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
-    """One full pack that holds what these packs, from the full one on, add up to."""
+    """Fold packs, from the full one on, into one full pack with the same result. Raise ``SnapshotDamaged``."""
     entries = merge_indexes(pack.index for pack in packs)
     staged = unpack_files(packs, entries, folder)
     with target.open("wb", buffering=0) as file:
@@ -96,7 +96,7 @@ def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
 
 
 def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target: Path) -> PackFile:
-    """One delta over the packs ``below`` that does what these deltas do one after the other. Those below are not read."""
+    """Fold consecutive deltas into one delta over the packs ``below``, which are not read. Raise ``SnapshotDamaged``."""
     before = merge_indexes(below)
     entries = dict(before)
     for delta in deltas:
@@ -129,7 +129,7 @@ def fold_deltas(below: list[Index], deltas: list[PackFile], folder: Path, target
 
 
 def _list_touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
-    """Which paths the deltas touch: the blocks of each, or ``None`` for the whole of it."""
+    """Return the paths that the deltas touch, with the blocks of each; ``None`` for the whole file."""
     touched: dict[str, set[int] | None] = {}
     for delta in deltas:
         for path in delta.index.gone:
@@ -146,6 +146,7 @@ def _list_touched(deltas: list[PackFile]) -> dict[str, set[int] | None]:
 
 
 def _add_blocks(packer: Packer, entry: Entry, numbers: list[int], place: str, gathered: Path) -> None:
+    """Gather the blocks of a file and add them to the pack."""
     length = 0
     with open(place, "rb") as source, gathered.open("w+b") as blocks:
         for number in numbers:

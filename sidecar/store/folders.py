@@ -1,4 +1,5 @@
-"""Which memories a store has: told by what is in their folders, as a folder's name does not always tell the id."""
+"""List the memories of a store. Their ids come from the objects in their folders, because a folder's name does not
+always tell the id."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from sidecar.ports import Store
 
 
 async def list_memories(store: Store) -> tuple[list[str], list[str]]:
-    """The id of every memory, from its head or else from any of its manifests; and what is said of folders in which
-    nothing is believed."""
+    """Return the id of every memory, from its head or else from any of its manifests; and problems with folders in
+    which no object is valid."""
     folders: dict[str, list[str]] = {}
     async for info in store.list(ROOT):
         folder, _, rest = info.key[len(ROOT) :].partition("/")
@@ -21,13 +22,14 @@ async def list_memories(store: Store) -> tuple[list[str], list[str]]:
 
 
 async def find_memory(store: Store, folder: str) -> str:
-    """The id of the memory in one folder; "" when there is none that can be believed."""
+    """Return the id of the memory in one folder; "" if no valid object in it tells."""
     keys = [info.key async for info in store.list(f"{ROOT}{folder}/")]
     told = [key for key in keys if key.endswith("/head.json") or "/snapshots/" in key]
     return (await read_id(store, folder, told))[0]
 
 
 async def read_id(store: Store, folder: str, keys: list[str]) -> tuple[str, str]:
+    """Return the id from the first valid object of a folder, and the problem if none is valid."""
     refused = why = ""
     for key in sorted(keys):  # head.json sorts before snapshots/
         try:
@@ -44,6 +46,6 @@ async def read_id(store: Store, folder: str, keys: list[str]) -> tuple[str, str]
         why = f"{key} belongs elsewhere." if stored else why
     if not refused and not why:
         return "", ""  # removed since it was listed
-    # A memory of which nothing is believed is still there.
+    # A memory whose objects are all refused still exists.
     memory = folder if refused and is_plain_id(folder) else ""
     return memory, f"Nothing in {ROOT}{folder}/ is believed: {refused or why}"

@@ -1,6 +1,6 @@
-"""A snapshot's manifest, and a memory's head.
+"""A snapshot's manifest and a memory's head, as they are stored.
 
-What a snapshot says is missing from it: trimmed by a limit, or taken out because it is nobody's business.
+A manifest also says what is missing from its snapshot: trimmed by a limit, or scrubbed because it is private.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from sidecar.receipts import Scrubbed
 
 FORMAT = 1
 RAISED = 3
-"""Of a snapshot with files that the layouts of versions before did not know, and of a head that names one. Such a version
-would drop them with its next export; a number that it does not know makes it refuse. (A head of format 2 is a signpost: see
-``sidecar.store.portable``.)"""
+"""The format of a snapshot with files that the layouts of earlier versions did not know, and of a head that names one.
+An earlier version would drop those files with its next export; a format number it does not know makes it refuse. (A
+head of format 2 is the marker object of ``sidecar.store.portable``.)
+"""
 NOT_KNOWN = "is in a format this version does not know."
 READABLE = frozenset({FORMAT, RAISED})
 LONGEST_HISTORY = 500
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """A pack of a snapshot and its index: two objects, each by size and hash."""
+    """A pack of a snapshot and its index: two objects, each with its size and hash."""
 
     id: str
     kind: str
@@ -48,25 +49,25 @@ class Pack:
     index_bytes: int
     index_sha256: str
     stored_bytes: int = 0
-    """What it takes in a store that seals; 0: as many as it has."""
+    """Its size in an encrypted store; 0: the same as ``bytes``."""
     stored_index_bytes: int = 0
     sealed: str = ""
-    """Names for whom it is sealed; empty when it is not."""
+    """Identifies the recipients it is encrypted for; empty if it is not encrypted."""
 
     @property
     def in_store(self) -> tuple[int, int]:
-        """The listed sizes of the pack and of its index."""
+        """The sizes of the pack and of its index as a listing of the store shows them."""
         return self.stored_bytes or self.bytes, self.stored_index_bytes or self.index_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Without what only sealed ones have."""
+        """Return the fields, without those that only encrypted packs have."""
         sealing = ("stored_bytes", "stored_index_bytes", "sealed")
         return {name: value for name, value in asdict(self).items() if value or name not in sealing}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRoot:
-    """A named root: whose layout it is, and where it was."""
+    """A named root: its layout, and where it was."""
 
     name: str
     layout: str
@@ -75,6 +76,8 @@ class SnapshotRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
+    """A database of a snapshot and the result of its check."""
+
     path: str
     check: str
     schema: int = 0
@@ -82,7 +85,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One immutable version of a memory. ``tree`` is the same for equal contents, whatever the packs."""
+    """One immutable version of a memory. ``tree`` is equal for equal contents, whatever the packs are."""
 
     memory: str
     snapshot: str
@@ -102,26 +105,26 @@ class Manifest:
     projects: list[str] = field(default_factory=list)
     """Where the projects of the export were."""
     keyed: dict[str, str] = field(default_factory=dict)
-    """Folders named after a project's path, and where that was."""
+    """Folders named after a project's path, and where that project was."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the program that each root's memory is of, where it was to be seen."""
+    """The program version that each root's memory belongs to, if it was found."""
     hot_bytes: int = 0
-    """Of the files a size limit never drops."""
+    """Size of the files that a size limit never drops."""
     dropped: int = 0
     """How many files a size limit left out."""
     dropped_bytes: int = 0
     scrubbed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """How many private passages and credentials were taken out of a file before it left; under "": of others."""
+    """How many private passages and credentials were removed from each file before it left; under "": from others."""
     privacy: str = ""
-    """By which policy all of it was looked at; "" when not all was, or nobody knows."""
+    """The privacy policy under which all of it was scrubbed; "" if not all was, or it is not known."""
     covered: dict[str, CoveredRules] = field(default_factory=dict)
-    """The rules by which it was made, by root; empty in snapshots of versions that kept none."""
+    """The rules by which it was made, by root; empty in snapshots of versions that did not record them."""
     generation: int = 0
-    """Of the head that it was made to become; 0 when it was not to, or there was none before."""
+    """The generation of the head it was made to become; 0 if it was not made for that, or there was no head before."""
     home: str = ""
-    """The home that it was exported from; "" when that was none of an agent's, or nobody knows."""
+    """The home it was exported from; "" if that was not an agent's, or is not known."""
     user: str = ""
-    """The user as whom."""
+    """The user it was exported as."""
     format: int = FORMAT
 
     def encode(self) -> Encoded:
@@ -134,7 +137,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:
-        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        """Parse a manifest. Raise ``SnapshotDamaged`` unless it is valid and belongs to this memory and snapshot."""
         manifest = _decode(data, cls, f"The manifest of snapshot {snapshot}")
         if (manifest.memory, manifest.snapshot) != (memory, snapshot):
             raise SnapshotDamaged(f"The manifest of snapshot {snapshot} says it belongs to another memory or snapshot.")
@@ -142,7 +145,7 @@ class Manifest:
 
     @property
     def time(self) -> datetime:
-        """When it was made. Ids go on from where a clock that was ahead has left them; ``created`` does not."""
+        """When it was made. Ids continue from where a clock that was ahead left them; ``created`` does not."""
         by_id = parse_snapshot_time(self.snapshot)
         try:
             created = datetime.fromisoformat(self.created)
@@ -152,12 +155,13 @@ class Manifest:
 
     @property
     def taken_out(self) -> tuple[int, int]:
-        """Private passages and credentials that are not in this snapshot."""
+        """Private passages and credentials that were removed from this snapshot."""
         counts = self.scrubbed.values()
         return sum(private for private, _ in counts), sum(credentials for _, credentials in counts)
 
     @property
     def packed_bytes(self) -> int:
+        """The stored size of all its packs and indexes."""
         return sum(sum(pack.in_store) for pack in self.packs)
 
 
@@ -175,16 +179,16 @@ class Head:
     """(snapshot, since when), newest first."""
     hot_bytes: int = 0
     store: str = ""
-    """The id of the store; "" in heads that versions wrote which did not know it."""
+    """The id of the store; "" in heads written by versions that did not know it."""
     format: int = FORMAT
-    """The same as that of its snapshot."""
+    """The same as the format of its snapshot."""
 
     def encode(self) -> Encoded:
         return encode_checksummed(asdict(self))
 
     @classmethod
     def decode(cls, data: Encoded, memory: str) -> Self:
-        """Raise ``SnapshotDamaged`` unless it is whole and this memory's own."""
+        """Parse a head. Raise ``SnapshotDamaged`` unless it is valid and belongs to this memory."""
         head = _decode(data, cls, f"The head of {memory}")
         if head.memory != memory:
             raise SnapshotDamaged(f"The head of {memory} says it belongs to {head.memory!r}.")
@@ -192,12 +196,13 @@ class Head:
 
     @classmethod
     def at(cls, manifest: Manifest, now: datetime, before: Self | None, store: str = "") -> Self:
-        """The head that makes ``manifest`` the one to restore. ``store``: the store's id, else as ``before`` has it."""
+        """Return the head that names ``manifest``. ``store`` is the store's id, else it is taken from ``before``."""
         history = [(manifest.snapshot, now.isoformat(timespec="seconds")), *(before.history if before else ())]
         return cls(
             memory=manifest.memory,
             snapshot=manifest.snapshot,
-            # A memory that is deleted and begun anew is ahead of all that it was before.
+            # A time in milliseconds: a memory that is deleted and created again has a higher generation than it ever
+            # had.
             generation=before.generation + 1 if before else int(now.timestamp() * 1000),
             created=manifest.created,
             files=manifest.files,
@@ -210,19 +215,22 @@ class Head:
 
     @property
     def newest(self) -> str:
-        """The latest of the ids it remembers."""
+        """The latest of the snapshot ids it remembers."""
         return max([self.snapshot, *(snapshot for snapshot, _ in self.history)])
 
     def was_head(self, snapshot: str) -> bool:
+        """Return whether a snapshot is in the head's history."""
         return any(snapshot == past for past, _ in self.history)
 
     def ahead(self, snapshot: str) -> bool:
-        """Whether it was the head before the time in its id: then a clock was wrong, and its manifest knows better."""
+        """Return whether a snapshot became head before the time in its id: then a clock was wrong, and its manifest has
+        the right time."""
         since = next((since for past, since in reversed(self.history) if past == snapshot), "")
         return since != "" and parse_snapshot_time(snapshot).isoformat(timespec="seconds") > since
 
 
 def _decode(data: bytes, kind: type[T], what: str) -> T:
+    """Parse a checksummed object. Raise SnapshotDamaged, or UnknownFormat for a format of a later version."""
     try:
         value = decode_checksummed(data)
     except ValueError as problem:
@@ -237,9 +245,10 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
 
 
 def digest_tree(entries: dict[str, Entry]) -> str:
-    """One name for the contents of a snapshot: paths, types, modes and contents, not times."""
+    """Return a digest of a snapshot's contents: paths, types, modes and contents, not times."""
     digest, text, paths = hashlib.sha256(), encode_basestring_ascii, sorted(entries)
-    # Put together by hand, many at a time: memories have thousands of files, and each export names them all.
+    # The JSON is put together by hand, many lines at a time: memories have thousands of files, and each export digests
+    # all of them.
     for start in range(0, len(paths), LINES):
         lines = [
             f'[{text(path)},"{kind}",{mode},{size},"{contents}",{text(target) if target else EMPTY}]\n'
@@ -252,7 +261,7 @@ def digest_tree(entries: dict[str, Entry]) -> str:
 
 
 def describe_trimmed(manifest: Manifest) -> str:
-    """What to say of a snapshot that a size limit kept from being whole; empty when it is."""
+    """Return a message about a snapshot that a size limit has trimmed; "" if it is whole."""
     if not manifest.dropped:
         return ""
     files, size = format_count(manifest.dropped, "file"), format_count(manifest.dropped_bytes, "byte")
@@ -260,5 +269,6 @@ def describe_trimmed(manifest: Manifest) -> str:
 
 
 def count_scrubbed(manifest: Manifest) -> Scrubbed:
+    """Return how many private passages and credentials were removed, for a receipt."""
     private, credentials = manifest.taken_out
     return Scrubbed(private=private, credentials=credentials)

@@ -1,25 +1,26 @@
-"""Marks: how a pack is taken away without ever being taken from under an export.
+"""Marks: how a pack is removed in two phases, so that it is never taken away from a running export.
 
-An export reads its base, and later writes a manifest that names packs of that base. Meanwhile somebody else may have
-forgotten the base, and a collector may be about to delete those packs. Each pack nobody needs gets a mark, a tiny object
-that is only ever changed by compare-and-swap:
+An export reads its base, and later writes a manifest that names packs of that base. In between, another process may
+have forgotten the base, and a collector may be about to delete those packs. So each pack that no snapshot needs gets a
+mark, a tiny object that is only changed by compare-and-swap:
 
     none ──► waiting ──(the grace period is over)──► going ──► deleted: first the pack, then its mark
                 ▲  │
-                └──┴──► kept: something refers to the pack after all
+                └──┴──► kept: a snapshot refers to the pack after all
 
-A collector makes the mark ``going``, *then* reads every manifest, and deletes the pack only if none of them names it. An
-export writes its manifest, *then* looks at the marks of its packs (``hold_packs``): where it finds ``waiting`` it makes it
-``kept``, and where it finds ``going``, or cannot swap, or a pack is not there, it takes its manifest back and fails.
+A collector sets the mark to ``going``, *then* reads every manifest, and deletes the pack only if none of them names it.
+An export writes its manifest, *then* reads the marks of its packs (``hold_packs``): it changes ``waiting`` to ``kept``;
+if it finds ``going``, or cannot swap, or a pack is missing, it removes its manifest again and fails.
 
-Why no pack that a snapshot needs is deleted: say a collector deletes one that a new manifest names. It did not see that
-manifest, so it read before the manifest was written, so the mark was ``going`` before, and stays so until the pack is deleted
-(nobody else touches a fresh ``going``; a collector that could not delete within half an hour of its claim gives up).
-So the export that then looks sees ``going``, or, the pack being deleted before its mark, sees that it is not there; and fails.
+Why no pack that a snapshot needs is deleted: suppose a collector deletes one that a new manifest names. It did not see
+that manifest, so it read before the manifest was written. So the mark was ``going`` before that, and stays ``going``
+until the pack is deleted (no other process changes a fresh ``going``, and a collector that could not delete within half
+an hour of its claim gives up). So the export, which reads the marks after writing its manifest, finds ``going``, or,
+because the pack is deleted before its mark, finds the pack missing; and it fails.
 
-The grace period plays no part in this. It is for those who only read (a restore, a link that a sandbox has), and for
-exports to end well: a pack is not marked before it is as old as the grace period itself, and an export does not commit on
-a base that it read longer ago than half of it. By then a pack it relies on may be ``waiting``, but not yet ``going``.
+The grace period plays no part in this argument. It is for readers (a restore, a link that a sandbox has), and lets
+exports succeed: a pack is not marked before it is as old as the grace period, and an export does not commit on a base
+that it read longer ago than half of it. By then a pack it relies on may be ``waiting``, but not yet ``going``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ LOG = logging.getLogger("sidecar")
 
 
 class State(StrEnum):
+    """The state of a mark; see the drawing above."""
+
     WAITING = "waiting"
     KEPT = "kept"
     GOING = "going"
@@ -61,21 +64,23 @@ class Marks:
     keys: MemoryKeys
 
     async def find(self, pack: str) -> Mark | None:
+        """Return the mark of a pack, or ``None``."""
         try:
             stored = await self.store.get(self.keys.mark(pack))
         except ObjectRefused as refused:
-            # Nobody is told what to do by it: a collector begins anew, and who needs the pack goes on.
+            # A mark that is refused (not signed, say) must not cause anything: the collector starts again with a new
+            # mark, and an export that needs the pack continues.
             LOG.warning("Ignored: %s", refused.message)
             return Mark(State.KEPT, refused.version or "")
         if stored is None:
             return None
         word = stored.data.decode("ascii", "replace").partition(" ")[0]
-        # What cannot be read is taken for the one that makes everybody careful.
+        # A mark that cannot be read is taken for ``going``, the state in which exports do not rely on the pack.
         return Mark(State(word) if word in list(State) else State.GOING, stored.version)
 
     async def change(self, pack: str, before: Mark | None, state: State) -> Mark | None:
-        """Swap a mark; ``None`` when somebody else was faster."""
-        # Never the same twice: a swap must not mistake one for another.
+        """Swap a mark; return ``None`` if another process changed it first."""
+        # A random part, so that two marks of the same state have different versions and a swap cannot confuse them.
         data = f"{state} {secrets.token_hex(4)}".encode()
         try:
             version = await self.store.swap(
@@ -86,19 +91,19 @@ class Marks:
         return Mark(state, version)
 
     async def remove(self, packs: Iterable[str]) -> None:
-        """Only when the packs themselves are deleted."""
+        """Remove marks, after their packs were deleted."""
         await self.store.delete([self.keys.mark(pack) for pack in packs])
 
 
 async def hold_packs(store: Store, manifest: Manifest) -> None:
-    """Make sure that every pack of a manifest which is in the store already stays.
+    """Make sure that every pack of a manifest that is already in the store stays there.
 
-    Raise ``BaseCollected`` when one is gone or about to go: then the manifest must not stay either.
+    Raise ``BaseCollected`` if a pack is deleted or about to be: then the caller must remove the manifest.
     """
     keys = MemoryKeys.of(manifest.memory)
     marks = Marks(store, keys)
     named = {pack.id: pack for pack in manifest.packs}
-    # In this order: a pack is deleted before its mark.
+    # Marks are read before the packs are listed, because a pack is deleted before its mark.
     marked = [info.key[len(keys.marks) :] async for info in store.list(keys.marks)]
     await asyncio.gather(*(_keep_pack(marks, pack) for pack in marked if pack in named))
     there = {info.key: info.size async for info in store.list(keys.packs)}
@@ -108,6 +113,7 @@ async def hold_packs(store: Store, manifest: Manifest) -> None:
 
 
 async def _keep_pack(marks: Marks, pack: str) -> None:
+    """Change a pack's mark to ``kept``. Raise BaseCollected if it is ``going``."""
     while (mark := await marks.find(pack)) is not None and mark.state is not State.KEPT:
         if mark.state is State.GOING:
             raise BaseCollected(f"Pack {pack}, which this snapshot needs, is being collected.")

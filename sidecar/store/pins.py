@@ -1,8 +1,8 @@
-"""Pins: a tiny object in the store for each snapshot that no rule and no limit may take.
+"""Pins: a tiny object in the store for each snapshot that no rule and no limit may remove.
 
-One that a person set holds the time. One that was set automatically, on a head that gave way to something a guard had objected
-to, holds sealed JSON that says so; of these the newest few stay, and a byte limit may take them. Who lists pins to see
-what must stay need not tell the two apart.
+A pin that a person set contains the time. A pin that was set automatically, on a head that was replaced by something a
+guard had objected to, contains checksummed JSON that says so; of these the newest few stay, and a byte limit may remove
+them. A caller that only needs to know what must stay does not have to distinguish the two.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ MOST_AUTOMATIC = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomaticPin:
-    """Why a snapshot was pinned without a person asking for it."""
+    """Why a snapshot was pinned automatically."""
 
     since: str
     replaced_by: str
     why: str
-    """What the guards had to say of the snapshot that took its place."""
+    """What the guards reported about the snapshot that replaced it."""
 
     def encode(self) -> bytes:
         return encode_checksummed({"format": FORMAT, "automatic": asdict(self)})
 
     @property
     def words(self) -> str:
+        """The reason as a text for people."""
         return f"{self.replaced_by} took its place though {self.why}"
 
 
 async def pin(repository: Repository, memory: str, wanted: str) -> str:
-    """Keep a snapshot until it is unpinned; return its id. Raise ``MemoryNotFound`` or ``SnapshotNotFound``.
+    """Pin a snapshot until it is unpinned; return its id. Raise ``MemoryNotFound`` or ``SnapshotNotFound``.
 
-    One that cannot be read can be pinned too: it stays in any case, and the pin is there when it has been mended.
+    A snapshot that cannot be read can be pinned too: it stays in any case, and is pinned once it has been repaired.
     """
     snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
     manifest = (await repository.manifests(memory, [snapshot])).get(snapshot)
@@ -58,14 +59,14 @@ async def pin(repository: Repository, memory: str, wanted: str) -> str:
 
 
 async def unpin(repository: Repository, memory: str, wanted: str) -> str:
-    """Leave a snapshot to the rules again; return its id. One that is not pinned is fine."""
+    """Remove a snapshot's pin, if it has one; return its id."""
     snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted)
     await repository.store.delete([MemoryKeys.of(memory).pin(snapshot)])
     return snapshot
 
 
 async def list_automatic_pins(repository: Repository, memory: str) -> dict[str, AutomaticPin]:
-    """The snapshots that were pinned automatically, newest pin first."""
+    """Return the snapshots that were pinned automatically, newest pin first."""
     keys = {MemoryKeys.of(memory).pin(snapshot): snapshot for snapshot in await repository.pinned(memory)}
     pins = {keys[key]: _parse_automatic(stored) for key, stored in (await repository.read_small_objects(keys)).items()}
     found = {snapshot: pin for snapshot, pin in pins.items() if pin is not None}
@@ -73,7 +74,7 @@ async def list_automatic_pins(repository: Repository, memory: str) -> dict[str, 
 
 
 async def pin_automatically(repository: Repository, memory: str, snapshot: str, replaced_by: str, why: str) -> bool:
-    """Pin a snapshot that something doubtful is about to replace as the head, unless it is pinned already.
+    """Pin a head that is about to be replaced by a doubtful snapshot, unless it is pinned already.
 
     Return whether it was pinned now.
     """
@@ -96,14 +97,15 @@ async def drop_automatic_pins(repository: Repository, memory: str, snapshots: li
         snapshots = list(await list_automatic_pins(repository, memory))[MOST_AUTOMATIC:]
     for snapshot in snapshots:
         key = MemoryKeys.of(memory).pin(snapshot)
-        # Read again: a person may have made it theirs.
+        # Read it again: a person may have pinned it since.
         stored = (await repository.read_small_objects([key])).get(key)
         if stored is not None and _parse_automatic(stored) is not None:
             await repository.store.delete([key])
 
 
 def _parse_automatic(stored: StoredObject) -> AutomaticPin | None:
-    """What an automatic pin says; ``None`` for a person's, which holds a time, and for what cannot be read."""
+    """Return the contents of an automatic pin; ``None`` for a person's pin, which contains a time, and for one that
+    cannot be read."""
     try:
         return msgspec.convert(decode_checksummed(stored.data).get("automatic"), AutomaticPin, strict=True)
     except (ValueError, msgspec.ValidationError):

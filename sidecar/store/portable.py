@@ -1,14 +1,15 @@
-"""Folders of memories under names that every server takes.
+"""Memory folders under names that every server accepts.
 
-The folder of an id that is not plain was called ``readable~hash`` by earlier versions, and not every S3 look-alike takes a
-``~``. A new one is called ``_readable_hash``. This layer is the only one that knows: all above it write ``readable~hash``,
-and it finds the folder that a memory has.
+The folder of an id that is not plain was called ``readable~hash`` by earlier versions, and not every S3 look-alike
+accepts a ``~``. A new folder is called ``_readable_hash``. Only this layer knows both names: all layers above it use
+``readable~hash``, and it finds the folder that a memory has.
 
-Earlier versions look for a memory under the old name alone. So that they do not begin it a second time there, a ``head.json``
-of format 2 stands in the old place, which they refuse: a *signpost*. It is set by the same compare-and-swap by which they
-would write the first head, so of an old and a new sidecar that begin a memory at the same moment one finds the other. What an
-earlier version writes beside a signpost (an export that it calls diverged) is found in the memory all the same: both folders
-are read as one. Where a server takes no ``~`` there is no signpost, and no earlier version that could write.
+Earlier versions look for a memory only under the old name. So that they do not create it a second time there, a
+``head.json`` of format 2, which they refuse, is put in the old place: a *signpost*, the marker object that says the
+memory is in the other folder. It is written by the same compare-and-swap by which they would write the first head. So
+if an old and a new sidecar create a memory at the same time, one of them finds the other's object. What an earlier
+version writes beside a signpost (an export that it calls diverged) is still found in the memory: both folders are read
+as one. If a server does not accept ``~`` there is no signpost, and no earlier version that could write.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HEAD = "head.json"
 SIGNPOST = encode_checksummed(
     {"format": 2, "folder": "this memory is in the folder with the portable form of this name"}
 )
-"""The same bytes everywhere, and fewer than any head has: a listing tells it by its size."""
+"""The same bytes everywhere, and fewer than any head has: a listing recognises it by its size."""
 TWO_HEADS = (
     "An earlier version of the sidecar had made a head of its own in %s%s/, though this memory is in %s%s/. Its snapshots"
     " stand beside the head now; update that sidecar."
@@ -50,17 +51,19 @@ class FolderForm(Enum):
 
     @property
     def other(self) -> FolderForm:
+        """The other form."""
         return FolderForm.NEW if self is FolderForm.OLD else FolderForm.OLD
 
 
 @dataclass(frozen=True, slots=True)
 class _MemoryKey:
-    """A key below a memory that has two possible folders."""
+    """An object key below a memory that has two possible folders."""
 
     folder: str
     rest: str
 
     def at(self, home: FolderForm) -> str:
+        """Return the object key in one of the two folders."""
         return f"{ROOT}{self.folder if home is FolderForm.OLD else build_portable_folder(self.folder)}/{self.rest}"
 
     @property
@@ -69,27 +72,29 @@ class _MemoryKey:
 
     @property
     def head(self) -> _MemoryKey:
+        """The key of the memory's head."""
         return _MemoryKey(self.folder, HEAD)
 
 
 def _parse_key(key: str) -> _MemoryKey | None:
-    """The same as a key that has two possible places; ``None`` for one that has a single one."""
+    """Return the parts of an object key that has two possible places; ``None`` for a key that has only one."""
     folder, slash, rest = key.removeprefix(ROOT).partition("/")
     return _MemoryKey(folder, rest) if slash and key.startswith(ROOT) and build_portable_folder(folder) else None
 
 
 class PortableStore:
-    """Around any store: finds each memory in the folder it has, and gives a new one a name that every server takes."""
+    """Wraps a store: finds each memory in the folder it has, and gives a new one a name that every server accepts."""
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.url = inner.url
         self._homes: dict[str, FolderForm] = {}
-        """Where memories were found. Others may delete one and begin it anew: who reads or swaps its head learns of it."""
+        """The folder form of memories seen so far. Another process may delete a memory and create it again; reading or
+        swapping its head then updates this."""
         self._mixed: set[str] = set()
-        """Folders of which something was seen in both places."""
+        """Folders for which something was seen in both places."""
         self._takes_old = True
-        """Whether the server takes a ``~``, as far as is known."""
+        """Whether the server accepts a ``~``; true until a request shows otherwise."""
 
     @property
     def seal(self) -> str:
@@ -102,6 +107,8 @@ class PortableStore:
         await self._inner.prepare()
 
     async def get(self, key: str) -> StoredObject | None:
+        """Read an object from the memory's folder, else from the other one. Reading a head also finds out which folder
+        it is."""
         double = _parse_key(key)
         if double is None:
             return await (self._try_old(lambda: self._inner.get(key), None) if "~" in key else self._inner.get(key))
@@ -119,15 +126,17 @@ class PortableStore:
         return await self._inner.put(await self._locate_to_write(key), source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
+        """Swap an object. A head is swapped in the folder that the memory has or now claims."""
         double = _parse_key(key)
         if double is None:
             return await self._inner.swap(key, data, expected=expected)
         if not double.is_head:
             place = await self._locate_to_write(key)
             if expected is not None and double.folder in self._mixed:
-                place = await self._locate_to_read(key)  # it is swapped where it is
+                place = await self._locate_to_read(key)  # it is swapped in the folder it is in
             return await self._inner.swap(place, data, expected=expected)
-        # Not by heart, unless it is in the old folder, where the swap itself says whether it still is.
+        # The remembered form is used only for the old folder, where the swap itself fails if the memory is not there
+        # any more.
         if self._homes.get(double.folder) is not FolderForm.OLD:
             self._homes[double.folder] = await self._claim_folder(double)
         try:
@@ -167,7 +176,8 @@ class PortableStore:
             yield info
 
     async def _list_both(self, below: _MemoryKey | None) -> Infos:
-        """What is in both folders as if it were in one, in the order of what we call it; ``None``: of all memories."""
+        """Return what is in both folders as if it were one, sorted by the names used above this layer; ``None``: for
+        all memories."""
         if below is None:
             there = await _gather_infos(self._inner.list(ROOT))
         else:
@@ -212,13 +222,14 @@ class PortableStore:
         raise ObjectMissing(f"{self.url} holds no {source}.")
 
     async def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects in both folders; of a head only the head itself, never the signpost."""
         places, old = Places(), Places()
         for key in keys:
             double = _parse_key(key)
             if double is None:
                 (old if "~" in key else places).append(key)
             elif double.is_head:
-                await self.get(key)  # to know where it is: the signpost stays until all of the memory is gone
+                await self.get(key)  # to find out where it is: the signpost stays until all of the memory is deleted
                 places.append(double.at(self._homes.pop(double.folder, FolderForm.NEW)))
             else:
                 places.append(double.at(FolderForm.NEW))
@@ -238,6 +249,7 @@ class PortableStore:
         )
 
     async def purge(self, prefix: str) -> int:
+        """Delete everything below a prefix in both folders; a signpost is not counted."""
         double = _parse_key(prefix)
         if double is None:
             return await self._inner.purge(prefix)
@@ -260,14 +272,14 @@ class PortableStore:
         await self._inner.close()
 
     async def _get(self, key: _MemoryKey, home: FolderForm) -> StoredObject | None:
-        """What is in one of the two places; a signpost is nothing."""
+        """Return what is in one of the two places; a signpost counts as nothing."""
         if home is FolderForm.NEW:
             return await self._inner.get(key.at(home))
         found = await self._try_old(lambda: self._inner.get(key.at(home)), None)
         return None if found is not None and key.is_head and found.data == SIGNPOST else found
 
     async def _locate_to_write(self, key: str) -> str:
-        """Where a key is written: in the folder that the memory has, or that it is now given."""
+        """Return where a key is written: in the folder that the memory has, or is now given."""
         double = _parse_key(key)
         if double is None:
             return key
@@ -276,7 +288,7 @@ class PortableStore:
         return double.at(self._homes[double.folder])
 
     async def _locate_to_read(self, key: str) -> str:
-        """Where an object is that somebody else will read, or swap."""
+        """Return where an object is that will be read by a link, or swapped."""
         place, *others = await self._list_places(key)
         double = _parse_key(key)
         if double is None or double.folder not in self._mixed or not others:
@@ -284,7 +296,7 @@ class PortableStore:
         return place if await _gather_infos(self._inner.list(place)) else others[0]
 
     async def _list_places(self, key: str) -> Places:
-        """Where an object may be, the likelier place first."""
+        """Return where an object may be, the likelier place first."""
         double = _parse_key(key)
         if double is None:
             return [key]
@@ -294,7 +306,8 @@ class PortableStore:
         return [double.at(one) for one in (home, home.other) if one is FolderForm.NEW or self._takes_old]
 
     async def _claim_folder(self, key: _MemoryKey) -> FolderForm:
-        """Where a memory is that is about to be written: where it was, else in the new folder, with a signpost in the old one.
+        """Return the folder of a memory that is about to be written: the one it has, else the new one, after putting a
+        signpost in the old one.
 
         Raise what the store raises.
         """
@@ -308,7 +321,7 @@ class PortableStore:
             try:
                 await self._inner.swap(key.head.at(FolderForm.OLD), SIGNPOST, expected=old.version if old else None)
             except SwapLost:
-                continue  # somebody was faster: see who
+                continue  # another process was faster: read again
             except KeyRefused:
                 self._takes_old = False
             if old is not None:
@@ -317,12 +330,13 @@ class PortableStore:
             return FolderForm.NEW
 
     async def _is_in_old(self, key: _MemoryKey) -> bool:
-        """Whether the old folder has anything of a memory, though no head. A signpost, just set, is nothing."""
+        """Return whether the old folder has anything of a memory except a head. A signpost that was just written counts
+        as nothing."""
         there = await _gather_infos(self._inner.list(_MemoryKey(key.folder, "").at(FolderForm.OLD)))
         return any(not _is_signpost(info) for info in there)
 
     async def _try_old(self, asked: Callable[[], Awaitable[T]], nothing: T) -> T:
-        """What is found under a name that the server may not take: under such a one there is nothing."""
+        """Access a name that the server may not accept; return ``nothing`` if it does not."""
         if not self._takes_old:
             return nothing
         try:
@@ -332,6 +346,7 @@ class PortableStore:
             return nothing
 
     def _remember_form(self, folder: str, new: bool, old: bool) -> None:
+        """Remember in which folder a memory's head was found."""
         if new and old:
             self._mixed.add(folder)
         if new or old:
@@ -341,6 +356,7 @@ class PortableStore:
 
 
 def _is_signpost(info: ObjectInfo) -> bool:
+    """Return whether a listed object is a signpost, by its name and size."""
     double = _parse_key(info.key)
     return double is not None and double.is_head and info.size == len(SIGNPOST)
 

@@ -1,11 +1,12 @@
-"""How often guards refused to replace the present head of a memory: one small object beside it, swapped by compare.
+"""Count how often guards refused to replace the present head of a memory: one small object beside it, changed by
+compare-and-swap.
 
-A refused snapshot says so in its manifest, and counts even where whoever made it could not write that down here. But a refusal
-that is repeated without any change makes no new snapshot, and the rules of retention may take refused ones: so they are
-counted here. What is counted is about one head alone; when another one takes its place, the count begins at 0.
+A refused snapshot says so in its manifest, and counts even if its exporter could not record it here. But a refusal that
+is repeated without any change makes no new snapshot, and retention may remove refused snapshots: so they are counted
+here. The count is about one head only; when another takes its place, it starts at 0.
 
-An export repeats an earlier refusal when it comes from the same sandbox, or from one that went on from the refused
-snapshot. So do exports that each come straight from the head, out of a fresh sandbox for every conversation.
+An export repeats an earlier refusal if it comes from the same sandbox, or from one that continued from the refused
+snapshot. So do exports that each come straight from the head, from a fresh sandbox for every conversation.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from sidecar.store.manifest import Head, Manifest
 LOG = logging.getLogger("sidecar")
 FORMAT = 1
 MOST_LINES = 50
-"""Sandboxes that are told apart; of more, only what came straight from the head is still counted."""
+"""Sandboxes that are counted separately; beyond that, only what came straight from the head is still counted."""
 MOST_SNAPSHOTS = 20
-"""Refused snapshots that are remembered of each, the newest."""
+"""Refused snapshots remembered for each sandbox, the newest."""
 MOST_CONVERSATIONS = 50
 LONGEST_REF = 500
 ATTEMPTS = 5
@@ -38,17 +39,18 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalCount:
-    """How often a reason came, since when by the store's clock, and in which conversations (by digest)."""
+    """How often a reason occurred, since when by the store's clock, and in which conversations (by digest)."""
 
     since: float
     times: int
     conversations: list[str] = field(default_factory=list)
 
     def with_added(self, other: RefusalCount | None) -> RefusalCount:
+        """Return the sum of two counts."""
         if other is None:
             return self
         return RefusalCount(
-            # A clock that was ahead for a while must not make anything wait for that time to come.
+            # A clock that was ahead for a while must not make anything wait until that time.
             since=min(self.since, other.since),
             times=self.times + other.times,
             conversations=list(dict.fromkeys([*self.conversations, *other.conversations]))[:MOST_CONVERSATIONS],
@@ -56,7 +58,7 @@ class RefusalCount:
 
 
 Tallies = Mapping[str, RefusalCount]
-"""By reason."""
+"""Counts by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,10 @@ class SandboxRefusals:
     sandbox: str
     last: float
     snapshots: dict[str, list[str]]
-    """What was refused, each with the reasons; the newest last."""
+    """Refused snapshots, each with the reasons; the newest last."""
     all: dict[str, RefusalCount] = field(default_factory=dict)
     straight: dict[str, RefusalCount] = field(default_factory=dict)
-    """Of those that came straight from the head."""
+    """Counts of those that came straight from the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +80,26 @@ class ExportOrigin:
 
     sandbox: str
     lineage: tuple[str, ...]
-    """The snapshots that the sandbox was restored from or exported since."""
+    """The snapshots that the sandbox was restored from or exported to."""
     straight: bool
-    """It is new, and was made from the head itself."""
+    """Whether it is new, and was made from the head itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals:
-    """All that was refused over one head: ``head`` since ``head_since``."""
+    """All refusals over one head: ``head`` since ``head_since``."""
 
     memory: str
     head: str
     head_since: str
     lines: list[SandboxRefusals] = field(default_factory=list)
-    """That of the latest refusal last."""
+    """By sandbox; that of the latest refusal last."""
     others: dict[str, RefusalCount] = field(default_factory=dict)
-    """What came straight from the head out of sandboxes that are not told apart any more."""
+    """Counts of what came straight from the head out of sandboxes that are not counted separately any more."""
 
     @classmethod
     def over(cls, head: Head) -> Self:
-        """Nothing refused yet."""
+        """Return an empty count for this head."""
         return cls(memory=head.memory, head=head.snapshot, head_since=head.history[0][1] if head.history else "")
 
     def encode(self) -> bytes:
@@ -105,7 +107,7 @@ class Refusals:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Raise ``ValueError`` unless it is whole, and of a format that is known."""
+        """Parse it. Raise ``ValueError`` unless it is valid and of a known format."""
         value: dict[str, Any] = decode_checksummed(data)
         if value.pop("format", None) != FORMAT:
             raise ValueError("it is in a format this version does not know")
@@ -115,12 +117,12 @@ class Refusals:
             raise ValueError(str(problem)) from None
 
     def is_over(self, head: Head) -> bool:
-        """Whether it is about this head, and not about an earlier time when the same snapshot was the head."""
+        """Return whether it is about this head, and not about an earlier time when the same snapshot was the head."""
         fresh = Refusals.over(head)
         return (self.memory, self.head, self.head_since) == (fresh.memory, fresh.head, fresh.head_since)
 
     def before(self, origin: ExportOrigin, reason: str) -> RefusalCount | None:
-        """What an export from there for that reason would repeat; ``None``: nothing."""
+        """Return the earlier refusals that an export from there would repeat for this reason; ``None`` if there are none."""
         found: RefusalCount | None = None
         for line in self.lines:
             own = _is_from(line, origin)
@@ -130,19 +132,19 @@ class Refusals:
         return others.with_added(found) if others is not None else found
 
     def reasons(self, snapshot: str) -> list[str]:
-        """Why a snapshot was refused, as far as that is remembered."""
+        """Return why a snapshot was refused, if that is remembered."""
         return next((line.snapshots[snapshot] for line in self.lines if snapshot in line.snapshots), [])
 
     def list_uncounted(self, origin: ExportOrigin) -> list[str]:
-        """The snapshots of a sandbox since the head that may have been refused without being counted, oldest first."""
+        """Return the snapshots of a sandbox since the head that may have been refused without being counted, oldest first."""
         since = max((name for line in self.lines if _is_from(line, origin) for name in line.snapshots), default="")
         after = itertools.takewhile(lambda name: name != self.head, origin.lineage)
         return sorted(name for name in after if name > since)[-MOST_SNAPSHOTS:]
 
     def with_earlier(self, origin: ExportOrigin, earlier: Iterable[Manifest], at: float | None = None) -> Self:
-        """With what was refused from there and not counted: as if it were at that time, or when its manifest says.
+        """Return the count with refusals from there that were not counted: as of ``at``, or of their manifests' time.
 
-        That is the time by the clock of whoever made it, which may be any.
+        The manifest's time is that of its exporter's clock, which may be wrong.
         """
         found, unknown = self, self.list_uncounted(origin)
         for manifest in earlier:
@@ -156,7 +158,7 @@ class Refusals:
     def with_one(
         self, origin: ExportOrigin, snapshot: str, reasons: Collection[str], conversation: str, at: float
     ) -> Self:
-        """With one refusal more; of a snapshot that was refused before, for the same reasons and perhaps others."""
+        """Return the count with one more refusal. A snapshot that was refused before keeps its earlier reasons."""
         reasons = list(dict.fromkeys([*reasons, *self.reasons(snapshot)]))
         one = RefusalCount(since=at, times=1, conversations=[digest_conversation(conversation)] if conversation else [])
         ref = origin.sandbox[:LONGEST_REF]
@@ -179,26 +181,29 @@ class Refusals:
         return replace(self, lines=lines[-MOST_LINES:], others=others)
 
     def without_origin(self, origin: ExportOrigin) -> Self:
-        """Without the count of what was refused from there: it has recovered. What that was is still known."""
+        """Return the count without the refusals from there, because it has recovered. The refused snapshots are still
+        remembered."""
         lines = [replace(line, all={}, straight={}) if _is_from(line, origin) else line for line in self.lines]
         return replace(self, lines=lines)
 
 
 def digest_conversation(conversation: str) -> str:
-    """Conversations are told apart by this: their ids may be of any length."""
+    """Return a short digest to distinguish conversations, because their ids may have any length."""
     return hashlib.sha256(conversation.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _is_from(line: SandboxRefusals, origin: ExportOrigin) -> bool:
+    """Return whether the origin is this sandbox, or continued from one of its refused snapshots."""
     return line.sandbox == origin.sandbox[:LONGEST_REF] or any(one in line.snapshots for one in origin.lineage)
 
 
 def _add_tallies(tallies: Tallies, reasons: Iterable[str], one: RefusalCount) -> dict[str, RefusalCount]:
+    """Return counts with one refusal added for each reason."""
     return {**tallies, **{reason: one.with_added(tallies.get(reason)) for reason in reasons}}
 
 
 async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]:
-    """What was refused over this head, and the version to swap. What cannot be read counts for nothing."""
+    """Return the refusals over this head, and the version to swap. An object that cannot be read counts as empty."""
     try:
         stored = await store.get(MemoryKeys.of(head.memory).refusals)
     except ObjectRefused as refused:
@@ -223,7 +228,8 @@ async def count_refusal(
     conversation: str,
     earlier: Collection[Manifest] = (),
 ) -> Refusals:
-    """Count one refusal more, whoever else does so at the same time; and the ``earlier`` ones that are not counted yet.
+    """Count one more refusal, and the ``earlier`` ones that are not counted yet; concurrent counts are merged by
+    retrying the swap.
 
     Raise ``StoreError``.
     """
@@ -246,7 +252,7 @@ async def count_refusal(
 
 
 async def forget_refusals(store: Store, head: Head, origin: ExportOrigin) -> None:
-    """What comes from there is good again: what was refused before does not count any more. Raise ``StoreError``."""
+    """Stop counting earlier refusals from there, because its export was accepted. Raise ``StoreError``."""
     found, version = await read_refusals(store, head)
     left = found.without_origin(origin)
     if version is not None and left != found:
@@ -255,10 +261,10 @@ async def forget_refusals(store: Store, head: Head, origin: ExportOrigin) -> Non
 
 
 async def read_store_time(store: Store, keys: MemoryKeys) -> float:
-    """Now, by the store's own clock: services whose clocks differ, or jump, must not count differently."""
+    """Return the time by the store's own clock: services whose clocks differ, or jump, must count alike."""
     await store.put(keys.clock, b"")
     times = [info.modified async for info in store.list(keys.clock)]
-    if not times:  # somebody else, who wanted to know it too, has removed it: the newest of all is no later than now
+    if not times:  # removed by another reader of the time: the newest time of all objects is not later than now
         times = [info.modified async for info in store.list(keys.prefix)]
     await store.delete([keys.clock])
     return max(times, default=0.0)

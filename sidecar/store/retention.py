@@ -1,7 +1,7 @@
-"""Forget: apply the rules to a memory or a whole store, then collect what is not needed any more.
+"""Forget snapshots: apply the retention rules to a memory or a whole store, then collect what is not needed any more.
 
-A snapshot is forgotten by removing its manifest. The head and the pins are read again right before and right after: what
-became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs go later, see
+A snapshot is forgotten by removing its manifest. The head and the pins are read right before and right after: what
+became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs are removed later, see
 ``sidecar.store.collection``.
 """
 
@@ -34,7 +34,7 @@ Manifests = Mapping[str, Manifest | SnapshotDamaged]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of one snapshot, and why."""
+    """What happens to one snapshot, and why."""
 
     snapshot: str
     keep: bool
@@ -43,7 +43,7 @@ class Fate:
     label: str
     pinned: bool
     bytes: int
-    """That no other snapshot needs."""
+    """Bytes that no other snapshot needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +57,22 @@ class Forgot:
     """Newest first."""
     collected: Collected = Collected()
     over_bytes: int = 0
-    """By how much what has to stay is more than the memory's byte limit."""
+    """By how much what has to stay exceeds the memory's byte limit."""
     problem: str = ""
     """Why nothing was forgotten, or no pack collected."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MemoryState:
-    """A memory as it was read, and what the rules say of it."""
+    """A memory as it was read, and what the rules say about it."""
 
     manifests: Manifests
     plan: Plan
     problem: str = ""
     bytes: int = 0
-    """Of all its packs and manifests, leftovers included."""
+    """Size of all its packs and manifests, leftovers included."""
     beside: int = 0
-    """Of whatever else it has in the store."""
+    """Size of everything else it has in the store."""
 
 
 async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
@@ -86,13 +86,14 @@ async def forget_all(
 ) -> tuple[list[Forgot], int]:
     """Apply the rules to every memory and the byte limit to all of them together, and collect.
 
-    Return what was done to each, and by how much what has to stay is more than the limit.
+    Return what was done to each, and by how much what has to stay exceeds the limit.
     """
     reads = {
         memory: await _read_memory(repository, memory, retention.build_policy_for(memory))
         for memory in await repository.memories()
     }
-    # Where something cannot be read, nobody knows which packs it needs: there the limit takes nothing, and all of it counts.
+    # If something cannot be read, the packs it needs are not known: the limit then removes nothing there, and all of it
+    # counts.
     loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
     plans, over = plan_store(loose, retention.store_bytes, sum(read.bytes for read in reads.values() if read.problem))
     done = [
@@ -103,9 +104,9 @@ async def forget_all(
 
 
 async def forget_lightly(repository: Repository, memory: str, policy: RetentionPolicy) -> tuple[int, int]:
-    """Apply the rules to one memory, reading only the manifests of what may go, and collect nothing.
+    """Apply the rules to one memory, reading only the manifests of what may be removed, and collect nothing.
 
-    Return how many went, and by how many bytes what stays is over the policy's limit.
+    Return how many were removed, and by how many bytes what stays exceeds the policy's limit.
     """
     state, survey = await repository.head(memory), await repository.survey(memory)
     if state.head is None:
@@ -115,7 +116,8 @@ async def forget_lightly(repository: Repository, memory: str, policy: RetentionP
     wanted = {snapshot for snapshot in survey.snapshots if over or _needs_manifest(snapshot, state)}
     manifests = await repository.manifests(memory, wanted)
     if not over:
-        # What a label or a rejection changes, it changes for the better: only those that would go need to be read.
+        # A label or a rejection can only help a snapshot to stay, so only the manifests of those that would be removed
+        # are read.
         first = plan_memory(_build_rows(survey, state, manifests, keys), RetentionPolicy(policy.rules), now)
         more = {row.id for row in first.forgotten} - wanted
         manifests |= await repository.manifests(memory, more)
@@ -127,19 +129,19 @@ async def forget_lightly(repository: Repository, memory: str, policy: RetentionP
 
 @dataclass(frozen=True, slots=True)
 class RoomPlan:
-    """What a memory would need without some of its snapshots; none of them has gone yet."""
+    """What a memory would need without some of its snapshots; none of them has been removed yet."""
 
     memory: str
     bytes: int
     going: tuple[str, ...] = ()
     manifests: Manifests = field(default_factory=dict)
     unpinned: tuple[str, ...] = ()
-    """Those among them that are pinned, though by no person."""
+    """Those among them that are pinned automatically."""
 
     async def make(self, repository: Repository) -> int:
-        """Let them go, but for what is the head or pinned by now. Return how many went.
+        """Remove them, except the head and what is pinned now. Return how many were removed.
 
-        Their packs go when the grace period is over.
+        Their packs are removed when the grace period is over.
         """
         await drop_automatic_pins(repository, self.memory, list(self.unpinned))
         return await _remove(repository, self.memory, self.going, self.manifests)
@@ -148,9 +150,11 @@ class RoomPlan:
 async def plan_room(
     repository: Repository, memory: str, coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
 ) -> RoomPlan:
-    """Plan which of the oldest snapshots of a memory may go, so that with the one that is ``coming`` it needs no more than
-    ``most`` bytes; but for what is pinned or labelled to stay, those to ``keep`` and the head, unless that is ``coming``.
-    One that comes beside the head takes no ordinary one's place.
+    """Plan which of the oldest snapshots of a memory to remove, so that with the one that is ``coming`` it needs at
+    most ``most`` bytes.
+
+    What is pinned, or labelled to stay, those to ``keep`` and the head stay (the head not if ``coming`` replaces it). A
+    snapshot that is stored beside the head never displaces an ordinary one.
     """
     read = await _read_memory(repository, memory, RetentionPolicy())
     if read.problem:
@@ -160,7 +164,7 @@ async def plan_room(
     kept, going = _choose_to_go(rows, coming, most, keep, labelled)
     unpinned: set[str] = set()
     if count_needed_bytes(kept) > most and any(row.pinned for row in rows):
-        # Rather these than that nothing can be saved any more.
+        # Better to lose these than to be unable to save anything any more.
         unpinned = set(await list_automatic_pins(repository, memory))
         rows = [replace(row, pinned=row.pinned and row.id not in unpinned) for row in rows]
         kept, going = _choose_to_go(rows, coming, most, keep, labelled)
@@ -176,7 +180,7 @@ async def plan_room(
 def _choose_to_go(
     rows: Sequence[SnapshotFacts], coming: SnapshotFacts, most: int, keep: Collection[str], labelled: KeepLabelled
 ) -> tuple[list[SnapshotFacts], list[str]]:
-    """What would stay beside ``coming``, and the ids of what would go."""
+    """Return what would stay beside ``coming``, and the ids of what would be removed."""
     rows = [
         replace(
             row,
@@ -187,7 +191,7 @@ def _choose_to_go(
     ]
     decided = plan_memory([replace(coming, pinned=True), *rows], RetentionPolicy((), labelled, most), datetime.now(UTC))
     kept, going = decided.kept, []
-    for row in decided.forgotten:  # newest first: what went before the packs did that made room may stay after all
+    for row in decided.forgotten:  # newest first: removing older ones may have made room for this one
         if count_needed_bytes([*kept, row]) <= most:
             kept.append(row)
         else:
@@ -196,6 +200,7 @@ def _choose_to_go(
 
 
 async def _read_memory(repository: Repository, memory: str, policy: RetentionPolicy) -> _MemoryState:
+    """Read a memory and plan what the rules remove."""
     keys, state = MemoryKeys.of(memory), await repository.head(memory)
     survey = await repository.survey(memory)
     manifests = await repository.manifests(memory, survey.snapshots)
@@ -213,7 +218,7 @@ def _count_stored_bytes(survey: Survey, keys: MemoryKeys) -> int:
 
 
 def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: MemoryKeys) -> list[SnapshotFacts]:
-    """What the rules look at; of a manifest that was not read, only what the listing and the head say."""
+    """Return the facts that the rules use; for a manifest that was not read, only what the listing and the head say."""
     rows = []
     for snapshot in survey.snapshots:
         manifest = manifests.get(snapshot)
@@ -238,20 +243,21 @@ def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Me
 
 
 def _is_beyond_history(snapshot: str, state: HeadState) -> bool:
-    """Whether it is older than all that the head remembers to have been the head."""
+    """Return whether a snapshot is older than everything in the head's bounded history."""
     return (
         state.head is not None and len(state.head.history) >= LONGEST_HISTORY and snapshot < state.head.history[-1][0]
     )
 
 
 def _needs_manifest(snapshot: str, state: HeadState) -> bool:
-    """Whether only its manifest tells what the rules need to know: of one that stays, too, as it may take another's place."""
+    """Return whether only its manifest has what the rules need; also for one that stays, as it may take another's place."""
     return _is_beyond_history(snapshot, state) or (state.head is not None and state.head.ahead(snapshot))
 
 
 async def _apply_plan(
     repository: Repository, memory: str, read: _MemoryState, decided: Plan, retention: Retention, dry_run: bool
 ) -> Forgot:
+    """Carry out a plan, collect, and describe both."""
     going = [row.id for row in decided.forgotten]
     if not dry_run:
         await _remove(repository, memory, going, read.manifests)
@@ -282,7 +288,7 @@ async def _apply_plan(
 
 
 async def _remove(repository: Repository, memory: str, going: Iterable[str], manifests: Manifests) -> int:
-    """Remove the manifests of snapshots, but for the head and what is pinned, as of now. Return how many went."""
+    """Remove the manifests of snapshots, except the head and what is pinned now. Return how many were removed."""
     keys = MemoryKeys.of(memory)
     ids = [snapshot for snapshot in going if isinstance(manifests.get(snapshot), Manifest)]
     if not ids:
@@ -301,7 +307,7 @@ async def _remove(repository: Repository, memory: str, going: Iterable[str], man
 
 
 async def _list_untouchable(repository: Repository, memory: str) -> set[str]:
-    """The head and the pins. Raise ``StoreError`` when the head cannot be told."""
+    """Return the head and the pinned snapshots. Raise ``StoreError`` if the head cannot be read."""
     state = await repository.head(memory)
     if state.problem:
         raise StoreError(f"Nothing is forgotten while the head of {memory} cannot be read: {state.problem}")

@@ -1,4 +1,4 @@
-"""Which snapshot somebody means: by its id or part of it, by a time, or the latest."""
+"""Resolve which snapshot is meant: an id or part of it, a time, or the latest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sidecar.store.repository import Repository
 
 
 async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> str:
-    """The snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
+    """Return the snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
 
-    Raise ``MemoryNotFound`` or ``SnapshotNotFound``, and ``BadReference`` for a time that is none.
+    Raise ``MemoryNotFound`` or ``SnapshotNotFound``, and ``BadReference`` if a time is not valid.
     """
     moment = parse_time(wanted[1:]) if wanted.startswith("@") else None
     ids = await repository.list_snapshot_ids(memory)
@@ -41,7 +41,7 @@ async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> 
 
 
 async def _resolve_time(repository: Repository, memory: str, moment: datetime, ids: list[str]) -> str:
-    """What was the head at that time; without a readable head, the newest snapshot made by then."""
+    """Return what was the head at that time; without a readable head, the newest snapshot made by then."""
     head = (await repository.head(memory)).head
     past = [(datetime.fromisoformat(since), snapshot) for snapshot, since in head.history] if head else []
     if not head:
@@ -54,7 +54,7 @@ async def _resolve_time(repository: Repository, memory: str, moment: datetime, i
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO time; without a zone it is UTC. Raise ``BadReference`` for anything else."""
+    """Parse an ISO time; without a zone it is UTC. Raise ``BadReference`` if it is not valid."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A store's id: the object ``store-id``, 32 hex digits that are made up once and go where the store goes.
+"""A store's id: the object ``store-id``, 32 random hex digits that are written once and stay with the store's contents.
 
-It is written before the first memory of a store is, and every head carries it, so that who has read a head need not ask for
-it. A store that was moved away and begun again in the same place has another.
+It is written before the store's first memory, and every head contains it, so that a reader of a head need not fetch it.
+A store that was moved away and started again in the same place has another id.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FORM = re.compile(rb"[0-9a-f]{32}\Z")
 
 
 async def read_store_id(store: Store) -> str:
-    """The store's id, or "" when it has none yet.
+    """Return the store's id, or "" if it has none yet.
 
-    Raise ``SnapshotDamaged`` when there is something else in its place.
+    Raise ``SnapshotDamaged`` if something else is in its place.
     """
     held = await store.get(STORE_ID)
     if held is None:
@@ -35,9 +35,9 @@ async def read_store_id(store: Store) -> str:
 
 
 async def ensure_store_id(store: Store) -> str:
-    """The store's id, made up now if it has none. Of several that do so at once, one wins, and all return that one.
+    """Return the store's id, creating it if there is none. If several processes do so at once, all return the same one.
 
-    Raise ``SnapshotDamaged`` as above, or a ``StoreError`` when the store cannot be written.
+    Raise ``SnapshotDamaged`` as above, or a ``StoreError`` if the store cannot be written.
     """
     for _ in range(ATTEMPTS):
         if found := await read_store_id(store):

@@ -1,4 +1,4 @@
-"""Check that what a store holds is still what was put there: every object's existence, size and hash, streaming."""
+"""Check that a store still contains what was written: every object's existence, size and hash, as a stream."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ LOST_PIN = "It is pinned, and its manifest is gone."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReport:
+    """Whether one snapshot is intact, and the problem if not."""
+
     snapshot: str
     ok: bool
     problem: str = ""
@@ -32,16 +34,16 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What ``verify_memory`` found. ``ok`` means: the head and every snapshot are whole."""
+    """What ``verify_memory`` found. ``ok`` means that the head and every snapshot are intact."""
 
     memory: str
     ok: bool
     head: str
     head_problem: str = ""
     damaged: int = 0
-    """How much is: snapshots, and the head itself."""
+    """How many are damaged: snapshots, and the head itself."""
     cure: str = ""
-    """What to do about the head, when something is wrong with it: the very command."""
+    """The suggested command, if something is wrong with the head."""
     snapshots: list[SnapshotReport] = field(default_factory=list)
     objects: int = 0
     bytes: int = 0
@@ -57,7 +59,7 @@ class _Objects:
         self.bytes = 0
 
     async def check(self, key: str, size: int, sha256: str, keep: bool = False) -> bytes:
-        """Raise ``SnapshotDamaged`` unless the object is there and whole; return its bytes when ``keep`` asks for them."""
+        """Raise ``SnapshotDamaged`` unless the object exists and is intact; return its bytes if ``keep``."""
         kept = bytearray()
         if key not in self._found or keep:
             digest, length = hashlib.sha256(), 0
@@ -138,11 +140,11 @@ async def verify_memory(repository: Repository, memory: str, progress: Progress)
 def _suggest_cure(
     memory: str, state: HeadState, manifests: Mapping[str, Manifest | SnapshotDamaged], whole: Sequence[str]
 ) -> str:
-    """What to type when something is wrong with the head, given the snapshots that are whole, newest first."""
+    """Return the suggested command if something is wrong with the head, given the intact snapshots, newest first."""
     readable = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
     head = state.head or rebuild_head(readable)
     refused = {manifest.snapshot for manifest in readable if manifest.rejected}
-    # What was the head rather than what never was, and what was refused only when there is nothing else.
+    # Prefer what was the head to what never was, and take a refused one only if there is nothing else.
     past = [snapshot for snapshot, _ in head.history if snapshot in whole] if head else []
     best = next(iter([*past, *(one for one in whole if one not in refused), *whole]), "")
     if not best:
@@ -155,7 +157,7 @@ def _suggest_cure(
 async def _remember(
     repository: Repository, memory: str, reports: list[SnapshotReport], found: dict[str, SnapshotDamaged]
 ) -> None:
-    """Tell later exports which snapshots not to build on, and which are whole after all."""
+    """Record for later exports which snapshots not to build on, and which are intact after all."""
     marked = (await repository.survey(memory)).damaged
     for report in reports:
         if not report.ok and report.snapshot not in marked:
@@ -164,6 +166,7 @@ async def _remember(
 
 
 async def _check_objects(manifest: Manifest, objects: _Objects) -> None:
+    """Check the objects of one snapshot, and that its indexes add up to the manifest. Raise ``SnapshotDamaged``."""
     keys = MemoryKeys.of(manifest.memory)
     texts = []
     for pack in manifest.packs:

@@ -1,9 +1,9 @@
-"""Signed copies of a memory's last heads, so that an old head put back is noticed.
+"""Signed copies of a memory's last heads (witnesses), so that an old head that was put back is noticed.
 
-A head says how often it was written. Whoever moves it writes a copy beside it under that number; a head with a lower number
-than a copy has was put back by somebody, and one that is missing, or was altered, was taken away. Either way the newest
-copy tells where the head really was. Where the copies are gone too, the snapshots tell: each was signed with the number of
-the head that it was made to become.
+A head has a generation, which rises with every write. The process that moves the head writes a copy beside it under
+that number. A head with a lower generation than a copy was put back by someone, and one that is missing or altered was
+removed or changed. Either way the newest copy tells where the head really was. If the copies are missing too, the
+snapshots tell: each was signed with the generation of the head it was made to become.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sidecar.store.manifest import Head, Manifest
 
 LOG = logging.getLogger("sidecar")
 KEPT = 3
-"""Copies that stay."""
+"""Copies that are kept."""
 UNDER_WAY = 600.0
-"""Seconds after which an export that has not moved the head yet is worth a word."""
+"""Seconds after which an export that has not moved the head yet is worth a warning."""
 PARALLEL_READS = 8
 BY_COPY = "by the signed copy of it"
 BY_SNAPSHOTS = "by the signed snapshots that were made later"
@@ -38,14 +38,15 @@ class LaterHead:
     """What is known beyond a head that was read."""
 
     head: Head | None = None
-    """A later one, if there was."""
+    """A later head, if there was one."""
     by: str = BY_COPY
-    """What tells so."""
+    """What shows that it was later."""
     said: list[str] = field(default_factory=list)
-    """What else somebody should know."""
+    """Further warnings."""
 
     def words(self, memory: str, snapshot: str, problem: str) -> list[str]:
-        """What to say where the head of a memory was read as one of ``snapshot``, or could not be."""
+        """Return the warnings, given that the head was read with ``snapshot``, or could not be read because of
+        ``problem``."""
         if self.head is None:
             return self.said
         what = problem.removesuffix(".") or f"The head of {memory} was removed"
@@ -56,15 +57,17 @@ class LaterHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadCopies:
+    """Reads and writes the copies of heads of one store."""
+
     store: Store
     seen: dict[str, Head] = field(default_factory=dict)
     """By memory, the latest head this process knows of."""
     told: set[str] = field(default_factory=set)
     made: dict[str, Manifest | None] = field(default_factory=dict)
-    """By key, snapshots after a head that were read; of one that was never to become a head, nothing."""
+    """By object key, snapshots after a head that were read; ``None`` for one that was never to become a head."""
 
     def tell(self, notices: list[str]) -> str:
-        """Into the log, each once; return them as one."""
+        """Log each warning once; return them as one text."""
         for notice in notices:
             if notice not in self.told:
                 self.told.add(notice)
@@ -72,9 +75,9 @@ class HeadCopies:
         return " ".join(notices)
 
     async def add(self, head: Head, before: Head | None) -> None:
-        """Write down a head that was just written; and the one before, if whoever wrote that died before it could."""
+        """Write a copy of a head that was just written; and of the one before, if its writer died before it could."""
         keys, there = MemoryKeys.of(head.memory), await self.list_generations(head.memory)
-        # Also what a writer left that was held up for long.
+        # This also removes what a writer left that was delayed for long.
         old = [one for one in there if one <= head.generation - KEPT]
         missed = before is not None and before.generation not in there and before.format >= head.format
         new = [head, *([before] if before and missed else [])]
@@ -85,17 +88,18 @@ class HeadCopies:
         self.seen[head.memory] = head
 
     async def clear(self, memory: str) -> None:
-        """Before a head of a raised format is written: who does not know that would take an older copy for the head."""
+        """Remove all copies before a head of a raised format is written: a version that does not know the format would
+        take an older copy for the head."""
         await self.store.delete([MemoryKeys.of(memory).witness(one) for one in await self.list_generations(memory)])
 
     async def list_generations(self, memory: str) -> list[int]:
-        """Of the copies there are, latest first; none of them is looked at."""
+        """Return the generations of the copies, latest first; their contents are not read."""
         prefix = MemoryKeys.of(memory).heads
         names = [info.key[len(prefix) :] async for info in self.store.list(prefix)]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     async def list_made_after(self, memory: str, head: Head | None, ids: Iterable[str]) -> list[Manifest]:
-        """The snapshots listed after a head that were made to become a later one, the latest first."""
+        """Return the snapshots listed after a head that were made to become a later one, the latest first."""
         if head is None:
             return []
         turns = asyncio.Semaphore(PARALLEL_READS)
@@ -108,7 +112,7 @@ class HeadCopies:
                         stored = await self.store.get(key)
                         manifest = Manifest.decode(stored.data, memory, snapshot) if stored else None
                     except SnapshotDamaged:
-                        return None  # an export names it, and `verify` does
+                        return None  # an export and `verify` report it
                 self.made[key] = manifest if manifest is not None and manifest.generation else None
             return self.made[key]
 
@@ -118,7 +122,8 @@ class HeadCopies:
     async def find_later(
         self, memory: str, head: Head | None, generations: list[int], made: list[Manifest]
     ) -> LaterHead:
-        """What is later than this head: of the copies, of what was made after it, or of what this process has seen."""
+        """Return what is later than this head: among the copies, the snapshots made after it, or what this process has
+        seen."""
         later = await self._find_later_copy(memory, head, generations)
         last = later.head or head
         beyond = [one for one in made if last and one.generation > last.generation and not last.was_head(one.snapshot)]
@@ -135,12 +140,13 @@ class HeadCopies:
         return later
 
     async def forget(self, memory: str) -> None:
-        """Before a memory is deleted: what is deleted on purpose is not missed."""
+        """Remove the copies before a memory is deleted, so that the deleted head is not reported as missing."""
         self.seen.pop(memory, None)
         keys = MemoryKeys.of(memory)
         await self.store.delete([keys.witness(generation) for generation in await self.list_generations(memory)])
 
     async def _find_later_copy(self, memory: str, head: Head | None, generations: list[int]) -> LaterHead:
+        """Return the newest valid copy that is later than the head."""
         later = LaterHead()
         for generation in generations:
             if generation <= (head.generation if head else 0):
@@ -158,7 +164,7 @@ class HeadCopies:
 
 
 def _extend_head(head: Head, made: list[Manifest]) -> Head:
-    """The head as the latest of some snapshots was to become it, with those in its history that it grew out of."""
+    """Return the head that the latest of these snapshots was to become, with the snapshots it grew out of in its history."""
     by_id = {one.snapshot: one for one in made}
     line: list[Manifest] = []
     following: Manifest | None = made[0]

@@ -1,1 +1,1 @@
-"""Ordinary tarballs, out and in."""
+"""Ordinary tarballs: write a snapshot as one (download), and make a snapshot of one (import)."""

@@ -1,4 +1,4 @@
-"""Where a snapshot's roots are in a tarball of a home, and which folders of such a tarball are memory."""
+"""The paths of a snapshot's roots in a tarball of a home, and which folders of such a tarball are part of a memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Layouts = Mapping[str, Layout]
 
 
 def lay_out_home(manifest: Manifest, layouts: Layouts) -> tuple[dict[str, str], list[str]]:
-    """Where each root goes in a home, its layout's usual place or where its project was; and where the projects were."""
+    """Return the path of each root in a home (the usual one of its layout, or where its project was), and the projects'
+    paths."""
     usual: dict[str, str] = {}
     numbers: dict[str, int] = {}
     belows: dict[str, str] = {}
@@ -35,7 +36,8 @@ def lay_out_home(manifest: Manifest, layouts: Layouts) -> tuple[dict[str, str], 
 
 
 def assign_project_places(projects: list[str]) -> dict[str, str]:
-    """Where in a tarball of a home each project is: where it was in the home, or in the file system."""
+    """Return the path of each project in a tarball of a home: its path in the home, or its absolute path without the
+    slash."""
     places: dict[str, str] = {}
     taken: set[str] = set()
     for project in dict.fromkeys(projects):
@@ -52,7 +54,8 @@ def _make_relative(hint: str) -> str:
 
 
 def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
-    """Which of its layout's roots this one is, and in which project."""
+    """Return which of its layout's roots this is, and the number of its project. ``None`` if the layout has no such
+    root."""
     base, number = split_number(root)
     for spec in layout.roots if layout else ():
         if spec.name == root:
@@ -63,8 +66,8 @@ def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
 
 
 def _order_projects(named: list[str], folders: Mapping[str, str], numbers: Mapping[str, int]) -> list[str]:
-    """The folders of the projects, so that the n-th is that of the n-th roots: as they were named, where any root agrees or
-    there is none, then the others."""
+    """Return the projects' folders so that the n-th belongs to the n-th roots: in the order they were named, if a root
+    agrees or there is none, then the others."""
     order: list[str] = []
     for number, project in enumerate(named, 1):
         there = [folder for name, folder in folders.items() if numbers[name] == number]
@@ -73,12 +76,13 @@ def _order_projects(named: list[str], folders: Mapping[str, str], numbers: Mappi
 
 
 Placements = Mapping[str, str]
-"""Folders of a tarball, and where each belongs in a home."""
+"""Folders of a tarball, and the path of each in a home."""
 
 
 def find_placements(names: list[str], layouts: Layouts, projects: list[str] | None) -> Placements:
-    """Which folders of a tarball are memory: a layout's usual folder, wherever it is; else the folder of its database;
-    for project layouts those of ``projects``, else the shallowest that holds any of their files, outside of those."""
+    """Find the folders of a tarball that are part of a memory: a layout's usual folder at any depth, else the folder of
+    its database. For project layouts: the folders of ``projects``, else the shallowest folder outside of those that
+    contains any of the layout's files."""
     roots = [
         (layout, root) for layout in layouts.values() for root in layout.roots if projects is None or not root.project
     ]
@@ -105,12 +109,12 @@ def find_placements(names: list[str], layouts: Layouts, projects: list[str] | No
 
 
 def _find_folder(name: str, folder: str) -> int:
-    """Where ``folder`` begins as whole parts of ``name``; -1 when it does not."""
+    """Return the position at which ``folder`` occurs in ``name`` as whole parts; -1 if it does not."""
     return f"/{name}/".find(f"/{folder}/")
 
 
 def place_member(name: str, placements: Placements) -> str | None:
-    """Where a member of a tarball goes in a home; none when it is not part of the memory."""
+    """Return the path of a tarball's member in a home; ``None`` if it is not part of the memory."""
     above = name
     while above:
         above = above.rpartition("/")[0]

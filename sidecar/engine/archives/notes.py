@@ -1,5 +1,5 @@
-"""What a tarball of a home says of the memory in it that its files do not: a pax header's ``comment``, which other programs
-skip, has it as JSON."""
+"""Notes in a tarball: what a manifest knows and files cannot say, as JSON in the ``comment`` of pax headers, which
+other programs skip."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BEGIN = "memory-sidecar: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarballNotes:
-    """As a manifest has it: where the projects were, in their order; which project each folder is that is named after one;
-    and the versions of the programs whose memory it is."""
+    """The notes, as in a manifest: the paths of the projects, in order; the project of each folder that is named after
+    one; and the versions of the programs whose memory it is."""
 
     projects: list[str] | None = None
     keyed: dict[str, str] = field(default_factory=dict)
@@ -28,12 +28,13 @@ class TarballNotes:
 
 
 def build_header(manifest: Manifest, projects: list[str]) -> dict[str, str]:
-    """The header of a whole tarball with these projects."""
+    """Build the pax header of a whole tarball with these projects."""
     return _encode_comment({"projects": projects, "versions": manifest.versions})
 
 
 def build_member_headers(manifest: Manifest, entries: Mapping[str, Entry]) -> dict[str, dict[str, str]]:
-    """The headers of single members, by path: the first one in each folder that is named after a project."""
+    """Build the pax headers of single members, by path: one for the first member in each folder that is named after a
+    project."""
     keyed, headers = dict(manifest.keyed), {}
     for path in sorted(entries) if keyed else ():
         folder = "/".join(path.split("/")[:3])
@@ -47,21 +48,22 @@ def _encode_comment(note: dict[str, object]) -> dict[str, str]:
 
 
 def pick_comments(headers: Mapping[str, str]) -> dict[str, None]:
-    """The comment in a member's headers, which has that of the whole tarball where it has none of its own."""
+    """Return the sidecar's comment in a member's headers, if there is one. A member without a comment of its own has
+    that of the whole tarball."""
     comment = headers.get("comment", "")
     return {comment: None} if comment.startswith(BEGIN) else {}
 
 
 def parse_comments(comments: Iterable[str]) -> TarballNotes:
-    """All that these comments say together; those that make no sense say nothing."""
+    """Merge the notes of all comments. Comments that cannot be parsed are ignored."""
     projects: list[str] | None = None
     keyed: dict[str, str] = {}
     versions: dict[str, str] = {}
     for comment in comments:
         try:
-            # Not msgspec's decoder: paths that are not UTF-8 come as lone surrogates, which it refuses.
+            # Not msgspec's own decoder: it refuses lone surrogates, which paths that are not UTF-8 contain.
             more = msgspec.convert(json.loads(comment.removeprefix(BEGIN)), TarballNotes, strict=True)
-        except (ValueError, RecursionError):  # msgspec's own errors among them
+        except (ValueError, RecursionError):  # msgspec.ValidationError is a ValueError
             continue
         projects = projects if more.projects is None else more.projects
         keyed.update(more.keyed)
@@ -70,7 +72,7 @@ def parse_comments(comments: Iterable[str]) -> TarballNotes:
 
 
 def apply_notes(answer: ExportAnswer, noted: TarballNotes, layouts: Layouts) -> ExportAnswer:
-    """The answer about a home that a tarball was unpacked into, as it would have been where the tarball is from."""
+    """Rewrite the answer about a folder that a tarball was unpacked into, as the original machine would have answered."""
     projects = {
         f"~/{place}".rstrip("/"): project for project, place in assign_project_places(noted.projects or []).items()
     }

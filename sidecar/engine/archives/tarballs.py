@@ -1,4 +1,4 @@
-"""Ordinary tarballs, out and in: ``download`` writes one that unpacks into a home, ``import`` adopts one made of a home."""
+"""Ordinary tarballs: ``download`` writes one that unpacks into a home, ``adopt`` imports one that was made of a home."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ MOST_PROJECTS = 1_000
 
 
 async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, codec: str) -> Manifest:
-    """Write a snapshot as a tarball that plain ``tar`` unpacks into a home: ``.claude-mem/…``, ``memory/…``."""
+    """Write a snapshot to ``target`` as a tarball that plain ``tar`` unpacks into a home: ``.claude-mem/…``,
+    ``memory/…``."""
     repository = engine.repository
     manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     async with open_spool() as scratch:
@@ -56,6 +57,7 @@ async def download(engine: Engine, memory: str, wanted: str, target: BinaryIO, c
 
 
 def _write_tar(fetched: FetchedSnapshot, layouts: Layouts, folder: Path, target: BinaryIO, codec: str) -> None:
+    """Unpack the snapshot into ``folder``, then write it as a tarball to ``target``."""
     staged = unpack_files(fetched.list_pack_files(), fetched.entries, folder)
     places, projects = lay_out_home(fetched.manifest, layouts)
     notes = build_member_headers(fetched.manifest, fetched.entries)
@@ -96,7 +98,8 @@ def _open_compressed(target: BinaryIO, codec: str) -> Iterator[BinaryIO]:
 
 
 async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> ExportReceipt:
-    """Import a tarball: unpack it, checked, into a home of our own, and export that. It counts as grown from the head."""
+    """Import a tarball: unpack it, with checks, into a folder of the sidecar's own, and export that as based on the
+    head."""
     async with open_spool() as scratch:
         home = scratch.new()
         home.mkdir()
@@ -115,7 +118,7 @@ async def adopt(engine: Engine, archive: Path, request: ExportRequest) -> Export
 def _unpack(
     engine: Engine, archive: Path, home: Path, within: Bounds, deadline: Deadline
 ) -> tuple[list[Skip], TarballNotes]:
-    """Unpack what is memory; return what is not, and what the tarball says besides."""
+    """Unpack the members that are part of a memory. Return the others, and what the tarball's comments say."""
     names, noted = _list_members(archive, within, deadline)
     places = list(filter(None, assign_project_places(noted.projects or []).values()))
     folders = sum(place.count("/") + 1 for place in places)
@@ -132,7 +135,7 @@ def _unpack(
 
 
 def _list_members(archive: Path, within: Bounds, deadline: Deadline) -> tuple[list[str], TarballNotes]:
-    """The names in a tarball, and what its comments say."""
+    """Return the names in a tarball, and what its comments say. Raise ``PackBomb`` if there are too many comments."""
     names: list[str] = []
     comments: dict[str, None] = {}
     length = 0

@@ -1,4 +1,4 @@
-"""Tar members of entries, and safe unpacking of tarballs that others made into a folder of our own."""
+"""Tar members for entries, and safe unpacking of tarballs from other sources into a folder of the sidecar's own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sidecar.store.arrival import UNREADABLE, decompress_file, iterate_tar_membe
 from sidecar.store.claims import FARTHEST_TIME, LONGEST_PATH, check_path
 
 LONGEST_HEADER = 256 << 10
-"""Of a tarball that others made: what it says of projects is in one."""
+"""The longest pax header accepted. The sidecar's own comment about projects is in one."""
 LONGEST_TAIL = 16 << 20
-"""How much may come after the mark for the end: tapes are filled up to whole records."""
+"""How many bytes may follow the end-of-archive mark: tar pads archives to whole records."""
 NAME_ALLOWANCE, LEAST_NAMES = 256, 1 << 20
-"""Bytes that the name of a member may take in our memory, on average over as many as there may be."""
+"""How many bytes of memory the name of a member may take here, on average over the most members allowed."""
 MOST_LEFT_OUT = 50
 
 
@@ -40,7 +40,7 @@ class NotAnArchive(SidecarError):
 
 
 def build_member(entry: Entry, name: str) -> tarfile.TarInfo:
-    """An entry as a tar member under another name."""
+    """Return a tar member for an entry, under ``name``."""
     member = tarfile.TarInfo(name)
     member.mode, member.mtime = entry.mode, entry.mtime / 1e9
     if entry.type == DIR:
@@ -55,12 +55,13 @@ def build_member(entry: Entry, name: str) -> tarfile.TarInfo:
 def read_members(
     archive: Path, within: Bounds, deadline: Deadline, what: str = ""
 ) -> Iterator[tuple[str, tarfile.TarInfo, Readable]]:
-    """A tarball's members, whatever its codec: the plain name of each, what its header says, and its contents.
+    """Yield the members of a tarball of any codec: the plain name, the header and the contents of each.
 
-    They are counted as they come. Raise ``NotAnArchive`` when it is not a whole tarball, and when anything in it is unsafe
-    or beyond the bounds.
+    Members are counted as they are read. Raise ``NotAnArchive`` if it is not a complete tarball, and other errors if
+    anything in it is unsafe or beyond the limits on arrival.
     """
     what = what or archive.name
+    # The most that may be decompressed, headers included, so that a decompression bomb ends early.
     most = within.most.bytes + HEADER_ALLOWANCE * (within.most.files + 8)
     longest = max(NAME_ALLOWANCE * within.most.files, LEAST_NAMES)
     files = names = 0
@@ -92,7 +93,8 @@ def _report_unreadable(what: str) -> Iterator[None]:
 
 
 class _Contents:
-    """A member's contents, read where files are written: whose fault it is when something fails must stay clear."""
+    """The contents of a member, read while files are written: read errors become ``NotAnArchive``, so that they are not
+    taken for write errors."""
 
     def __init__(self, contents: MemberContents, what: str) -> None:
         self._contents, self._what = contents, what
@@ -103,7 +105,8 @@ class _Contents:
 
 
 def check_name(member: tarfile.TarInfo) -> str:
-    """A member's name without a leading ``./``. Raise when it, or what it is, has no place in a memory."""
+    """Return a member's name without a leading ``./``. Raise if the name is unsafe, or the member is not a file, folder
+    or link."""
     name = member.name.removeprefix("./")
     if name in ("", "."):
         return ""
@@ -122,10 +125,11 @@ def unpack_archive(
     what: str = "",
     aim: Callable[[str, str], str | None] | None = None,
 ) -> list[str]:
-    """Unpack into ``home``, each member where ``place`` says (``None``: not at all). Return the first names left out.
+    """Unpack into ``home``, each member at the path that ``place`` returns (``None``: left out). Return the first names
+    left out.
 
-    Links are made last, so that no member can be written through one, and lead where ``aim`` says, which gets a link's name and
-    target (``None``: there is to be none). Raise when anything is unsafe or beyond the bounds.
+    Links are made last, so that no member can be written through one. ``aim`` gets a link's name and target and returns
+    the target to use (``None``: no link). Raise if anything is unsafe or beyond the limits on arrival.
     """
     links: dict[str, str] = {}
     folders: list[tuple[str, int]] = []
@@ -166,7 +170,9 @@ def _check_link(relative: str, link: str) -> None:
 
 
 def _make_links(home: Path, links: Mapping[str, str]) -> None:
-    # All folders before any link: none is made through a link then, and what is below a link has a folder in its place.
+    """Make the links, each in the place of a file of the same name if there is one. Raise ``UnsafePath``."""
+    # All parent folders are made before any link, so that no folder is made through a link; if a link has other members
+    # below it, there is already a folder in its place.
     for relative in links:
         with _report_unwritable(relative):
             (home / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -186,10 +192,10 @@ def unpack_members(
     within: Bounds,
     deadline: Deadline,
 ) -> list[str]:
-    """Unpack a tarball that a sandbox brought, whose first folders are names of roots, each to its own place. Return the links
-    that lead out of their root, which are not made.
+    """Unpack a tarball from a sandbox, whose top folders are names of roots, each root to its own path. Return the
+    links that lead out of their root, which are not made.
 
-    ``there`` is where each root is in the sandbox: a link by such a path leads into the root.
+    ``there`` has the paths of each root in the sandbox: an absolute link with such a path leads into the root.
     """
     leaving: list[str] = []
     home.mkdir()
@@ -221,7 +227,7 @@ def unpack_members(
 
 @contextlib.contextmanager
 def _report_unwritable(name: str) -> Iterator[None]:
-    """Say what it means when something cannot be made in a folder of our own."""
+    """Turn errors of writing into a folder of the sidecar's own into errors about the tarball or the disk."""
     try:
         yield
     except (FileExistsError, NotADirectoryError, IsADirectoryError):

@@ -1,7 +1,9 @@
-"""A guard delays, it never freezes: what comes again and again is accepted, loudly, and what it replaces is kept.
+"""Accept a snapshot that guards object to, once the same objection has come up often enough.
 
-Only what may well be meant (``limits.REPEATABLE``): something is missing, or the memory is smaller. An empty or damaged
-memory, an older schema, credentials and limits stay refused until a person decides.
+Without this, a guard would block a memory forever after a change that was meant. Only objections that may be intended
+(``limits.REPEATABLE``: files are missing, or the memory is smaller) can be accepted this way, with a warning and an
+event; the replaced head is pinned. An empty or damaged memory, an older schema, credentials and exceeded limits stay
+rejected until a person decides.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from sidecar.store.refusals import (
 from sidecar.store.repository import HeadState
 
 LEAST_REFUSALS = 2
-"""Before it is accepted for the time that went by: one refusal and a clock that jumps are not enough."""
+"""How many refusals there must be before elapsed time counts: one refusal and a clock that jumps are not enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of an export that guards have something to say about."""
+    """The decision about an export after the guards."""
 
     reason: Reason | None
-    """Why it does not become the head."""
+    """Why it does not become the head; ``None`` if it may."""
     accepted: Accepted | None = None
-    """What is accepted, when it does become the head."""
+    """What was accepted despite the guards, if it may become the head."""
 
 
 WITHHELD = (
@@ -52,8 +54,9 @@ WITHHELD = (
 
 
 def _find_withheld_roots(run: ExportRun, answer: ExportAnswer) -> list[str]:
-    """Roots of the head that were withheld from this sandbox and would be lost with this export: only one that builds on
-    another snapshot keeps what that has of them. They are not gone, however often that is said."""
+    """Return the roots of the head that the restore withheld from this sandbox, and that would be lost by this export.
+    An export with a base keeps the base's files of those roots, so only full exports are affected. Such roots are not
+    really missing, so repetition must not make this acceptable."""
     free = run.request.force or run.request.adopt or run.request.beside
     if answer.base or answer.notes is None or run.replaces is None or free:
         return []
@@ -63,13 +66,14 @@ def _find_withheld_roots(run: ExportRun, answer: ExportAnswer) -> list[str]:
 
 
 def build_origin(run: ExportRun, answer: ExportAnswer, *, straight: bool) -> ExportOrigin:
+    """Describe where an export comes from, for the count of refusals."""
     return ExportOrigin(sandbox=run.sandbox.ref, lineage=tuple(answer.lineage), straight=straight)
 
 
 async def decide_on_guards(
     run: ExportRun, answer: ExportAnswer, reasons: Sequence[Reason], origin: ExportOrigin
 ) -> Verdict:
-    """Decide on an export by what the guards say of it, and by how often they said so before."""
+    """Decide about an export by the guards' reasons, and by how often the same reasons were given before."""
     if withheld := _find_withheld_roots(run, answer):
         return Verdict(Reason(code=GONE, message=WITHHELD.format(roots=", ".join(withheld))))
     if not reasons:
@@ -96,14 +100,16 @@ async def decide_on_guards(
 
 
 async def _list_uncounted_refusals(run: ExportRun, refusals: Refusals, origin: ExportOrigin) -> list[Manifest]:
-    """What was refused from a sandbox and is not counted: whoever did so ended too soon, or is of an earlier version."""
+    """Return the rejected snapshots of a sandbox that are not in the count: the process ended before counting, or was
+    an earlier version."""
     names = refusals.list_uncounted(origin)
     found = (await run.engine.repository.manifests(run.request.memory, names)).values() if names else ()
     return [manifest for manifest in found if isinstance(manifest, Manifest) and manifest.rejected]
 
 
 async def _is_enough(run: ExportRun, tally: RefusalCount, timed: RefusalCount | None) -> bool:
-    """``timed``: of these, the refusals of which the store's clock told the time."""
+    """Whether a reason has come up often enough. ``timed`` counts only the refusals whose time was taken from the
+    store's clock."""
     guards, store = run.engine.guards, run.engine.repository.store
     if 0 < guards.accept_after_conversations <= _count_conversations(tally, run.request.conversation):
         return True
@@ -115,11 +121,13 @@ async def _is_enough(run: ExportRun, tally: RefusalCount, timed: RefusalCount | 
 
 
 def _count_conversations(tally: RefusalCount, conversation: str) -> int:
+    """Return the number of different conversations that were refused, including this one."""
     return len({*tally.conversations, *([digest_conversation(conversation)] if conversation else [])})
 
 
 async def keep_replaced(run: ExportRun, manifest: Manifest, accepted: Accepted, going: Collection[str]) -> Accepted:
-    """Pin the head that an accepted snapshot is to replace; unless it is ``going``, because there is no room for both."""
+    """Pin the head that an accepted snapshot will replace, unless it is in ``going``: to be removed, as there is no
+    room for both."""
     if accepted.replaced in going:
         return accepted
     why = ", ".join(dict.fromkeys(reason.code for reason in accepted.reasons))
@@ -132,13 +140,15 @@ async def keep_replaced(run: ExportRun, manifest: Manifest, accepted: Accepted, 
 async def settle_head(
     run: ExportRun, manifest: Manifest, accepted: Accepted | None, *, moves: bool
 ) -> tuple[ExportOutcome, HeadState, Accepted | None]:
-    """Move the head to a stored snapshot, if it may have it; and see to the pins and the count that this makes superfluous."""
+    """Move the head to a stored snapshot, if it may move, and remove the pins and the count of refusals that are now
+    obsolete."""
     repository = run.engine.repository
     outcome, state = await advance_head(run.engine, manifest, run.state, moves=moves)
     committed = outcome is ExportOutcome.COMMITTED
     try:
         if run.pinned:
-            # After a lost race, the one that was just made; else all but the newest few.
+            # After a lost swap, remove the pin that was just made; otherwise (``None``) all automatic pins but the
+            # newest few.
             unused = None if committed else [run.state.snapshot]
             await drop_automatic_pins(repository, manifest.memory, unused)
         if committed and MemoryKeys.of(manifest.memory).refusals in run.survey.sizes:
@@ -151,11 +161,13 @@ async def settle_head(
 async def note_refusal(
     run: ExportRun, answer: ExportAnswer, origin: ExportOrigin, snapshot: str, reasons: Collection[str]
 ) -> list[str]:
-    """Count that a snapshot was refused, so that it is known when that comes again. Return what there is to say of it."""
+    """Count that a snapshot was refused, so that a repetition is recognised. Return warnings that say when it will be
+    accepted."""
     if _find_withheld_roots(run, answer):
         return []
     codes = [code for code in dict.fromkeys(reasons) if code in REPEATABLE]
-    # Of one that was refused before, more may be remembered than the first reason.
+    # If refusals are counted already, this snapshot may have more counted reasons than the first one, which its
+    # manifest names.
     known = MemoryKeys.of(run.request.memory).refusals in run.survey.sizes
     if run.state.head is None or run.request.adopt or not (codes or known) or not await run.continues_head(answer):
         return []
@@ -166,14 +178,14 @@ async def note_refusal(
         refusals = await count_refusal(store, run.state.head, origin, snapshot, codes, conversation, earlier)
     except SidecarError as problem:
         return [f"This refusal could not be counted: {problem.message}"]
-    if len(codes) < len(set(reasons)):  # that does not give way, however often it comes
+    if len(codes) < len(set(reasons)):  # a reason that repetition never makes acceptable
         return []
     tallies = [tally for code in codes if (tally := refusals.before(origin, code)) is not None]
     return _describe_refusals(min(tallies, key=lambda tally: tally.times), run.engine.guards)
 
 
 def _describe_refusals(tally: RefusalCount, guards: Guards) -> list[str]:
-    """How often it was refused by now, and when it will not be."""
+    """Describe how often it was refused by now, and when it will be accepted."""
     when = []
     if guards.accept_after_conversations:
         left = max(1, guards.accept_after_conversations - len(tally.conversations))
@@ -187,7 +199,7 @@ def _describe_refusals(tally: RefusalCount, guards: Guards) -> list[str]:
 
 
 async def note_recovery(run: ExportRun, answer: ExportAnswer) -> None:
-    """What comes from this sandbox is as good as the head: what was refused from it before does not count any more."""
+    """Delete the counted refusals of this sandbox: its memory is equal to the head again."""
     keys, store = MemoryKeys.of(run.request.memory), run.engine.repository.store
     if run.state.head is None or keys.refusals not in run.survey.sizes:
         return

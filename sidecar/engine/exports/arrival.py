@@ -1,4 +1,5 @@
-"""Take what an export brought: fetch the bundle, compare it with what was claimed, and lay it over its base."""
+"""Receive a bundle: fetch it, compare it with the sandbox's claims, check it as hostile input, and apply it on top of
+its base."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_
 from sidecar.store.fold import PackFile
 
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
-"""Where bundles lie in a sandbox: a sandbox must not make us fetch, or remove, anything else."""
+"""Where bundles are in a sandbox. A sandbox must not be able to make the sidecar fetch or remove any other file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPack:
-    """A checked pack, and the entries of the memory with it."""
+    """A checked pack, and all entries of the memory once it is applied."""
 
     pack: PackFile
     entries: dict[str, Entry]
@@ -45,8 +46,11 @@ async def receive_bundle(
     warnings: list[str],
     unclaimed: set[str],
 ) -> tuple[SpooledFile, str]:
-    """The bundle, on our disk, exactly as long and with the hash the sandbox said; and the id of its pack, when that went
-    straight into the store, whose keys ``unclaimed`` gets then. The sandbox removes its own by itself."""
+    """Fetch the bundle to this machine and check its size and hash against the sandbox's claim.
+
+    Return it with the id of its pack if the sandbox wrote the pack directly to the store, else with an empty id. In the
+    first case the keys of the written objects are added to ``unclaimed``. The sandbox removes its own copy.
+    """
     claim = answer.bundle
     if claim is None or not 0 < answer.pack_bytes < claim.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
@@ -69,7 +73,8 @@ async def fetch_bundle(
     inline: bytes | None = None,
     within: Bounds | None = None,
 ) -> SpooledFile:
-    """Bring what the answer says is there, and compare. Raise ``SizeMismatch``, ``DigestMismatch`` or ``LimitExceeded``."""
+    """Download the bundle that the answer names, or use the ``inline`` bytes. Raise ``SizeMismatch``,
+    ``DigestMismatch`` or ``LimitExceeded``."""
     claim = answer.bundle
     if claim is None:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
@@ -82,6 +87,7 @@ async def fetch_bundle(
 
 
 def _check_claim(claim: Bundle, within: Bounds) -> None:
+    """Raise ``UnsafePath`` or ``LimitExceeded`` before anything is fetched."""
     if not claim.inline and (not _SCRATCH_FILE.search(claim.path) or "/../" in claim.path):
         raise UnsafePath(f"The sandbox offers {claim.path[:200]!r}, which is not in the program's own folder.")
     within.check("packed_bytes", claim.bytes, f"Its pack has {claim.bytes:,} bytes")
@@ -108,9 +114,10 @@ def check_bundle(
     stored: str,
     deadline: Deadline,
 ) -> ReceivedPack:
-    """Check a bundle as hostile input and lay it over ``base``, whose roots those are, with their layouts.
+    """Check a bundle as hostile input and apply it on top of ``base``. ``roots`` maps the base's roots to their
+    layouts.
 
-    Raise ``UntrustedSandbox`` (``UnpackTimeout`` when it takes too long) or ``LimitExceeded``.
+    Raise ``UntrustedSandbox`` (``UnpackTimeout`` if it takes too long) or ``LimitExceeded``.
     """
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
@@ -137,7 +144,7 @@ def check_bundle(
 
 
 def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
-    """Each root under its own name, of a layout we know that has such a root, and where it was without a way out."""
+    """Raise unless each root is named once, belongs to a known layout that has such a root, and has a safe path."""
     names = [root.name for root in answer.roots]
     if len(set(names)) != len(names):
         raise BadAnswer("The sandbox names a root twice.")
@@ -146,7 +153,7 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
         if spec is None:
             raise BadAnswer(f"The sandbox brings a root {root.name[:80]!r} that its layout does not have.")
         check_hint(f"The root {root.name!r}", root.hint)
-        # A restore puts a project's root where it was: it must not be led to any other folder (~/.ssh).
+        # A restore puts a project's root back at this path, so it must not lead to any other folder (such as ~/.ssh).
         if spec.project and spec.below and not root.hint.endswith(f"/{spec.below}"):
             raise UnsafePath(
                 f"The root {root.name!r} is said to be at {root.hint[:200]!r}, which is no {spec.below}.",
@@ -155,7 +162,8 @@ def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
 
 
 def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
-    """Only folders that a layout names after projects, and only places a path can be."""
+    """Raise unless the folders named after projects are where a layout has such folders, and the paths of projects are
+    safe."""
     tops = {
         f"{root.name}/{layout.keyed.folder}"
         for root in answer.roots
@@ -172,7 +180,7 @@ def _check_keyed(engine: Engine, answer: ExportAnswer) -> None:
 
 
 def _check_rules(engine: Engine, answer: ExportAnswer, index: Index) -> None:
-    """Nothing that its layout does not keep, or never lets out, may come along."""
+    """Raise ``UnsafePath`` for an entry that its layout does not keep, or that must never leave a sandbox."""
     rules = {}
     for root in answer.roots:
         layout = engine.layouts[root.layout]

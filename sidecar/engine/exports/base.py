@@ -1,4 +1,4 @@
-"""What an export builds on: the snapshot that the sandbox compared itself with."""
+"""The base of an export: the snapshot that the sandbox compared its files with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Manifest
 
 MOST_AHEAD = 8 << 20
-"""So many bytes of indexes are read before it is known whether they are needed."""
+"""How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
 
 
 @asynccontextmanager
 async def read_ahead(run: ExportRun, scratch: Spool) -> AsyncIterator[None]:
-    """Read the head while the sandbox works: as a rule, that is what it builds on."""
+    """Read the head in a background task while the sandbox works, since the head is the usual base. Cancel the task at
+    the end."""
     head = run.state.snapshot
     sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
     if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
@@ -30,12 +31,13 @@ async def read_ahead(run: ExportRun, scratch: Spool) -> AsyncIterator[None]:
     finally:
         if run.ahead is not None:
             run.ahead.cancel()
-            # What went wrong with it matters only to who needed it.
+            # An error in it matters only to ``find_base``, which awaits the task itself.
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
 async def _read_base(run: ExportRun, snapshot: str, scratch: Spool) -> Base:
-    """Raise ``SnapshotDamaged`` when it is not all in the store any more."""
+    """Read a snapshot's manifest, entries and indexes. Raise ``SnapshotDamaged`` if parts of it are missing in the
+    store."""
     manifest = run.replaces
     if manifest is None or manifest.snapshot != snapshot:
         manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
@@ -47,9 +49,10 @@ async def _read_base(run: ExportRun, snapshot: str, scratch: Spool) -> Base:
 async def find_base(
     run: ExportRun, answer: ExportAnswer, scratch: Spool
 ) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
-    """The snapshot the sandbox compared itself with, and what it holds if that is needed; nothing for a full export.
+    """Return the base that the sandbox named, with its entries and indexes if they are needed; nothing for a full
+    export.
 
-    Raise ``SnapshotDamaged`` when it is not all in the store any more, ``SnapshotNotFound`` when it was forgotten.
+    Raise ``SnapshotDamaged`` if parts of it are missing in the store, ``SnapshotNotFound`` if it was forgotten.
     """
     if not answer.base:
         return None, {}, []

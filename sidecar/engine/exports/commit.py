@@ -1,6 +1,6 @@
-"""Make a checked export a snapshot, and decide whether it becomes the head.
+"""Turn a checked export into a snapshot: build its manifest, store its packs, and move the head to it.
 
-Write a checked pack to the store, folding when a snapshot would need more packs than a handful.
+Packs are folded into one when a snapshot would need more than ``MOST_PACKS``.
 """
 
 from __future__ import annotations
@@ -48,28 +48,31 @@ from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_fi
 from sidecar.store.manifest import Pack
 
 MOST_FENCED = 10
-"""So often one export gives way to services that take sandboxes over."""
+"""How often one export retries the swap of the head after another service has fenced it (see ``advance_head``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedExport:
-    """What an export brought (nothing, when nothing changed), over the snapshot it grew out of (none for a full one)."""
+    """A checked export on top of the snapshot that it is based on. ``base`` is ``None`` for a full export; ``arrived``
+    is ``None`` if nothing changed."""
 
     base: Manifest | None
     base_entries: dict[str, Entry]
     base_indexes: list[Index] = field(default_factory=list)
-    """Of the packs of the base: what its entries are put together from."""
+    """The indexes of the base's packs, from which its entries are put together."""
     arrived: ReceivedPack | None = None
     read: float = 0.0
     """When the base was read, by ``time.monotonic``."""
 
     @property
     def received_pack(self) -> ReceivedPack:
+        """The received pack. Only valid if something changed."""
         assert self.arrived is not None
         return self.arrived
 
     @property
     def unchanged(self) -> Manifest:
+        """The base of an export in which nothing changed. Raise ``BadAnswer`` if there is none."""
         if self.base is None:
             raise BadAnswer("The sandbox says nothing changed, but not since when.")
         return self.base
@@ -86,9 +89,10 @@ def build_manifest(
     policy: str,
     earlier: Manifest | None,
 ) -> Manifest:
-    """The manifest of a new snapshot, its packs still to be stored.
+    """Build the manifest of a new snapshot, without its packs, which are not stored yet.
 
-    ``policy`` is what the sandbox was told of privacy; ``earlier`` the snapshot it held before, as far as that is known.
+    ``policy`` is the privacy policy that was sent to the sandbox. ``earlier`` is the snapshot that the sandbox had
+    before, if it is known.
     """
     entries = grown.received_pack.entries
     files, size = count_files(entries)
@@ -126,7 +130,8 @@ def build_manifest(
 
 
 def _list_roots(grown: CheckedExport, answer: ExportAnswer) -> list[SnapshotRoot]:
-    """The roots that were found, and those of the base that were not asked for and so stay as they were."""
+    """Return the roots that were found, and those of the base that were not part of the request and so stay as they
+    were."""
     found = [SnapshotRoot(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
     names = {root.name for root in found}
     others = [root for root in grown.base.roots if root.name not in names] if grown.base else []
@@ -134,7 +139,7 @@ def _list_roots(grown: CheckedExport, answer: ExportAnswer) -> list[SnapshotRoot
 
 
 def _list_databases(grown: CheckedExport, answer: ExportAnswer) -> list[Database]:
-    """What is known of each database: from this export, or from the base for one that did not change since."""
+    """Return the facts about each database: from this export or, if it did not change, from the base."""
     known = {row.path: row for row in grown.base.databases} if grown.base else {}
     read = {row.path: row for row in answer.databases if row.method != "unchanged"}
     known.update((path, Database(path=path, check=row.check, schema=row.schema)) for path, row in read.items())
@@ -142,13 +147,14 @@ def _list_databases(grown: CheckedExport, answer: ExportAnswer) -> list[Database
 
 
 def _merge_project_folders(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
-    """What is known of folders named after projects: from this export, or from the base where that was silent."""
+    """Return the folders named after projects: from this export or, where it names none, from the base."""
     known = {**(grown.base.keyed if grown.base else {}), **answer.keyed}
     return {path: hint for path, hint in known.items() if _has_folder(grown, path)}
 
 
 def _merge_versions(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
-    """Of the program each root is of; where it cannot be seen any more, the one that was seen last."""
+    """Return, by root, the version of the program that the root belongs to; if it cannot be read any more, the last
+    known one."""
     seen = {**(grown.base.versions if grown.base else {}), **{root: v for root, v in answer.versions.items() if v}}
     return {root: version for root, version in seen.items() if _has_folder(grown, root)}
 
@@ -158,7 +164,7 @@ def _has_folder(grown: CheckedExport, folder: str) -> bool:
 
 
 async def find_replaced_head(engine: Engine, state: HeadState, survey: Survey, grown: CheckedExport) -> Manifest | None:
-    """The manifest of the head that an export may replace; ``None`` when there is none or it is known to be damaged."""
+    """Return the manifest of the head that an export may replace; ``None`` if there is no head or it is damaged."""
     if state.head is None or state.snapshot in survey.damaged:
         return None
     if grown.base is not None and grown.base.snapshot == state.snapshot:
@@ -179,7 +185,8 @@ async def judge_export(
     allow: Collection[str],
     trimmed: Collection[str] = (),
 ) -> list[Reason]:
-    """What the guards say against replacing the head by this snapshot. A head that cannot be read is no measure."""
+    """Return the guards' reasons against replacing the head by this snapshot. A head that cannot be read is not
+    compared with."""
     head_entries: dict[str, Entry] = {}
     if head is not None and head is grown.base:
         head_entries = grown.base_entries
@@ -202,10 +209,12 @@ async def plan_packs(
     moves: bool,
     grew: bool,
 ) -> tuple[Manifest, PlannedPacks, RoomFound]:
-    """The manifest with its packs, as there is room for them in the store. Nothing is written yet.
+    """Return the manifest with its packs, the planned packs, and the room for them in the store. Nothing is written
+    yet.
 
-    Where the packs of the head are what leaves no room for one more, and this grew out of it and is to take its place, it is
-    to need none of them: then they can go once the head has moved. Raise ``LimitExceeded``.
+    If the packs of the head leave no room for one more, and this snapshot is based on the head and will replace it, it
+    is planned as one full pack that needs none of them: they can be removed once the head has moved. Raise
+    ``LimitExceeded``.
     """
     keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
     pack, indexes = grown.received_pack.pack, grown.base_indexes
@@ -214,6 +223,7 @@ async def plan_packs(
     try:
         return manifest, packs, await _measure_room(engine, manifest, packs, state, survey, keep, moves=moves)
     except LimitExceeded:
+        # A second plan helps only if the head and the base need not be kept: they are superseded by this snapshot.
         if not (moves and grew and keep):
             raise
         if len(packs.packs) > 1:
@@ -232,6 +242,8 @@ async def _measure_room(
     *,
     moves: bool,
 ) -> RoomFound:
+    """Check the room for a planned snapshot: its packs, its manifest and the growth of the head. Raise
+    ``LimitExceeded``."""
     store = engine.repository.store
     growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head, state.store_id).encode()))
     growth *= 1 if engine.repository.witnesses is None else 2
@@ -249,14 +261,19 @@ async def _measure_room(
 
 
 async def commit(engine: Engine, manifest: Manifest, packs: PlannedPacks, grown: CheckedExport) -> tuple[Manifest, int]:
-    """Store the packs, then the manifest that makes them a snapshot; return it, and how many bytes the store gained.
+    """Store the packs, then the manifest that makes them a snapshot. Return the manifest, and how many bytes the store
+    gained.
 
-    Raise ``BaseCollected`` when a pack that it needs went meanwhile; then it is no snapshot.
+    Raise ``BaseCollected`` if a pack that the snapshot needs was removed in the meantime; then no snapshot was made.
     """
     await engine.repository.store.prepare()
     manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
     if len(manifest.packs) > 1:
         _check_age(grown, engine.retention)
+    # The order matters: packs before the manifest, so that a manifest in the store is always complete. Only then are
+    # older packs that it needs kept from collection (``hold_packs``): a collection that listed the manifests before
+    # this one existed may have marked or deleted some of them, which is noticed there, and then the manifest is deleted
+    # again.
     await engine.repository.commit(manifest)
     try:
         _, size = await gather(
@@ -271,7 +288,8 @@ async def commit(engine: Engine, manifest: Manifest, packs: PlannedPacks, grown:
 
 
 async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
-    """What a manifest takes in the store: one that seals or signs is asked."""
+    """Return the size of a manifest in the store. A store that encrypts or signs is listed, since its objects are
+    larger."""
     store, size = engine.repository.store, len(manifest.encode())
     if store.room(size) == size:
         return size
@@ -280,7 +298,8 @@ async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
 
 
 def _check_age(grown: CheckedExport, retention: Retention) -> None:
-    """Raise ``BaseCollected`` when the base was read so long ago that packs of it may have begun to go."""
+    """Raise ``BaseCollected`` if the base was read so long ago that a garbage collection may already have marked packs
+    of it."""
     took = time.monotonic() - grown.read
     if took > retention.grace_seconds * SAFE_PART:
         raise BaseCollected(
@@ -292,12 +311,14 @@ def _check_age(grown: CheckedExport, retention: Retention) -> None:
 async def advance_head(
     engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
 ) -> tuple[ExportOutcome, HeadState]:
-    """Move the head to a stored snapshot, if it may have it and nobody else was faster."""
+    """Move the head to a stored snapshot by compare-and-swap. Return ``DIVERGED`` if it may not move, or another writer
+    was faster."""
     if not moves:
         return ExportOutcome.DIVERGED, state
     await engine.repository.store.prepare()
     engine.progress.step("moving the head")
     for _ in range(MOST_FENCED):
+        # Checked before every attempt, since the ownership of the sandbox may be lost at any time.
         if engine.fence is not None:
             await engine.fence()
         try:
@@ -306,32 +327,31 @@ async def advance_head(
             there = await engine.repository.head(manifest.memory)
             if there.head is None or there.snapshot != state.snapshot:
                 return ExportOutcome.DIVERGED, there
-            # It was only written anew (``Repository.fence``), against a writer that has lost the right to move it. Whether
-            # that is us, ``engine.fence`` says; if not, nothing is in our way.
+            # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
+            # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this
+            # service is that earlier owner; otherwise the swap can be tried again on top of the rewritten head.
             state = there
     return ExportOutcome.DIVERGED, state
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPacks:
-    """A snapshot's packs, the last of which is still to be stored, as it is here."""
+    """The packs of a snapshot. The last one is not stored yet; ``file`` and ``index`` are its contents."""
 
     packs: list[Pack]
     file: PackFile
     index: bytes
 
     def room(self, store: Store) -> int:
-        """The most that the store gains by them."""
+        """Return how many bytes the store gains by the new pack at most."""
         return store.room(self.packs[-1].bytes) + store.room(self.packs[-1].index_bytes)
 
 
 async def prepare_packs(
     engine: Engine, base: Manifest | None, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool = False
 ) -> PlannedPacks:
-    """What storing ``new`` on top of the packs of ``base``, which have these indexes, comes to. Nothing is written yet.
-
-    ``whole``: as one full pack, that needs none of those.
-    """
+    """Plan how to store ``new`` on top of the packs of ``base``, whose indexes are ``indexes``. Nothing is written yet.
+    With ``whole``, fold everything into one full pack that needs none of the base's packs."""
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and below and (whole or len(below) >= MOST_PACKS):
         engine.progress.step("folding packs")
@@ -355,7 +375,7 @@ async def prepare_packs(
 async def _fold_packs(
     engine: Engine, base: Manifest, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool
 ) -> tuple[list[Pack], PackFile]:
-    """Fold ``new`` with some or all packs of its base; return the packs that stay below, and the fold."""
+    """Fold ``new`` with some or all packs of its base. Return the packs that stay below it, and the folded pack."""
     store = engine.repository.store
     sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
     start = 0 if whole or do_deltas_outweigh(base.packs[0].bytes, sum(sizes)) else 1 + find_first_to_fold(sizes)
@@ -372,10 +392,8 @@ async def _fold_packs(
 
 
 async def store_packs(engine: Engine, memory: str, measured: PlannedPacks) -> list[Pack]:
-    """Write the new pack and its index under their fresh name; only the index, when the pack is there already.
-
-    Return all packs, the new one as it is in the store.
-    """
+    """Write the new pack and its index under their new id; only the index if the sandbox wrote the pack already. Return
+    all packs, the new one with its size in the store."""
     keys, pack, store = MemoryKeys.of(memory), measured.packs[-1], engine.repository.store
     engine.progress.step("storing", pack.bytes)
     if measured.file.stored:
@@ -389,7 +407,7 @@ async def store_packs(engine: Engine, memory: str, measured: PlannedPacks) -> li
 
 
 def note_stored_size(pack: Pack, store: Store, stored: int, stored_index: int) -> Pack:
-    """A pack with what it and its index take in a store that seals."""
+    """Return the pack with the sizes that it and its index have in a store that encrypts; unchanged for other stores."""
     if not store.seal:
         return pack
     return replace(pack, stored_bytes=stored, stored_index_bytes=stored_index, sealed=store.seal)

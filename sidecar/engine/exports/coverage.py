@@ -1,4 +1,5 @@
-"""Which rules a snapshot was made by, and what a later one has because its layouts have learned since."""
+"""The capture rules that a snapshot was made by, and the files that a later snapshot has only because its layouts cover
+more."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ MOST_SHOWN = 5
 def collect_rules(
     asked: Iterable[Layout], roots: Collection[SnapshotRoot], base: Manifest | None
 ) -> dict[str, CoveredRules]:
-    """The rules for each root of these layouts, those of roots that are not in the snapshot by name only. What was not asked
-    for stays as the base has it, by the rules of that."""
+    """Return the rules for each root of the layouts of an export. Roots that are not in the snapshot have empty rules.
+    Roots of layouts that were not exported keep the base's rules, as they keep its files."""
     used = {spec for root in roots for spec in (root.name, split_number(root.name)[0])}
     rules = {
         spec.name: layout.covered(spec) if spec.name in used else CoveredRules()
@@ -31,7 +32,8 @@ def collect_rules(
 
 
 def get_rules(manifest: Manifest) -> dict[str, CoveredRules]:
-    """The rules that a snapshot was made by; of one that keeps none, those of the last version that kept none."""
+    """Return the rules that a snapshot was made by. A manifest without rules was written by a version that did not
+    record them: return the rules of the last such version."""
     return manifest.covered or dict(EARLIER)
 
 
@@ -42,10 +44,11 @@ def format_of(
     answer: ExportAnswer,
     base: Manifest | None,
 ) -> int:
-    """The format of a snapshot: a raised one where the version before layouts learned would drop something of it.
+    """Return the format number of a snapshot: the raised one if the version before layouts could learn would drop files
+    of it.
 
-    That one knew other rules, and of projects only those that were ``named``, or else the home and the working folder.
-    Layouts of a config file are the same for both.
+    That version had other rules. Of projects it looked only at those that were ``named``, or else at the home and the
+    working folder. Layouts of a config file are the same for both versions.
     """
     ours = {root.name: root for root in roots if root.layout in load_built_in()}
     rules = {
@@ -67,17 +70,18 @@ def _stem(name: str) -> str:
 def _was_looked_for(
     root: SnapshotRoot, named: Collection[str] | None, answer: ExportAnswer, base: Manifest | None
 ) -> bool:
+    """Whether the earlier version would have looked at this root at all."""
     if _stem(root.name) not in PROJECTS:
         return True
     if named is not None:
-        # What the base has of layouts that were not asked for stays as it was found.
+        # Roots of layouts that were not exported stay as the base has them, so the base's format decides.
         return base is None or base.format == FORMAT or any(found.name == root.name for found in answer.roots)
     folder = root.hint.removesuffix("/.cm") if _stem(root.name) == "cm" else root.hint
     return folder in {"~", *answer.projects}
 
 
 class _Known:
-    """Whether rules cover a file; what they say of folders is asked once for each."""
+    """Tells whether rules cover a file. The decision about each folder is cached."""
 
     def __init__(self, covered: CoveredRules) -> None:
         self._rules = Rules({"keep": list(covered.keep), "databases": [], "never": list(covered.left), "secrets": []})
@@ -93,7 +97,8 @@ class _Known:
 
 
 def find_learned(base: Manifest | None, before: Mapping[str, Entry], entries: Mapping[str, Entry]) -> Learned | None:
-    """What is new in a snapshot because the rules of its base did not cover it."""
+    """Return the files that are new in a snapshot only because the rules of its base did not cover them; ``None`` if
+    there are none."""
     if base is None:
         return None
     rules = {

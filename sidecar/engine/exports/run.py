@@ -1,4 +1,4 @@
-"""One export: what was asked for, what was known when it began, and the receipt that it ends with."""
+"""The state of one export: the request, what was known when it began, and the receipt at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from sidecar.store.manifest import Manifest, count_scrubbed
 from sidecar.store.repository import HeadState, Survey
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
-"""A snapshot that an export builds on: its entries, and the indexes of its packs, which they are put together from."""
+"""The base of an export: its manifest, its entries, and the indexes of its packs, from which the entries are put
+together."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
 LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
 
@@ -35,7 +36,8 @@ NOT_TAKEN = (
 
 
 def describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
-    """What to say of databases in agents' folders; those in a project's own folder are the project's."""
+    """Return a warning about databases in agents' folders that no layout covers. Databases in a project's own folder
+    belong to the project and are not mentioned."""
     projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
     paths = [
         redact(path)
@@ -47,29 +49,31 @@ def describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Lay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
+    """What to export, and how. The sandbox is passed separately."""
+
     memory: str
     layouts: tuple[str, ...] = ()
     projects: tuple[str, ...] | None = None
     conversation: str = ""
     label: str = ""
     force: bool = False
-    """Move the head whatever the guards say, and wherever the sandbox started from."""
+    """Move the head regardless of the guards and of what the sandbox is based on."""
     allow: tuple[str, ...] = ()
-    """Guards that are not to object, by their reason."""
+    """Guards to ignore, by the code of their reason."""
     origin: str = "export"
     beside: bool = False
-    """Store it beside the head, whatever the sandbox started from."""
+    """Store the snapshot beside the head, whatever the sandbox is based on."""
     adopt: bool = False
-    """The sandbox is not an agent's but ours (an import): it counts as grown from the head."""
+    """The sandbox is a folder of the sidecar's own (an import), not an agent's: it counts as based on the head."""
     noted: TarballNotes | None = None
-    """What the tarball of an import says besides its files."""
+    """What the comments in an imported tarball say, besides its files."""
     snapshot: str = ""
-    """The id for the new snapshot, when somebody has to know it beforehand."""
+    """The id for the new snapshot, if the caller has to know it beforehand."""
 
 
 @dataclass(slots=True)
 class ExportRun:
-    """One export: what was known when it began."""
+    """The state of one export, from the first request to the receipt."""
 
     engine: Engine
     sandbox: CountedSandbox
@@ -82,22 +86,24 @@ class ExportRun:
     presence: SandboxStatus
     warnings: list[str] = field(default_factory=list)
     ahead: asyncio.Task[Base] | None = None
-    """The head, being read while the sandbox works."""
+    """The task that reads the head while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
-    """Keys of objects that are in the store already, and that no snapshot names."""
+    """Keys of objects that are already in the store and that no manifest names yet. They are deleted at the end."""
     replaces: Manifest | None = None
-    """The manifest of the head, where it can be read."""
+    """The manifest of the head, if it can be read."""
     pinned: bool = False
-    """The head was pinned because this export is to replace it though guards objected."""
+    """The head was pinned because this export is to replace it although guards objected."""
 
     def parent(self, answer: ExportAnswer) -> str:
+        """Return the id of the snapshot that the sandbox's memory is based on; empty if there is none."""
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
 
     async def continues_head(self, answer: ExportAnswer) -> bool:
-        """Whether the sandbox's memory grew out of the present head, or is to count as if it had.
+        """Whether the sandbox's memory is based on the present head, or counts as such.
 
-        It did when it was last restored from or exported to it, and also when its last export never became the head but
-        the one before did: it was cut short, or lost a race against another export of the same sandbox.
+        It is if the sandbox was last restored from the head or exported to it. It also is if its last export never
+        became the head but the one before did: that last export was cut short, or lost a race against another export of
+        the same sandbox.
         """
         if self.request.beside:
             return False
@@ -114,12 +120,13 @@ class ExportRun:
             return False
         if origin == head or (head in answer.lineage and not self.state.head.was_head(origin)):
             return True
-        # A damaged head cannot be restored, so nobody can start from it: what an earlier one grew into takes its place.
+        # A damaged head cannot be restored, so no sandbox can be based on it: one that is based on an earlier head may
+        # replace it.
         return head in self.survey.damaged and self.state.head.was_head(origin)
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the sandbox is to note of this memory."""
+        """What the sandbox is to record in its notes about this memory."""
         allowed = {*self.request.allow, *self.engine.guards.allow}
         free = self.request.force or self.request.adopt
         return {
@@ -129,7 +136,8 @@ class ExportRun:
         }
 
     def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
-        """Why this export would continue another store's memory, or another memory, unless that is allowed."""
+        """Return the reason why this export would continue a memory of another store, or another memory; ``None`` if it
+        would not or that is allowed."""
         reason = find_mix_up(self.notes, answer, self.engine.repository.store.url)
         return None if reason is None or reason.code in self.notes["allow"] else reason
 
@@ -143,6 +151,7 @@ class ExportRun:
         added: int = 0,
         accepted: Accepted | None = None,
     ) -> ExportReceipt:
+        """Build the receipt. Texts that come from the sandbox are redacted."""
         skipped = [replace(row, path=redact(row.path)) for row in answer.skipped] if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))

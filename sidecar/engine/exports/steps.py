@@ -1,4 +1,5 @@
-"""Export: a sandbox's memory becomes a snapshot."""
+"""The steps of an export, in order: ask the sandbox, fetch and check its bundle, apply the guards, commit, move the
+head."""
 
 from __future__ import annotations
 
@@ -66,9 +67,10 @@ READ_ONLY = "This sandbox was restored to be read (read-only): what it exports i
 
 
 async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> ExportReceipt:
-    """Export the memory in ``sandbox``. Raise a ``SidecarError`` when it could not be; the head is then as it was.
+    """Export the memory in ``sandbox`` and return the receipt. Raise a ``SidecarError`` on failure; the head is then
+    unchanged.
 
-    The head moves only for a sandbox that started from it, and only to a snapshot no guard objects to.
+    The head moves only for a sandbox whose memory is based on it, and only to a snapshot that no guard objects to.
     """
     check_reasons(request.allow)
     engine = narrow_engine(engine, request.memory)
@@ -76,12 +78,14 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     try:
         return await _run_export(await _begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:
-        # From what is in the store now; a second time it is better to say that something is wrong.
+        # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
+        # same happens again, something is wrong, and the error is raised.
         warnings = [f"It was begun anew: {problem.message}"]
         return await _run_export(await _begin_run(engine, counted, request, started, warnings))
 
 
 async def _run_export(run: ExportRun) -> ExportReceipt:
+    """Run one export to its receipt. A size limit that is exceeded ends it as rejected, not as an error."""
     engine, request, answer = run.engine, run.request, None
     async with open_spool() as scratch, delete_unclaimed(engine.repository.store) as run.unclaimed:
         try:
@@ -102,6 +106,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
             manifest = build_manifest(
                 engine, grown, answer, run.snapshot, run.sandbox.ref, parent, request, policy, earlier
             )
+            # The same contents as the head already has: nothing is stored.
             if head is not None and head.tree == manifest.tree:
                 await note_recovery(run, answer)
                 return run.receipt(ExportOutcome.UNCHANGED, run.state, answer, head)
@@ -120,6 +125,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
             reason, accepted = verdict.reason, verdict.accepted
             if reason is not None:
                 manifest = replace(manifest, rejected=f"{reason.code}: {reason.message}")
+            # A rejected or diverged snapshot is stored too, beside the head; it just does not move the head.
             moves = reason is None and await run.continues_head(answer)
             if moves and run.state.head is not None:
                 manifest = replace(manifest, generation=run.state.head.generation + 1)
@@ -147,10 +153,12 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
 async def _commit_export(
     run: ExportRun, manifest: Manifest, grown: CheckedExport, moves: bool, scratch: Spool, accepted: Accepted | None
 ) -> tuple[Manifest, int, RoomFound, Accepted | None]:
-    """Make it a snapshot, if there is room for it; return it, what it added, how there is room, and what was accepted.
+    """Commit the snapshot if there is room for it. Return its manifest, the bytes added, the room and what was
+    accepted.
 
-    From now on it may name a pack that is in the store already, so that one has to stay, whatever
-    happens; unless it was folded."""
+    A pack that the sandbox wrote directly to the store is removed from ``run.unclaimed`` before the commit: from then
+    on a manifest may name it, so it must stay whatever happens, unless it was folded into another pack.
+    """
     run.state = await run.engine.repository.begin(run.state)
     pack = grown.received_pack.pack
     key = MemoryKeys.of(manifest.memory).pack(pack.stored, pack.codec)
@@ -158,7 +166,7 @@ async def _commit_export(
     manifest, packs, room = await plan_packs(
         run.engine, manifest, grown, run.state, run.survey, scratch, moves=moves, grew=grew
     )
-    if accepted is not None:  # before it is a snapshot: whoever finds it later may make it the head at once
+    if accepted is not None:  # pinned before the commit: from then on the head may move to it
         accepted = await keep_replaced(run, manifest, accepted, room.going)
     run.unclaimed.discard(key)
     try:
@@ -172,7 +180,7 @@ async def _commit_export(
 
 
 class BaseDamaged(SnapshotDamaged):
-    """The snapshot a delta builds on cannot be read; a full export can still be had."""
+    """The base of a delta cannot be read. Retryable, because a full export needs no base."""
 
     retryable = True
 
@@ -180,8 +188,10 @@ class BaseDamaged(SnapshotDamaged):
 async def _begin_run(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> ExportRun:
+    """Read the head and the listing, connect to the sandbox, and choose the id of the new snapshot. Raise a
+    ``SidecarError``."""
     await engine.repository.check_new_memory(request.memory)
-    choose_layouts(request.layouts, engine.layouts)  # before anything is written
+    choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
     prepared = asyncio.get_running_loop().run_in_executor(None, delivery.pack_programs, "export")
     presence, (state, head), survey = await gather(
@@ -190,7 +200,8 @@ async def _begin_run(
     await prepared
     warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state, survey)]
     if not request.adopt:
-        # The sandbox is to note the id, so there has to be one before it is asked; it stays if nothing comes of this.
+        # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
+        # the store even if this export fails.
         state = await engine.repository.begin(state)
     known = [*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]]
     fresh, refused = await engine.repository.make_next_id(request.memory, state, survey.snapshots)
@@ -205,18 +216,19 @@ async def _begin_run(
 
 
 async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None]:
-    """The head, and its manifest, where that can be read: it says where the memory's roots were."""
+    """Return the head and its manifest, which says where the memory's roots were. The manifest is ``None`` if it cannot
+    be read; a later step that needs it raises the error then."""
     state = await read_identified_head(engine.repository, memory)
     try:
         return state, await engine.repository.manifest(memory, state.snapshot) if state.snapshot else None
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
-        return state, None  # whoever needs it comes to that by himself
+        return state, None  # a later step that needs it raises
 
 
 async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer, CheckedExport]:
-    """Ask the sandbox, fetch what it has and check it all; again from the start when a transfer was cut short.
+    """Request the export from the sandbox, fetch the bundle and check it; start again if a transfer was cut short.
 
-    A delta over a snapshot that is damaged or was forgotten would be lost with it: then a full export is asked for.
+    A delta on a base that is damaged or forgotten would be lost with it, so a full export is requested then.
     """
     engine, question = run.engine, _build_question(run)
     shell = build_export_script(question, choose_layouts(run.request.layouts, engine.layouts))
@@ -266,8 +278,9 @@ async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer
 def _ask_for_full_export(
     run: ExportRun, question: dict[str, Any], answer: ExportAnswer, problem: UntrustedSandbox
 ) -> None:
-    """Have a delta that makes no sense asked for again as a full export, once: what it builds on is noted in the sandbox,
-    where the agent can write, and whose notes are not true would never be exported again."""
+    """Make the next attempt request a full export, once, after a delta that makes no sense. The base is recorded in the
+    sandbox's notes, which the agent can write; without this, a sandbox with wrong notes could never be exported again.
+    """
     if answer.base and answer.base not in question["unusable"]:
         question["unusable"] = sorted([*question["unusable"], answer.base])
         run.warnings.append(f"What the sandbox noted of {answer.base} is not so; all of the memory was read again.")
@@ -275,6 +288,7 @@ def _ask_for_full_export(
 
 
 def _build_question(run: ExportRun) -> dict[str, Any]:
+    """Build the export request for the in-sandbox program."""
     request, layouts, head = run.request, choose_layouts(run.request.layouts, run.engine.layouts), run.replaces
     room = compute_room_left(run.engine, run.survey.sizes)
     return {
@@ -300,8 +314,9 @@ def _build_question(run: ExportRun) -> dict[str, Any]:
 
 
 async def _finish_unchanged(run: ExportRun, answer: ExportAnswer, base: Manifest, scratch: Spool) -> ExportReceipt:
-    """Nothing new in the sandbox since ``base``. Unless that is or was the head, an export before did not get to move it:
-    its outcome is settled now, or said again."""
+    """Finish an export in which nothing changed since ``base``. If ``base`` is not and never was the head, an earlier
+    export stored it without moving the head: decide again whether it becomes the head, or report the same reason again.
+    """
     state = run.state
     run.warnings += describe_near_limits(
         run.engine.limits, base, {}, 0, {"memory_bytes": sum(run.survey.sizes.values())}
@@ -314,7 +329,8 @@ async def _finish_unchanged(run: ExportRun, answer: ExportAnswer, base: Manifest
     if not reasons and not run.request.force:
         reasons = await _find_objections(run, base, answer, scratch)
     verdict = await decide_on_guards(run, answer, reasons, origin)
-    if verdict.accepted is not None:  # of all that was against it, its manifest names only the first
+    # A manifest names only the first reason against it; before the snapshot is accepted, all guards are applied again.
+    if verdict.accepted is not None:
         verdict = await decide_on_guards(run, answer, await _judge_again(run, base, answer, scratch), origin)
     reason, accepted = verdict.reason, verdict.accepted
     if run.request.force or (reason is None and await run.continues_head(answer)):
@@ -335,7 +351,8 @@ async def _finish_unchanged(run: ExportRun, answer: ExportAnswer, base: Manifest
 
 
 async def _find_objections(run: ExportRun, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> list[Reason]:
-    """Why a snapshot was kept from becoming the head; when that is allowed by now, whether there is more against it."""
+    """Return the reason recorded when a snapshot was rejected. If that reason is allowed by now, apply all guards
+    again."""
     code, _, message = kept.rejected.partition(": ")
     if code not in {*run.request.allow, *run.engine.guards.allow}:
         return [Reason(code=code, message=message)] if code else []
@@ -343,7 +360,7 @@ async def _find_objections(run: ExportRun, kept: Manifest, answer: ExportAnswer,
 
 
 async def _judge_again(run: ExportRun, kept: Manifest, answer: ExportAnswer, scratch: Spool) -> list[Reason]:
-    """All that the guards say of a snapshot that was kept, as things are now."""
+    """Apply the guards to a stored snapshot, compared with the present head."""
     nothing = CheckedExport(None, {})
     head = await find_replaced_head(run.engine, run.state, run.survey, nothing)
     entries, _, _ = await fetch_entries(run.engine.repository.store, kept, scratch)
@@ -351,6 +368,7 @@ async def _judge_again(run: ExportRun, kept: Manifest, answer: ExportAnswer, scr
 
 
 def _explain_divergence(state: HeadState, answer: ExportAnswer) -> Reason:
+    """Return the reason for an outcome of ``DIVERGED``."""
     if answer.reader:
         return Reason(code="read-only", message=READ_ONLY)
     head = state.snapshot or state.problem or "which is missing"

@@ -1,1 +1,2 @@
-"""Restore: a snapshot becomes a sandbox's memory again."""
+"""Restore: a snapshot becomes a sandbox's memory again. ``steps`` is the order of the steps; the other modules are the
+steps."""

@@ -1,4 +1,4 @@
-"""Which snapshot to restore: the one asked for, or the newest one that can be read."""
+"""Choose the snapshot to restore: the requested one or, if the head cannot be read, the newest one that can."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The snapshot to restore: the one wanted, or the newest one that could be read and why."""
+    """The chosen snapshot, fetched. ``wanted`` and ``problems`` are set if it is not the requested one."""
 
     fetched: FetchedSnapshot
     warnings: list[str]
     wanted: str = ""
     problems: str = ""
-    """What is wrong with the one that was wanted."""
+    """What is wrong with the requested snapshot."""
     keep: tuple[str, ...] = ()
-    """A sandbox that holds one of these needs no restore: the latest, and what stands for it where it cannot be read."""
+    """A sandbox that has one of these needs no restore: the latest snapshot, and the one chosen instead if that cannot
+    be read."""
     head: Head | None = None
-    """The memory's head, where ``latest`` or a time was asked for and it can be read."""
+    """The memory's head, if ``latest`` or a time was requested and it can be read."""
     store: str = ""
     """The store's id, if it has one."""
 
 
 async def choose_snapshot(repository: Repository, memory: str, wanted: str, scratch: Spool) -> Choice | None:
-    """The snapshot asked for, whole and on our disk; when the head cannot be read, the newest one that can.
+    """Fetch the requested snapshot completely to this machine; if the head cannot be read, the newest one that can.
 
-    ``None`` when there is none yet. Raise a ``SnapshotError`` when none can be read, ``BadReference`` for no time at all.
+    Return ``None`` if the memory has no snapshot yet. Raise a ``SnapshotError`` if none can be read, ``BadReference``
+    if the requested time is not a time.
     """
     if wanted.startswith("@"):
-        parse_time(wanted[1:])  # wrong also where there is no snapshot yet
+        parse_time(wanted[1:])  # an invalid time is an error even if there is no snapshot yet
     if wanted != LATEST and not wanted.startswith("@"):
         manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
         identity = await repository.add_store_id(HeadState())
@@ -73,14 +75,14 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
 
 
 async def _mark_damaged(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
-    """Tell later exports; a store that may only be read must not keep anyone from restoring."""
+    """Record the damage for later exports. Errors are ignored: a read-only store must not prevent a restore."""
     with contextlib.suppress(StoreError):
         await repository.mark_damaged(memory, snapshot, damage)
 
 
 async def choose_manifest(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
-    """The manifest of the snapshot asked for, and the head as far as it was looked at, with the store's id. Raise
-    ``NotDirect`` when there is anything odd."""
+    """Return the manifest of the requested snapshot, and the head, if it was read, with the store's id. Raise
+    ``NotDirect`` if anything is unusual, so that the restore goes through the sidecar, which handles such cases."""
     try:
         if wanted != LATEST:
             manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))

@@ -1,4 +1,4 @@
-"""Bring a chosen snapshot into a sandbox and have it put in place: through the sidecar, or straight from the bucket."""
+"""Place a chosen snapshot in a sandbox: uploaded by the sidecar, or fetched by the sandbox directly from the bucket."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ from sidecar.store.manifest import Manifest, Pack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
+    """What to restore, and how. The sandbox is passed separately."""
+
     memory: str
     snapshot: str = LATEST
     mode: str = "replace"
     projects: tuple[str, ...] | None = None
     force: bool = False
     must_exist: bool = False
-    """A memory that is not there is an error, not a first start."""
+    """Treat a missing memory as an error, not as a first start."""
     conversation: str = ""
     discard: bool = False
-    """Replace what no snapshot has, and what came with the sandbox, without keeping it."""
+    """Replace files that no snapshot has, and files that came with the sandbox, without keeping them."""
     read_only: bool = False
-    """What is exported from this sandbox later is to be stored beside the head."""
+    """Later exports of this sandbox are stored beside the head."""
     withhold_projects: bool | None = None
-    """Leave out projects that nobody named and whose folders are not there yet; ``None``: as the settings say."""
+    """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
     in_use: bool = False
-    """The sandbox was worked with before: ask what it holds before much is sent to it."""
+    """The sandbox was in use before: ask what it has before much is uploaded to it."""
 
 
 @dataclass(slots=True)
 class SnapshotUpload:
-    """A snapshot on its way into a sandbox. What was uploaded stays there while something has to be saved first."""
+    """The upload of a snapshot to a sandbox. Uploaded files stay there while something has to be saved first."""
 
     fetched: FetchedSnapshot
     scratch: Spool
     uploads: list[str] = field(default_factory=list)
-    """Every path that something was uploaded to."""
+    """Every path that was uploaded to, for cleaning up."""
     packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
     bundle: dict[str, Any] | None = None
-    """What is there now."""
+    """The bundle that is in the sandbox now."""
     tarball: Tarball | None = None
-    """The same for a sandbox without Python."""
+    """The tarball, for a sandbox without Python."""
 
     def __post_init__(self) -> None:
         self.packs = list(self.fetched.packs)
@@ -72,9 +74,11 @@ class SnapshotUpload:
 
     @property
     def parts(self) -> list[SpooledFile]:
+        """The files to upload: each index followed by its pack."""
         return [file for pair in zip(self.fetched.index_files, self.packs, strict=True) for file in pair]
 
     def list_sent_packs(self) -> list[Pack]:
+        """Return the packs as they are sent: sizes and codecs may differ from the manifest after recompression."""
         return [
             replace(pack, bytes=file.size, codec=codec)
             for pack, file, codec in zip(self.fetched.manifest.packs, self.packs, self.codecs, strict=True)
@@ -89,8 +93,8 @@ async def place_directly(
     standing: StoreFacts,
     operation: str,
 ) -> ProgramAnswer:
-    """Let the sandbox fetch the snapshot from the bucket by itself: one command. Raise ``NotDirect`` when it cannot, or when
-    the snapshot is not all there: then somebody has to look for an older one."""
+    """Let the sandbox fetch the snapshot from the bucket with one command. Raise ``NotDirect`` if it cannot, or if
+    parts of the snapshot are missing: the path through the sidecar then looks for an older one."""
     question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
     question["links"] = await make_links(engine, manifest)
     try:
@@ -116,7 +120,7 @@ async def ask_first(
     standing: StoreFacts,
     operation: str,
 ) -> ProgramAnswer:
-    """Ask what the sandbox holds, and send nothing. The status "clear" says that it can be restored."""
+    """Ask what the sandbox has, without uploading anything. The status "clear" means that it can be restored."""
     manifest = parcel.fetched.manifest
     question = _build_question(engine, sandbox, request, manifest, [], standing, operation)
     return await _ask_and_check(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
@@ -130,7 +134,8 @@ async def place_through_sidecar(
     standing: StoreFacts,
     operation: str,
 ) -> ProgramAnswer:
-    """One upload and one command; again when the upload was cut short, or the sandbox cannot read zstd."""
+    """Place the snapshot with one upload and one command; try again if the upload was cut short, or the sandbox cannot
+    read zstd."""
     manifest = parcel.fetched.manifest
     async for attempt in retry_safely():
         with attempt:
@@ -164,7 +169,8 @@ async def _upload_and_ask(
     standing: StoreFacts,
     operation: str,
 ) -> ProgramAnswer:
-    """Upload it, unless it is there already, and ask. It stays there only when something has to be saved first."""
+    """Upload the bundle unless it is in the sandbox already, and request the restore. The bundle stays there only if
+    something has to be saved first."""
     bundle, parcel.bundle = parcel.bundle, None
     if bundle is None:
         bundle = await _upload(engine, sandbox, parcel)
@@ -190,6 +196,7 @@ async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUploa
 async def _ask_and_check(
     sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float
 ) -> ProgramAnswer:
+    """Request the restore. Raise ``BadAnswer`` if the sandbox reports success but not all files."""
     answer, _ = await ask(sandbox, question, ProgramAnswer, timeout=timeout)
     missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
@@ -206,6 +213,8 @@ def _build_question(
     standing: StoreFacts,
     operation: str,
 ) -> dict[str, Any]:
+    """Build the restore request for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
+    known here."""
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
         raise UnknownLayout(
@@ -248,6 +257,7 @@ async def _chain_files(parts: list[SpooledFile], digest: hashlib._Hash) -> Async
 
 
 def _recompress(pack: SpooledFile, scratch: Spool) -> SpooledFile:
+    """Recompress a zstd pack with gzip, for a sandbox that cannot read zstd."""
     path = scratch.new()
     with (
         pack.path.open("rb") as source,

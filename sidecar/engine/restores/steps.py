@@ -1,4 +1,5 @@
-"""Restore: a snapshot becomes a sandbox's memory again."""
+"""The steps of a restore, in order: choose the snapshot, ask what the sandbox has, save what is in no snapshot, put it
+in place."""
 
 from __future__ import annotations
 
@@ -33,17 +34,18 @@ from sidecar.store.repository import Survey
 INSTEAD = "Restored {snapshot} instead of {wanted}: {problems}"
 STILL_HERE = "The store cannot bring back {wanted} ({problems}), but this sandbox still has it: export it."
 ASK_FROM = 4 << 20
-"""From so many bytes on it is worth a command to ask a sandbox that was in use whether it needs them."""
+"""From this size on, a sandbox that was in use is asked first whether it needs the snapshot: the command costs less
+than the upload."""
 MOST_KNOWN = 100
 LOST = "The sandbox's answer was lost ({problem}), but asked again it says that everything is in place."
 
 
 async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> RestoreReceipt:
-    """Restore a memory into ``sandbox``: staged, verified, then swapped there.
+    """Restore a memory into ``sandbox``: staged, verified, then swapped in place. Return the receipt.
 
-    What the sandbox has and no snapshot does is exported first; a sandbox that holds the latest snapshot, or is ahead of it,
-    is left as it is. Raise a ``SidecarError`` when nothing could be tried. Outcome ``incomplete`` says that the sandbox
-    refused, or that something there could not be saved; what it had is as it was.
+    Files that no snapshot has are exported first. A sandbox that has the latest snapshot, or is ahead of it, is left as
+    it is. Raise a ``SidecarError`` if nothing could be tried. The outcome ``incomplete`` means that the sandbox
+    refused, or that something there could not be saved; its files are then unchanged.
     """
     await engine.repository.check_new_memory(request.memory)
     run = _RestoreRun(engine, sandbox, CountedSandbox(sandbox, engine.progress), request, time.monotonic())
@@ -60,7 +62,7 @@ async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> 
 
 @dataclass(slots=True)
 class _RestoreRun:
-    """One restore: what was asked for, and what is known by now."""
+    """The state of one restore, from the request to the receipt."""
 
     engine: Engine
     target: Sandbox
@@ -75,7 +77,7 @@ class _RestoreRun:
     saved: list[SavedFirst] = field(default_factory=list)
 
     def begin(self, manifest: Manifest, survey: Survey, keep: tuple[str, ...], head: Head | None, store: str) -> None:
-        """Note what is to be restored, and what the sandbox has to know of the store."""
+        """Record what is to be restored, and what the sandbox has to know about the store."""
         self.manifest = manifest
         self.engine.progress.about(manifest.snapshot)
         known = list(dict.fromkeys([*keep, manifest.snapshot, *survey.snapshots[:MOST_KNOWN]]))
@@ -88,6 +90,7 @@ class _RestoreRun:
     def receipt(
         self, outcome: RestoreOutcome, answer: ProgramAnswer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
+        """Build the receipt. Texts that come from the sandbox are redacted."""
         kept = answer is not None and answer.status == "kept"
         withheld = [replace(row, hint=redact(row.hint)) for row in answer.withheld] if answer else []
         scrubbed = count_scrubbed(self.manifest) if self.manifest and not kept else Scrubbed()
@@ -134,6 +137,7 @@ class _RestoreRun:
 
 
 async def _restore_from_bucket(run: _RestoreRun) -> RestoreReceipt:
+    """Restore with links to the bucket. Raise ``NotDirect`` if it has to go through the sidecar."""
     engine, request = run.engine, run.request
     presence, (manifest, state), survey = await gather(
         connect(run.sandbox),
@@ -155,6 +159,7 @@ async def _restore_from_bucket(run: _RestoreRun) -> RestoreReceipt:
 
 
 async def _restore_through_sidecar(run: _RestoreRun) -> RestoreReceipt:
+    """Fetch the snapshot to this machine and upload it to the sandbox."""
     engine, request = run.engine, run.request
     async with open_spool() as scratch:
         engine.progress.step("fetching the snapshot")
@@ -191,7 +196,7 @@ async def _restore_through_sidecar(run: _RestoreRun) -> RestoreReceipt:
 async def _place_after_saving(
     run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Callable[[], Awaitable[ProgramAnswer]]
 ) -> ProgramAnswer:
-    """Have it put in place, once what it would replace is saved."""
+    """Have the snapshot put in place; if the sandbox reports unsaved files, save them first and try again."""
     answer = await _await_answer(run, manifest, uploads, placing())
     if answer.status in ("clear", "no-python"):
         answer = await _await_answer(run, manifest, uploads, placing())
@@ -211,7 +216,8 @@ async def _place_after_saving(
 async def _await_answer(
     run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Awaitable[ProgramAnswer]
 ) -> ProgramAnswer:
-    """Wait for the sandbox's answer. When it fails to come, leave nothing behind there, and ask whether all is in place."""
+    """Wait for the sandbox's answer. If it does not arrive, clean up in the sandbox and ask whether the restore
+    completed."""
     try:
         return await placing
     except BaseException as problem:
@@ -224,7 +230,7 @@ async def _await_answer(
 
 
 async def _finish_empty(run: _RestoreRun) -> RestoreReceipt:
-    """There is nothing to restore: a first start, unless the memory has to exist. Raise ``MemoryNotFound`` then."""
+    """Finish a restore of a memory without snapshots: a first start. Raise ``MemoryNotFound`` if the memory must exist."""
     repository, memory = run.engine.repository, run.request.memory
     beside = await repository.list_snapshot_ids(memory)
     if run.request.must_exist:

@@ -1,4 +1,5 @@
-"""Save what a restore would replace and no snapshot has: an ordinary export, stored beside the head of the memory it is of."""
+"""Before a restore, save what it would replace and no snapshot has: an ordinary export, stored beside the head of the
+memory that the files belong to."""
 
 from __future__ import annotations
 
@@ -21,32 +22,33 @@ from sidecar.store.manifest import Manifest
 
 ORIGIN = "saved-first"
 MOST = 5
-"""So many memories are saved before one restore."""
+"""How many memories are saved before one restore at most."""
 KEPT = "What was here and in no snapshot ({paths}) is kept as {snapshot}{of}, beside the head."
 _KEY = re.compile(r"[a-z0-9._-]{1,63}(~[0-9a-f]{32})?\Z")
 
 
 @dataclass(slots=True)
 class StoreFacts:
-    """What a sandbox is told of the store, so that it can say what of its memory is in no snapshot."""
+    """What the sandbox has to know about the store to report which files are in no snapshot. Sent with the restore
+    request."""
 
     stored: dict[str, list[str]] = field(default_factory=dict)
-    """The snapshots of each memory, by its key, as far as somebody has looked."""
+    """The snapshots of each memory, by its key, as far as the store was read."""
     unusable: list[str] = field(default_factory=list)
-    """Those that are known to be damaged: what they have must be saved again."""
+    """Snapshots known to be damaged: files that only they have must be saved again."""
     heads: list[str] = field(default_factory=list)
-    """Those of the memory's own that are or were its head."""
+    """The snapshots of this memory that are or were its head."""
     keep: list[str] = field(default_factory=list)
-    """A sandbox whose newest one of ``heads`` is among these is left as it is, whatever came after that."""
+    """A sandbox whose newest one of ``heads`` is among these is left as it is, whatever it changed since."""
     saved: bool = False
-    """All that can be saved is: what is not is set aside."""
+    """Everything that can be saved is saved: the rest is set aside in the sandbox."""
     store: str = ""
     """The store's id, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFirst:
-    """A snapshot that was made first."""
+    """A snapshot that was made before the restore."""
 
     memory: str
     snapshot: str
@@ -56,7 +58,7 @@ class SavedFirst:
 
 @dataclass(frozen=True, slots=True)
 class SaveFirst:
-    """What is saved before one restore: out of this sandbox, before ``manifest`` is placed there."""
+    """Saves what one restore would replace in a sandbox, before ``manifest`` is placed there."""
 
     engine: Engine
     sandbox: Sandbox
@@ -66,9 +68,9 @@ class SaveFirst:
     standing: StoreFacts
 
     async def save(self, rows: list[UnsavedMemory]) -> list[SavedFirst]:
-        """Save what the sandbox says no snapshot has, and note in ``standing`` what is stored now.
+        """Save what the sandbox reports as unsaved, and record in ``standing`` what is stored now.
 
-        Raise ``NotSavedFirst`` when something could not be saved.
+        Return the snapshots made. Raise ``NotSavedFirst`` if something could not be saved.
         """
         repository, stored, saved = self.engine.repository, self.standing.stored, []
         self.engine.progress.step("saving what is there")
@@ -77,11 +79,13 @@ class SaveFirst:
         for row in rows:
             memory = await self._find_owner(row)
             if memory is None:
-                # Its memory is in another store, and this is a copy of the sandbox it was in: it can be set aside only.
+                # Its memory is in another store, and this sandbox is a copy of the one it was in: the files can only be
+                # set aside.
                 stored[row.key] = []
                 continue
             ids = await repository.list_snapshot_ids(memory)
-            # No more than the sandbox has named itself: it may be another memory's.
+            # Send back only snapshots that the sandbox named itself: the memory may be one that the sandbox should not
+            # learn about.
             stored[row.key] = [snapshot for snapshot in row.lineage if snapshot in ids]
             if not row.unchanged or row.unchanged not in ids:
                 saved += await self._export_beside(memory, row, ids)
@@ -90,6 +94,8 @@ class SaveFirst:
         return saved
 
     async def _export_beside(self, memory: str, row: UnsavedMemory, ids: Sequence[str]) -> list[SavedFirst]:
+        """Export one memory beside its head. Raise ``NotSavedFirst`` if that fails, or a ``SandboxError`` if the
+        sandbox is unusable."""
         repository, stored = self.engine.repository, self.standing.stored
         snapshot, _ = await repository.make_next_id(memory, await repository.head(memory), ids)
         layouts = {root.layout for root in self.manifest.roots}
@@ -105,7 +111,7 @@ class SaveFirst:
             receipt = await export(self.engine, self.sandbox, request)
         except SidecarError as problem:
             if isinstance(problem, SandboxError) and not isinstance(problem, ProgramFailed):
-                raise  # nothing at all can be done there
+                raise  # the sandbox cannot be used at all
             raise NotSavedFirst(
                 f"{_describe_unsaved(row)} could not be saved: {problem.message} [{problem.code}]"
             ) from None
@@ -113,7 +119,8 @@ class SaveFirst:
         if receipt.snapshot is None:
             why = f"{receipt.reason.message} [{receipt.reason.code}]" if receipt.reason else "nothing was kept."
             raise NotSavedFirst(f"{_describe_unsaved(row)} could not be saved: {why}")
-        # The sandbox has noted the new id, also where the store has all of it under another.
+        # The sandbox has recorded the new id in its notes, even if the store already has the same contents under
+        # another id.
         stored[row.key] = [snapshot, receipt.snapshot, *stored[row.key]]
         if receipt.outcome is ExportOutcome.UNCHANGED:
             return []
@@ -122,9 +129,10 @@ class SaveFirst:
         return [SavedFirst(memory, receipt.snapshot, receipt.packed_bytes, words)]
 
     async def _find_owner(self, row: UnsavedMemory) -> str | None:
-        """The memory that something belongs to; ``None`` when it can only be set aside.
+        """Return the memory that the files belong to; ``None`` if they can only be set aside.
 
-        A sandbox could name any memory: only one that knows a snapshot of it has anything saved as that memory's.
+        A sandbox could name any memory, so files are saved to a memory only if the sandbox also knows one of its
+        snapshots. Raise ``NotSavedFirst`` for a memory that this store does not have.
         """
         repository, name, known = self.engine.repository, "", False
         if row.key == build_memory_key(self.manifest.memory):
@@ -144,7 +152,8 @@ class SaveFirst:
         )
 
     def _choose_projects(self, row: UnsavedMemory) -> tuple[str, ...] | None:
-        """Those that were named, else those that the sandbox names; on a machine of ours only if they are in its home."""
+        """Return the projects of the request, or else those that the sandbox names. For a folder of this machine, only
+        those in its home are used: the sandbox's notes must not lead to other folders."""
         if self.projects is not None and row.key == build_memory_key(self.manifest.memory):
             return self.projects
         ours = self.counted.ground(None) is not None

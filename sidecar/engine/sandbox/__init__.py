@@ -1,1 +1,1 @@
-"""The conversation with a sandbox: deliver the program, ask, check the answer."""
+"""The conversation with a sandbox: deliver the program, send a request, check the answer."""

@@ -1,4 +1,4 @@
-"""Deliver the in-sandbox program: one shell command that carries it, the request, and the way back for the answer."""
+"""Deliver the in-sandbox program: one shell command that carries the program and the request, and frames the answer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ ENTRIES = {
     "send": ("program.links",),
     "look": ("program.inspection",),
 }
-"""What ``program.main`` imports for each verb. A verb is sent these, and all that they import."""
+"""The modules that ``program.main`` imports for each verb. A command carries these and everything that they import."""
 
 LINKED = {"links", "parts"}
-"""What of a request has links in it, one for each part: a restore's, and what is to be sent."""
+"""The fields of a request that contain links, one for each part: those of a restore, and those of an upload to the
+bucket."""
 
 UNSUITABLE = 97
-"""Exit code of the bootstrap when this Python cannot run the program: too old, or without sqlite3."""
+"""Exit code of the bootstrap if this Python cannot run the program: too old, or without sqlite3."""
 
 _RECENT = "import sys; sys.exit(sys.version_info < (3, 8))"
 _CHECK = """import sys
@@ -41,7 +42,7 @@ try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machine
 except ImportError: sys.exit(97)
 if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
 """
-# A module is compiled when it is first imported: what an export does not need costs it nothing but its bytes.
+# A module is compiled only when it is first imported: one that is not needed costs nothing but its bytes.
 _UNPACK = """texts = dict(json.loads(zlib.decompress(base64.b85decode(sys.argv[1]))))
 packages = {name[:end] for name in texts for end, letter in enumerate(name) if letter == "."}
 class Sent:
@@ -53,11 +54,11 @@ class Sent:
         exec(compile(texts.get(name, ""), "<" + name.replace(".", "/") + ".py>", "exec"), module.__dict__)
 sys.meta_path.insert(0, Sent())
 """
-# On the sidecar's own machine the installed package is there, compiled already. Its folder comes last on the path: other
-# packages lie there too, whose names must not hide any of the standard library's.
+# On the sidecar's own machine the installed package is used, which is compiled already. Its folder is appended at the
+# end of the path: other packages are there too, and must not hide modules of the standard library.
 _FIND = """sys.path.append(sys.argv[1])
 """
-# In the end nothing is taken apart: with thousands of files that takes a while, and nobody needs it.
+# ``os._exit`` skips the interpreter's clean-up, which takes time with thousands of files and is not needed.
 _RUN = """from sidecar.program.main import main
 code = main(sys.argv[2])
 sys.stdout.flush()
@@ -69,7 +70,7 @@ _ROOMS = ("format", "program")
 
 
 def _list_installed() -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the installed modules of the program."""
+    """Return names, sizes and times of the program's installed modules."""
     found = []
     with contextlib.suppress(OSError):
         for room in _ROOMS:
@@ -82,20 +83,20 @@ def _list_installed() -> list[tuple[str, int, int]]:
 _STAND = _list_installed()
 
 
-# What a command may be has an end: 128 KiB on Linux, and quotes in it may have to be quoted twice.
+# The length of a command is limited to 128 KiB on Linux, and quotes in it may have to be quoted twice.
 _DOCSTRING = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^ *#.*$", re.MULTILINE)
 
 
 def strip_comments(text: str) -> str:
-    """A module without what only its readers need; every line keeps its number."""
+    """Return a module's text without docstrings and comments. Every line keeps its number."""
     text = _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text)
     return _COMMENT.sub("", text)
 
 
 @functools.cache
 def _read_modules() -> dict[str, str]:
-    """The texts of all modules that may be sent, by their names below ``sidecar``."""
+    """Return the texts of all modules that may be sent, by their names below ``sidecar``."""
     texts = {}
     for room in _ROOMS:
         for path in sorted((_PACKAGE / room).rglob("*.py")):
@@ -106,7 +107,7 @@ def _read_modules() -> dict[str, str]:
 
 
 def list_modules(verb: str) -> list[str]:
-    """The modules that a verb needs: its entries, and whatever these import, in functions too."""
+    """List the modules that a verb needs: its entries and everything that they import, also within functions."""
     texts = _read_modules()
     needed, todo = {"program.main"}, [*ENTRIES[verb], *_list_imports(texts["program.main"], lazy=False)]
     while todo:
@@ -118,7 +119,8 @@ def list_modules(verb: str) -> list[str]:
 
 
 def _list_imports(text: str, *, lazy: bool) -> list[str]:
-    """The modules of ours that a module imports; ``lazy``: in functions too. Types alone do not count."""
+    """List the sidecar's modules that a module imports; with ``lazy``, also within functions. Imports for type checking
+    do not count."""
     texts, found = _read_modules(), []
     todo: list[ast.AST] = list(ast.parse(text).body)
     while todo:
@@ -136,24 +138,25 @@ def _list_imports(text: str, *, lazy: bool) -> list[str]:
 @functools.cache
 def _pack_modules(verb: str) -> str:
     texts = [(f"sidecar.{name}", strip_comments(_read_modules()[name])) for name in list_modules(verb)]
-    # Denser than base 64 by a sixteenth, and without quotes or backslashes; `$` and the like need single quotes around it.
+    # Base 85 is a sixteenth denser than base 64 and has no quotes or backslashes. It has ``$`` and other special
+    # characters, so it must be in single quotes.
     return base64.b85encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
 
 
 def pack_programs(*verbs: str) -> None:
-    """Pack what commands carry now, for these verbs or for all, rather than with the first of them."""
+    """Pack the modules for these verbs, or for all, in advance, so that the first command does not have to."""
     for verb in verbs or ENTRIES:
         _pack_modules(verb)
 
 
 LINKS = "MEMORY_SIDECAR_LINKS"
 LONGEST_VARIABLE = 120 << 10
-"""Of the environment; Linux takes 128 KiB."""
+"""The longest value of an environment variable that is sent; Linux allows 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxCommand:
-    """One request on its way: the command to run, the environment it needs, and the mark its answer will carry."""
+    """One request as a command: the command to run, its environment, and the nonce that frames the answer."""
 
     command: str
     nonce: str
@@ -161,16 +164,17 @@ class SandboxCommand:
 
 
 def build_command(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> SandboxCommand:
-    """The command for a request; ``fallback`` is a short shell script to run where no suitable Python is found. Without one, a
-    sandbox without Python answers ``no-python``.
+    """Build the command for a request. ``fallback`` is a short shell script for sandboxes without a suitable Python;
+    without it, such a sandbox answers ``no-python``.
 
-    A Python that cannot run any program, or knows none of our options (before 3.4), is as good as none. It is asked once more,
-    for no more than its version: a command that is too long ends with 126 too, and a program of ours that fails with 1.
+    A Python that cannot run any program, or does not know the options used here (before 3.4), counts as none. After
+    some exit codes it is asked once more for its version only, because they are ambiguous: a command that is too long
+    ends with 126 too, and a program that fails with 1.
 
-    ``installed``: the command runs on this machine, where it finds the program as it is installed, unless that was replaced
-    by another version since this process began.
+    ``installed``: the command runs on this machine and uses the installed program, unless another version was installed
+    since this process began.
 
-    The links of a request go into the environment: what is in a command is shown to every user of the sandbox, by ``ps``.
+    The links of a request are sent in the environment: every user of the sandbox can read a command with ``ps``.
     """
     nonce = secrets.token_hex(8)
     environment = {}
@@ -205,13 +209,14 @@ exit $r
 
 
 def build_shell_command(script: str) -> SandboxCommand:
-    """The command for a shell script that answers as the program does."""
+    """Build the command for a shell script that answers like the program."""
     nonce = secrets.token_hex(8)
     return SandboxCommand(f"nonce={nonce}\n{script}", nonce)
 
 
 def encode_links(parts: Sequence[Mapping[str, Any]]) -> str:
-    """The links of these parts as a variable's value; longer than ``LONGEST_VARIABLE``, no sandbox may take it."""
+    """Encode the links of these parts as the value of an environment variable. If it is longer than
+    ``LONGEST_VARIABLE``, a sandbox may reject it."""
     return _pack_json([part["link"] for part in parts])
 
 
@@ -227,10 +232,11 @@ def _build_no_python_answer(request: dict[str, Any], nonce: str) -> str:
 
 
 def parse_output(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
-    """Find the framed answer in a command's output: the JSON object and the bundle that came along, if any.
+    """Find the framed answer in a command's output. Return the JSON object and the inline bundle, if any.
 
-    Raise ``BadAnswer`` when there is none, it is not what the program prints, or did not arrive as it was printed (then a
-    retry can help). The shell scripts print no hash; whoever can drop it could as well have printed something else.
+    Raise ``BadAnswer`` if there is none, if it is not what the program prints, or if it was damaged on the way; only
+    then a retry can help. The shell scripts print no hash. Accepting that is no weakness: anything that could drop the
+    hash could have printed another answer.
     """
     mark = f"memory-sidecar {nonce} ".encode()
     frame = re.search(
@@ -244,7 +250,7 @@ def parse_output(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
         raise cut
     text, _, inline = frame[1].partition(b"\n")
     try:
-        value = json.loads(text.decode("utf-8", "replace"))  # a shell prints names as they are
+        value = json.loads(text.decode("utf-8", "replace"))  # a shell prints file names as raw bytes
         bundle = base64.b64decode(inline.strip(), validate=True)
     except (ValueError, RecursionError) as problem:
         raise BadAnswer(f"The sandbox's answer is not what its program prints: {problem}") from None

@@ -1,4 +1,4 @@
-"""Ask the program in a sandbox, and take its answer for what it is: somebody else's word."""
+"""Send requests to the in-sandbox program, and parse its answers as untrusted input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sidecar.program.restore.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_
 from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
 
 ANSWER_ALLOWANCE = 8 << 20
-"""More than all lists of an answer together: the longest is of what was dropped."""
+"""The longest answer accepted: more than all lists of an answer together. The longest list is that of dropped files."""
 LONGEST_PATH = 8192
 LONGEST_USER = 256
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -48,6 +48,8 @@ HINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramError:
+    """An error that the program reported."""
+
     code: str
     message: str
     retryable: bool = False
@@ -55,6 +57,8 @@ class ProgramError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
+    """The sandbox's claim about its bundle: a pack and its index in one file, or inline in the output."""
+
     path: str
     bytes: Count
     sha256: str
@@ -63,6 +67,8 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRoot:
+    """A root that the program found, with its path."""
+
     name: str
     layout: str
     hint: str
@@ -70,6 +76,8 @@ class FoundRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDatabase:
+    """A database that the program copied or checked."""
+
     path: str
     method: str
     check: str
@@ -81,6 +89,8 @@ class FoundDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSetAside:
+    """Where the program has set files aside."""
+
     path: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
     files: Count
     bytes: Count
@@ -91,18 +101,18 @@ class FoundSetAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsavedMemory:
-    """A memory in a sandbox of which a restore would replace something that no snapshot has
+    """A memory in a sandbox of which a restore would replace files that no snapshot has
     (``sidecar.program.restore.holdings``)."""
 
     memory: str
-    """"" where the sandbox has it from a version that noted no ids."""
+    """Empty if the sandbox has it from a version that recorded no ids."""
     key: str
     sandbox: str = ""
-    """Where it was when it was last noted. A copy of a sandbox has another reference."""
+    """The sandbox's reference when its notes were last written. A copy of a sandbox has a different one."""
     lineage: Annotated[list[str], msgspec.Meta(max_length=MOST_LINEAGE)] = field(default_factory=list)
     """The snapshots it was restored from and exported to, newest first."""
     unchanged: str = ""
-    """Nothing changed since this one, which has yet to be seen in the store."""
+    """Nothing changed since this snapshot, if the store has it; the sandbox cannot know that."""
     files: Count = 0
     paths: Annotated[list[str], msgspec.Meta(max_length=MOST_SHOWN)] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)
@@ -111,7 +121,7 @@ class UnsavedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramAnswer:
-    """What both verbs are told; this one, what a restore is told."""
+    """The fields that the answers of all verbs have, and those of the answer to a restore."""
 
     statuses: ClassVar[frozenset[str]] = frozenset(
         {"complete", "kept", "unsaved", "clear", "no-python", "tidy", "error"}
@@ -140,7 +150,7 @@ class ProgramAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxNotes:
-    """What a sandbox had noted of a memory (``sidecar.program.notes``)."""
+    """The notes that a sandbox had about a memory (``sidecar.program.notes``)."""
 
     memory: str
     store: str = ""
@@ -153,12 +163,14 @@ class SandboxNotes:
     withheld: tuple[str, ...] = ()
 
     def checked(self) -> inside.Notes | None:
-        """As the program has them; ``None`` unless they are such as it writes."""
+        """Return the notes in the program's own type; ``None`` if they are not valid."""
         return inside.parse_value(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAnswer(ProgramAnswer):
+    """The answer to an export."""
+
     statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "refused", "tarball", "error"})
 
     projects: list[str] = field(default_factory=list)
@@ -183,22 +195,22 @@ class ExportAnswer(ProgramAnswer):
     taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
     taken_more: tuple[Count, Count] = (0, 0)
     notes: SandboxNotes | None = None
-    """The sandbox's notes of this memory before the export."""
+    """The sandbox's notes about this memory before the export."""
     others: Annotated[list[SandboxNotes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
-    """Its notes of other memories that are in the same folders."""
+    """Its notes about other memories that are in the same folders."""
     folders: dict[str, str] = field(default_factory=dict)
-    """Where each root is there."""
+    """The path of each root in the sandbox."""
     noted: Annotated[list[str], msgspec.Meta(max_length=50)] = field(default_factory=list)
-    """Without Python: the contents of the notes there are, of this memory and others, as they are."""
+    """Without Python: the raw contents of all notes in the sandbox, about this memory and others."""
     reader: bool = False
-    """The memory was restored there only to be read."""
+    """The memory was restored there read-only."""
     not_taken: Annotated[dict[str, Count], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=dict)
-    """By root: what was seen in it and is not part of its layout."""
+    """By root: how many files in it are not part of its layout."""
     databases_not_taken: Annotated[list[str], msgspec.Meta(max_length=MOST_DATABASES)] = field(default_factory=list)
 
     @property
     def trimmed(self) -> set[str]:
-        """The roots that a size limit took something from."""
+        """The roots that lost files to a size limit."""
         return {row.path.split("/")[0] for row in self.dropped}
 
 
@@ -215,18 +227,19 @@ async def ask(
     fallback: str = "",
     shell: str = "",
 ) -> tuple[A, bytes]:
-    """Run one request in one command. Return the answer and the bundle that came with it.
+    """Run one request in one command. Return the answer and the inline bundle, if any.
 
-    A sandbox without Python gets the ``fallback`` along with it, or the script ``shell`` in a second command: that is too long
-    to be sent to all others as well.
-
-    Raise ``ProgramFailed`` or ``LimitExceeded`` when the program says so, ``UntrustedSandbox`` when it makes no sense.
+    A sandbox without Python runs ``fallback``, which is sent along, or ``shell``, which is sent in a second command
+    because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if the
+    program reports it, ``UntrustedSandbox`` if the answer makes no sense.
     """
     ground = sandbox.ground(request.get("projects"))
     if ground is not None:
-        # Here a Python that can run the program is always found: a shell script would follow any link.
+        # On this machine a Python that can run the program always exists. A shell script is not used here, because it
+        # would follow any link out of the allowed paths.
         request, fallback, shell = {**request, "contained": asdict(ground)}, "", ""
     call = delivery.build_command(request, fallback=fallback, installed=ground is not None)
+    # An inline bundle is base 64, which is a third longer than the bundle itself.
     limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
     value, inline = await run_command(sandbox, call, timeout=timeout, output_limit=limit)
     if shell and value.get("status") == "no-python":
@@ -243,7 +256,8 @@ async def ask(
 async def run_command(
     sandbox: CountedSandbox, call: delivery.SandboxCommand, *, timeout: float, output_limit: int
 ) -> tuple[dict[str, Any], bytes]:
-    """Run one command, and find the answer in what it prints. Raise ``ProgramFailed`` when it failed without any."""
+    """Run one command and parse the answer in its output. Raise ``ProgramFailed`` if the command failed without an
+    answer."""
     finished = await sandbox.run(call.command, timeout=timeout, output_limit=output_limit, environment=call.environment)
     try:
         return delivery.parse_output(finished.output, call.nonce)
@@ -261,7 +275,8 @@ async def run_command(
 
 
 async def _remove_leftovers(sandbox: CountedSandbox, request: dict[str, Any], value: dict[str, Any]) -> None:
-    """Remove uploads that the program could not, as they are another user's: whoever wrote them can."""
+    """Remove uploads that the program could not remove because they belong to another user: the provider's file access,
+    which wrote them, can."""
     left = value.pop("left", None)
     for path in request.get("uploads", ()):
         if isinstance(left, list) and path in left:
@@ -273,7 +288,7 @@ async def _remove_leftovers(sandbox: CountedSandbox, request: dict[str, Any], va
 
 
 def parse_answer(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
-    """An answer as a type. Raise when it is not valid, not for this request, or says that something went wrong."""
+    """Convert an answer to its type. Raise if it is not valid, not for this request, or reports an error."""
     try:
         answer = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:
@@ -290,7 +305,8 @@ def parse_answer(value: dict[str, Any], kind: type[A], request: dict[str, Any]) 
 
 
 def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
-    """What was seen and not taken is in roots that were asked for: these need not hold anything that was."""
+    """Raise ``BadAnswer`` if files that were not taken are in a root that was not requested. Such a root need not have
+    any file that was taken, so it may be missing from ``answer.roots``."""
     asked = {root["name"] for layout in request["layouts"] for root in layout["roots"]}
     for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
         if name not in asked and split_number(name)[0] not in asked:
@@ -298,6 +314,7 @@ def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
 
 
 def build_error(trouble: ProgramError) -> SidecarError:
+    """Return the exception for an error that the program reported."""
     message = redact_name(trouble.message)[0]
     if trouble.code.startswith("limit-"):
         return LimitExceeded(message, code=trouble.code)

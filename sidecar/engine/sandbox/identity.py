@@ -1,6 +1,6 @@
-"""Which store and which memory a sandbox belongs to, and what to say when it is not the one that was asked for.
+"""The identity of a sandbox: which store and which memory it belongs to, and the messages for a mismatch.
 
-Memories whose ids look like one that is not there: found with a bounded number of requests, however large the store is.
+Also finds memories with an id similar to a missing one, with a bounded number of requests however large the store is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sidecar.store.manifest import Manifest
 from sidecar.store.repository import HeadState, Repository, Survey
 
 MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
-"""These guards are never let go of by repetition: only a person knows which store and which memory is meant."""
+"""Repetition never makes these guards give way: only a person knows which store and which memory is meant."""
 BEGUN = "A new store was begun at {store}: nothing was in it. "
 HELD_NOTHING = "{store} held no memory before this one. "
 NOTHING = "{store} holds no memory at all. "
@@ -52,15 +52,16 @@ ANOTHER_MEMORY = (
 
 
 def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest: Manifest | None) -> list[str]:
-    """What to say when commands in a sandbox run in another home than the one a snapshot came from, at the same provider.
+    """Return a warning if commands in a sandbox run in another home than the one that a snapshot came from, at the same
+    provider.
 
-    A daemon that was started again may take another user, who has none of the memory. Folders of this machine are named by
-    whoever uses them, and imports come from nowhere.
+    A daemon that was restarted may run as another user, who has none of the memory. Folders of this machine are left
+    out, because their user named them, and so are imports, which come from no sandbox.
     """
     if manifest is None or not manifest.home or not answer.home or sandbox.ground(None) is not None:
         return []
     home, user = redact(answer.home), redact(answer.user)
-    # The same user's home may be on another disk: it has the same name then.
+    # The same user's home may be on another disk; then it has the same name.
     same = posixpath.basename(home) == posixpath.basename(manifest.home) and user == manifest.user
     if same or home == manifest.home or manifest.sandbox.partition(":")[0] != sandbox.ref.partition(":")[0]:
         return []
@@ -69,19 +70,20 @@ def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest
 
 
 async def read_identified_head(repository: Repository, memory: str) -> HeadState:
-    """A memory's head, with the store's id. It takes a second request only where the head does not have the id."""
+    """Return a memory's head with the store's id. A second request is made only if the head does not have the id."""
     return await repository.add_store_id(await repository.head(memory))
 
 
 async def describe_new_store(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
-    """What to say of the first export of a memory when it is the first one of the store, too."""
+    """Return a warning if the first export of a memory is also the first one of the store."""
     if survey.snapshots or await has_other_memories(repository, memory):
         return []
     return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
 
 
 async def describe_absence(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
-    """What to say when there is nothing to restore of a memory; ``beside`` are the snapshots it has all the same."""
+    """Return warnings for a memory that has nothing to restore. ``beside`` are the snapshots that it has beside a
+    missing head."""
     words = (NEVER_HEAD if beside else ABSENT).format(
         memory=memory, store=repository.store.url, snapshots=_join_some(beside)
     )
@@ -93,7 +95,8 @@ async def describe_absence(repository: Repository, memory: str, beside: Sequence
 
 
 async def build_absence_error(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
-    """The same as an error, for who says that the memory must exist."""
+    """Build the error for a memory that must exist and has nothing to restore, with the same information as
+    ``describe_absence``."""
     _, *more = words = await describe_absence(repository, memory, beside)
     if beside:
         hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
@@ -107,7 +110,7 @@ def _join_some(names: Sequence[str]) -> str:
 
 
 class Request(Protocol):
-    """What an export and a restore are both asked."""
+    """The fields that the requests for an export and a restore have in common."""
 
     @property
     def memory(self) -> str: ...
@@ -118,7 +121,7 @@ class Request(Protocol):
 
 
 def build_notes(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
-    """What a sandbox is to note of a memory; where it is a folder of this machine, of which machine."""
+    """Build what a sandbox is to record about a memory. For a folder of this machine, that includes the host name."""
     ours = sandbox.ground(request.projects) is not None
     return {
         "store": store,
@@ -130,7 +133,11 @@ def build_notes(sandbox: CountedSandbox, request: Request, store: str) -> dict[s
 
 
 def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
-    """The answer of a sandbox without Python with the notes it has as types; and what it is to note, if anything."""
+    """Parse the raw notes of a sandbox without Python. Return the answer with the typed notes, and the text that the
+    sandbox is to record; empty if none.
+
+    ``told`` is what the sandbox was asked to record.
+    """
     found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
     own = next((one for one in found if one.memory == told["memory"]), None)
     others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
@@ -143,16 +150,17 @@ def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswe
     refused = bool(objection) and objection not in told["allow"]
     if refused and own:
         return answer, ""
-    # Which of its earlier folders are still there is not known here: only those that were found are noted.
+    # Which of the earlier folders still exist is not known here, so only the folders that were found are recorded.
     before = own._replace(roots={}) if own else None
     now = notes.build_after_export(told, before, answer.folders)
     return answer, json.dumps(now._replace(current=not refused).as_dict())
 
 
 def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
-    """Why an export would continue another store's memory or another memory, by the notes the sandbox had before it.
+    """Return the reason why an export would continue a memory of another store, or another memory, by the notes that
+    the sandbox had before; ``None`` if there is none.
 
-    ``told`` is what the sandbox was asked to note, ``store`` what people call the store.
+    ``told`` is what the sandbox was asked to record, ``store`` the store's URL for the message.
     """
     own = answer.notes.checked() if answer.notes is not None else None
     others = [found for one in answer.others if (found := one.checked()) is not None]
@@ -170,18 +178,20 @@ def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reaso
 
 
 MOST_FOLDERS = 5_000
-"""So many memories are compared; a store lists a thousand at a time."""
+"""How many memories are compared at most. A store lists a thousand per request."""
 MOST_READ = 6
 MOST_SHOWN = 3
 MOST_TRIED = 20
 ALIKE = 0.8
-"""How much of two ids has to be the same, as ``difflib`` counts."""
+"""The least similarity of two ids, as a ratio of ``difflib``."""
 
 
 async def find_look_alikes(store: Store, memory: str) -> list[str]:
-    """The ids of at most three memories with a head that look like ``memory``, the most similar first."""
+    """Return the ids of at most ``MOST_SHOWN`` memories with a head whose ids are similar to ``memory``, the most
+    similar first."""
     own, names = build_memory_key(memory), await store.folders(ROOT, most=MOST_FOLDERS)
-    # Folders have only a part of an id that is no plain name: what the head says is compared once more.
+    # The key of an id that is not a plain name has only a part of the id, so the ids in the heads are compared
+    # afterwards.
     folders = _find_closest(own.partition("~")[0], {name: name.partition("~")[0] for name in names if name != own})
     heads = [(name, MemoryKeys(f"{ROOT}{name}/").head) for name in folders]
     ids = [(await read_id(store, name, [head]))[0] for name, head in heads]
@@ -189,19 +199,22 @@ async def find_look_alikes(store: Store, memory: str) -> list[str]:
 
 
 async def has_other_memories(repository: Repository, but: str) -> bool:
-    """Whether a store has any memory but this one: a folder with snapshots in it. Others only remember calls."""
+    """Whether a store has any other memory than this one. Only folders with snapshots count: others only have records
+    of calls."""
     names = [name for name in await repository.store.folders(ROOT, most=MOST_TRIED) if name != build_memory_key(but)]
     for name in names:
         if "snapshots" in await repository.store.folders(f"{ROOT}{name}/", most=MOST_TRIED):
             return True
-    # Many that hold none, one after the other: rare, and then it takes a listing to be sure.
+    # Many folders without snapshots are rare; in that case only a full listing gives the answer.
     return len(names) >= MOST_TRIED - 1 and bool({*await repository.memories()} - {but})
 
 
 def _find_closest(wanted: str, texts: Mapping[str, str]) -> list[str]:
-    """The keys whose texts are most like the one wanted, those that differ only in capitals and separators first.
+    """Return the keys whose texts are most similar to the wanted one; those that differ only in case and separators
+    come first.
 
-    In a numbered family (``agent-1`` to ``agent-50``) each is like all the others: those are left out, unless they are few.
+    In a numbered family (``agent-1`` to ``agent-50``) every id is similar to all others; such ids are left out unless
+    they are few.
     """
     folded, keys = _fold_text(wanted), dict[str, list[str]]()
     for key, text in texts.items():

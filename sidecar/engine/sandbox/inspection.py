@@ -1,4 +1,4 @@
-"""Look at what is in a sandbox, in one command that changes nothing there."""
+"""Inspect what is in a sandbox, with one command that changes nothing there."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ MOSTLY_FREE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
+    """A number of files and their bytes."""
+
     files: Count = 0
     bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenDatabase:
+    """A database in a sandbox: its size, and how much of it is free pages or log."""
+
     path: str
     place: str
     bytes: Count
@@ -36,20 +40,22 @@ class SeenDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSet:
+    """Files that are kept or dropped together, and their tier."""
+
     tier: str
     paths: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRoot:
-    """A root as it is in a sandbox: what an export would bring of it, and what not."""
+    """A root as it is in a sandbox: what an export would take of it, and what not."""
 
     name: str
     layout: str
     folder: str
     tiers: dict[str, Amount]
     version: str = ""
-    """Of the program whose memory it is."""
+    """The version of the program whose memory it is."""
     sets: list[SeenSet] = field(default_factory=list)
     databases: list[SeenDatabase] = field(default_factory=list)
     workers: list[str] = field(default_factory=list)
@@ -68,7 +74,7 @@ class SeenRoot:
 
     @property
     def advice(self) -> list[str]:
-        """What somebody should know or do."""
+        """Sentences about what a person should know or do."""
         words = [f"{self.name}: an export would be refused: {self.problem}"] if self.problem else []
         for row in self.databases:
             if row.bytes >= SIZEABLE and row.free_bytes > row.bytes * MOSTLY_FREE:
@@ -80,18 +86,20 @@ class SeenRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAnswer(ProgramAnswer):
+    """The answer to an inspection."""
+
     statuses: ClassVar[frozenset[str]] = frozenset({"looked", "no-python", "error"})
 
     projects: list[str] = field(default_factory=list)
     found: list[SeenRoot] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """Bounds that the search for projects has reached."""
+    """Limits that the search for projects has reached."""
 
 
 async def inspect_sandbox(
     engine: Engine, sandbox: Sandbox, layouts: Sequence[str], projects: Sequence[str] | None
 ) -> list[SeenRoot]:
-    """The roots of these layouts (of all, when none is named) that are in a sandbox. Raise a ``SidecarError``."""
+    """Return the roots of these layouts (of all, if none is named) that are in a sandbox. Raise a ``SidecarError``."""
     question = {
         "do": "look",
         "memory": "",
@@ -115,7 +123,7 @@ async def inspect_sandbox(
 
 
 def describe_near_totals(roots: Sequence[SeenRoot], limits: Limits) -> list[str]:
-    """What to say of the limits that all of this together comes near, or is beyond."""
+    """Return a warning for each limit that all roots together come near to, or exceed."""
     have = {"bytes": sum(root.total.bytes for root in roots), "files": sum(root.total.files for root in roots)}
     return [
         f"{have[key] * 100 // most} % of limits.{key} is used: {have[key]:,} of {most:,}."

@@ -1,7 +1,8 @@
-"""Straight to the bucket: packs travel between sandbox and store by links, and the sidecar only checks what arrived.
+"""Direct transfer: packs travel between sandbox and bucket by signed links, and the sidecar only checks what was
+stored.
 
-A sandbox writes under names of its own. The pack is copied inside the store to a name it has no link to *before* it is
-checked, so nothing can be put in its place afterwards.
+A sandbox writes to keys of its own. The pack is copied within the store to a key that the sandbox has no link to
+*before* it is checked, so that it cannot be replaced afterwards.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from sidecar.store.manifest import Manifest
 
 RELAYED = "The sandbox and the bucket did not reach each other ({reason}); it went through the sidecar instead."
 UNABLE = ("no-direct", "no-zstd")
-"""What the program says when it could not, and somebody else can."""
+"""Error codes of the program that mean that the transfer has to go through the sidecar."""
 
 
 class NotDirect(Exception):
-    """This time it has to go through the sidecar."""
+    """This transfer has to go through the sidecar."""
 
 
 async def receive_through_bucket(
@@ -37,9 +38,11 @@ async def receive_through_bucket(
     spool: Spool,
     unclaimed: set[str],
 ) -> tuple[SpooledFile, str]:
-    """Have the sandbox put its bundle into the bucket. Return it, read back, and the id of the pack that is stored now.
+    """Have the sandbox upload its bundle to the bucket. Return the bundle, read back from there, and the id of the
+    stored pack.
 
-    ``unclaimed`` gets the keys of all objects made: the caller deletes what no snapshot comes to name. Raise ``NotDirect``.
+    The keys of all objects made are added to ``unclaimed``: the caller deletes those that no manifest names in the end.
+    Raise ``NotDirect``.
     """
     assert answer.bundle is not None
     store, keys, name = engine.repository.store, MemoryKeys.of(question["memory"]), make_pack_id()
@@ -70,6 +73,7 @@ async def receive_through_bucket(
     sandbox.transferred_bytes += answer.bundle.bytes
     await store.prepare()
     try:
+        # Copied before it is read: the sandbox's link still works for ``pack``, but there is none for ``ours``.
         await store.copy(pack, ours)
         return await spool.take(_chain_objects(store, [ours, index]), most=answer.bundle.bytes), name
     except ObjectMissing:
@@ -78,18 +82,19 @@ async def receive_through_bucket(
 
 @asynccontextmanager
 async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
-    """A set of keys for the body to fill: what is in it at the end is deleted from the store."""
+    """Yield a set of keys for the body to fill. Keys that are in it at the end are deleted from the store."""
     keys: set[str] = set()
     try:
         yield keys
     finally:
         if keys:
-            with contextlib.suppress(StoreError):  # a collection finds what stays, a day later
+            with contextlib.suppress(StoreError):  # what is left is collected after the grace period
                 await store.delete(keys)
 
 
 async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
-    """What a sandbox needs to fetch a snapshot by itself: each index with its pack, in order. Raise ``NotDirect``."""
+    """Build the links with which a sandbox fetches a snapshot: each index followed by its pack, in order. Raise
+    ``NotDirect``."""
     keys, parts = MemoryKeys.of(manifest.memory), []
     for pack in manifest.packs:
         for key, size, digest in (
@@ -105,11 +110,14 @@ async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]
 
 
 def _check_length(parts: list[dict[str, Any]]) -> None:
+    """Raise ``NotDirect`` if the links do not fit into an environment variable."""
     if len(encode_links(parts)) > LONGEST_VARIABLE:
         raise NotDirect("its links are too long")
 
 
 async def _make_put_link(engine: Engine, key: str, size: int, sha256: str) -> Link | None:
+    """Return a link to upload an object of exactly this size and hash; ``None`` if the hash is not one or the store
+    cannot make links."""
     if len(sha256) != 64:
         return None
     return await engine.repository.store.link_to_put(key, size=size, sha256=sha256, seconds=engine.timing.direct)
@@ -127,6 +135,8 @@ async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, request: dict[st
 
 
 class SendAnswer(ProgramAnswer):
+    """The answer to a request to upload a bundle to the bucket."""
+
     statuses = frozenset({"sent", "no-python", "error"})
 
 

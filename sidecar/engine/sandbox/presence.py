@@ -1,4 +1,4 @@
-"""Stay with a sandbox while it is worked with: reach it, keep it from ending meanwhile, leave nothing behind in it."""
+"""The connection to a sandbox during an operation: connect, keep it from ending, and clean up in it afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIDY_SECONDS = 10.0
 
 
 async def connect(sandbox: CountedSandbox) -> SandboxStatus:
-    """Connect, again when the provider is busy or cannot be reached."""
+    """Connect to the sandbox; retry if the provider is busy or cannot be reached."""
     async for attempt in retry_safely():
         with attempt:
             return await sandbox.connect()
@@ -43,7 +43,8 @@ async def connect(sandbox: CountedSandbox) -> SandboxStatus:
 async def keep_alive(
     engine: Engine, sandbox: CountedSandbox, presence: SandboxStatus, warnings: list[str]
 ) -> AsyncIterator[None]:
-    """Prolong the sandbox's life, beside the work in the body, whenever it would end soon; say so when that cannot be."""
+    """Prolong the sandbox in a background task whenever it would end within ``timing.keep_alive``. Add a warning if
+    that fails."""
     if presence.woken:
         warnings.append(WOKEN)
     keeping = asyncio.create_task(
@@ -59,6 +60,7 @@ async def keep_alive(
 async def _prolong_until_cancelled(
     sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]
 ) -> None:
+    """Prolong the sandbox whenever less than ``margin`` seconds are left. Add a warning and give up if that fails."""
     while ends_at is not None:
         if (left := ends_at - time.time()) > margin:
             await asyncio.sleep(left - margin)
@@ -68,7 +70,7 @@ async def _prolong_until_cancelled(
             warnings.append(f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}")
             return
         if ends_at is not None and (left := ends_at - time.time()) <= margin:
-            # Its provider gives it less than we would like: ask again in good time, but not without pause.
+            # The provider grants less time than requested: prolong again before it runs out, but not in a busy loop.
             await asyncio.sleep(max(1.0, left / 2))
 
 
@@ -81,10 +83,10 @@ async def clean_up(
     operation: str = "",
     notes: str = "",
 ) -> ProgramAnswer | None:
-    """Remove what an operation left in the sandbox. It failed already or is done: trouble here changes nothing.
+    """Remove what an operation left in the sandbox. Errors are ignored: the operation has already failed or is done.
 
-    ``notes`` are what a sandbox without Python is to note of the memory. Return the answer of that operation, if it was a
-    restore that ended well and nobody heard it.
+    ``notes`` is what a sandbox without Python is to record about the memory. Return the answer of ``operation`` if that
+    was a restore that completed but whose answer was lost.
     """
     request = {
         "do": "tidy",
@@ -100,7 +102,8 @@ async def clean_up(
         answer, _ = await ask(sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
-        # Commands do not get through, or their answers do not: files may, both to be deleted and to be read.
+        # Commands or their answers do not get through. File access may still work, both to delete the uploads and to
+        # read the answer.
         for path in uploads:
             with contextlib.suppress(SidecarError):
                 await sandbox.remove(path)
@@ -110,7 +113,7 @@ async def clean_up(
 
 
 async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> ProgramAnswer | None:
-    """What a restore wrote down of itself when it had ended well, if it is this one."""
+    """Return the answer that a restore wrote to a file when it had completed, if it is the answer of this operation."""
     text = b""
     async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{request['key']}/answer")) as chunks:
         async for chunk in chunks:
@@ -129,7 +132,7 @@ async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any])
 async def clean_up_on_failure(
     engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str
 ) -> AsyncIterator[None]:
-    """Leave nothing of a body that fails in the sandbox."""
+    """Clean up in the sandbox if the body fails."""
     try:
         yield
     except BaseException as problem:
@@ -139,7 +142,8 @@ async def clean_up_on_failure(
 
 
 def is_clean_after(problem: BaseException) -> bool:
-    """Whether there is nothing to remove: the program ended by its own decision, or the sandbox cannot be entered."""
+    """Whether there is nothing to remove after this error: the program ended by its own decision, or the sandbox cannot
+    be entered."""
     if isinstance(problem, ProgramFailed | LimitExceeded):
         return problem.code not in (ProgramFailed.code, "limit-packed")
     return isinstance(problem, SandboxGone | SandboxAsleep | SandboxDenied | NotDirect)

@@ -1,1 +1,1 @@
-"""The way without Python: shell scripts for an export and a restore."""
+"""Shell scripts for exports and restores in sandboxes without Python."""

@@ -1,7 +1,8 @@
-"""The way without Python: shell scripts for an export and a restore, made from a layout's patterns.
+"""Shell scripts for exports and restores in sandboxes without Python, made from a layout's patterns.
 
-They choose a little too much rather than too little (``find`` patterns are coarser); the sidecar applies the exact rules
-to what arrives. Secrets, and files that would have to be cleared of them first, never leave.
+``find`` patterns are coarser than a layout's, so the scripts select rather too much than too little; the sidecar
+applies the exact rules to what arrives. Secrets, and files that would have to be cleared of secrets first, never leave
+the sandbox.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from sidecar.program.capture.roots import split_number
 from sidecar.program.capture.walk import SQLITE_TAILS
 
 MOST_KNOWN = 40
-"""So many projects of the head are looked for: a command has only so much room."""
+"""How many projects of the head are looked for at most, since the length of a command is limited."""
 
 
 def list_roots(
     layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[Mapping[str, str]] = ()
 ) -> list[tuple[str, Layout, RootSpec, str]]:
-    """Every root that an export by shell can bring: its name, its layout, and a shell word for where it is.
+    """List every root that an export by shell can find: its name, its layout, its spec, and a shell word for its path.
 
-    Projects are those named; else those of the head (``known``), the working folder and the home: a shell looks for no
-    others. Of two names for one folder the first counts.
+    Projects are those named; otherwise those of the head (``known``), the working folder and the home, because a shell
+    script does not search for others. If two names lead to one folder, the first counts.
     """
     named = []
     for layout in layouts:
@@ -53,8 +54,8 @@ def _list_projects(projects: list[str] | None) -> list[str | None]:
 
 
 def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
-    """Where the roots of the head are that are of this kind, by their number; one that was outside of the home and is not
-    there any more is in the working folder."""
+    """Return shell words for the paths of the head's roots of this kind, by their number. A root outside of the home
+    that no longer exists is looked for in the working folder."""
     places: dict[int, str] = {}
     for row in known[:MOST_KNOWN]:
         base, number = split_number(row["name"])
@@ -68,7 +69,7 @@ def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> di
 
 
 def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
-    """The shell half of an export request."""
+    """Build the script for an export request."""
     roots = list_roots(layouts, request["projects"], request.get("roots", []))
     lines = [*_build_common_lines(request)]
     firsts: dict[str, int] = {}
@@ -77,7 +78,7 @@ def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
         lines += [f"name_{number}={shlex.quote(name)}", f"layout_{number}={layout.name}", f"folder_{number}={place}"]
         if databases := _list_databases(layout):
             lines.append(f"databases_{number}={shlex.quote(' '.join(databases))}")
-        # The words of another root of the same kind: a command has only so much room.
+        # Reuse the words of the first root of the same kind, since the length of a command is limited.
         lines.append(
             _build_selection(number, layout, root, exporting=True) if first == number else f"as_{number}={first}"
         )
@@ -87,26 +88,26 @@ def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A root that a restore by shell brings."""
+    """A root that a restore by shell places."""
 
     name: str
     place: str
-    """A shell word for where it goes."""
+    """A shell word for its path."""
     layout: Layout
     root: RootSpec
     needed: Sequence[str]
-    """The files in it that its layout cannot do without."""
+    """The files in it that its layout requires."""
     covered: CoveredRules | None
-    """What the rules of the snapshot were."""
+    """The rules that the snapshot was made by."""
     waits_for: str = ""
-    """A shell word for the folder without which it is withheld."""
+    """A shell word for the folder without which the root is withheld."""
     hint: str = ""
     number: int = 0
-    """Of a project: the one that is named for this number comes before all that."""
+    """The number of its project. A folder that is named for this number takes precedence over all other paths."""
 
 
 def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
-    """The shell half of a restore into these places."""
+    """Build the script for a restore to these targets."""
     notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
     lines = [
         *_build_common_lines(request),
@@ -144,7 +145,7 @@ def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: s
 
 
 def _build_assignments(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
-    """Lines that put the folder named for the n-th project into ``project_n``, if there is one."""
+    """Build the lines that set ``project_n`` to the folder named for the n-th project, if there is one."""
     numbers = sorted({target.number for target in roots if target.number})
     lines = [f'project_{number}=""' for number in numbers]
     if not given or not numbers:
@@ -165,8 +166,8 @@ def _strip_below(hint: str, below: str) -> str:
 
 
 def build_tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
-    """Remove the work folders kept for a snapshot nobody waits for any more, and what was uploaded for it; and write down
-    the ``notes`` of the memory with this ``key``, if there are any."""
+    """Build the script that removes the work folders and uploads of a snapshot that is no longer waited for, and that
+    records ``notes``, if any, about the memory with this ``key``."""
     lines = [
         'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
         f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
@@ -181,14 +182,14 @@ def build_tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", note
 def build_place(
     root: RootSpec, project: str | None, projects: Sequence[str] | None = None, *, exporting: bool = False
 ) -> str:
-    """A shell word for where a root is: by its variable or in a usual place, or below a project (``None``: the working
-    folder)."""
+    """Build a shell word for the path of a root: by its environment variable or in a usual path, or below a project
+    (``None``: the working folder)."""
     if root.project:
         return _build_project_place(root, _quote_project(project))
     words = []
     for entry in () if root.file else root.env:
         name, _, below = entry.partition("/")
-        # A variable decides, unless an export looks for the place that holds the memory.
+        # A variable decides, except that an export prefers the path that actually contains the memory.
         mark = "" if root.holds and exporting else "!"
         words.append(f'"${{{name}:+{mark}${name}{"/" + below if below else ""}}}"')
     for path in root.paths:
@@ -217,7 +218,7 @@ def _quote_project(path: str | None) -> str:
 
 
 def _escape_word(text: str) -> str:
-    """A text as one word that means itself, without quotes: these would have to be quoted in a variable, and once more on the
+    """Escape a text as one shell word without quotes: quotes would have to be escaped in the variable, and again on the
     way."""
     return "".join(c if c.isalnum() or c in "._-/%+:@" else f"\\{c}" for c in text)
 
@@ -232,7 +233,8 @@ KNOWN_SECRET = " -o ".join(
         *(f"-ipath {_escape_word(f'*{path}')}" for path in SECRET_PATHS),
     ]
 )
-"""What no layout brings out (``is_secret``); copies of it are taken out on arrival, for a command has only so much room."""
+"""A ``find`` test for files that no layout may take (``is_secret``). Copies of such files are removed on arrival,
+because the length of a command is limited."""
 LOOK = f"""look() {{
 what=$1
 eval "as=\\${{as_$2:-$2}}"
@@ -254,9 +256,10 @@ find "$start" '"$test"' "$@" || return 1
 done'
 }}
 known_secret={shlex.quote(KNOWN_SECRET)}"""
-"""``look WHAT ROOT ACTION…``: ``find`` in the working folder what of a root is memory (``select``: its files and links;
-``folders``), and what of it does not leave: what is secret (``secret``) or of no use elsewhere (``never``), sockets and the
-like (``others``), links in the place of folders (``leads``). The tests of a root are words for ``eval``."""
+"""``look WHAT ROOT ACTION…``: run ``find`` in the working folder for a part of a root. WHAT is ``select`` (files and
+links that are memory), ``folders`` (folders that are), ``secret`` (what must not leave), ``never`` (what is of no use
+elsewhere), ``others`` (sockets and the like) or ``leads`` (links in the place of folders). The tests of a root are
+words for ``eval``."""
 
 FIRST = """first() {
 marker=$1 below=$2 chosen=""
@@ -269,7 +272,8 @@ if [ -d "$place/$marker" ]; then chosen=$place; break; fi
 done
 printf '%s' "$chosen${below:+/$below}"
 }"""
-"""Of the places given, the one that decides (``!``), else the first that holds the marker, else the first."""
+"""Print one of the given paths: the one that decides (``!``), else the first that contains the marker, else the first.
+"""
 
 
 MARKED = """marked() {
@@ -279,7 +283,7 @@ for marker; do
 if [ -e "$base/$marker" ]; then printf '%s' "$base"; return; fi
 done
 }"""
-"""The folder, if it holds any of the markers."""
+"""Print the folder if it contains any of the markers."""
 
 
 ASSIGN = """given=0
@@ -318,11 +322,12 @@ eval "other=\\$given_$number"
 done
 eval "project_$1=\\$other given_$number=''"
 }"""
-"""Which of the folders given is the n-th project, as ``inside.roots.assigned`` has it: the one at the path that it had
-(``same``), else the n-th, else the next that is left (``next_one``)."""
+"""Decide which of the given folders is the n-th project, by the same rules as the in-sandbox program: the one with the
+project's former path (``same``), else the n-th, else the next one left (``next_one``)."""
 
 
 def _build_common_lines(request: dict[str, Any]) -> list[str]:
+    """Build the lines that the scripts of an export and a restore have in common."""
     echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
     key, snapshot = shlex.quote(request["key"]), request["snapshot"]
     wait = math.ceil(request.get("turn_wait", 0))
@@ -338,7 +343,8 @@ def _build_common_lines(request: dict[str, Any]) -> list[str]:
 
 
 def _list_databases(layout: Layout) -> list[str]:
-    """A layout's databases as shell patterns; one with a blank or an any-depth pattern is taken as a file."""
+    """Return a layout's databases as shell patterns. Those with a blank or an any-depth pattern are left out, and
+    copied as files."""
     names = [full for name in layout.databases for full in expand_braces(name)]
     return [name for name in names if " " not in name and "**" not in name and name not in layout.emptied]
 
@@ -346,14 +352,14 @@ def _list_databases(layout: Layout) -> list[str]:
 def _build_selection(
     number: int, layout: Layout, root: RootSpec, covered: CoveredRules | None = None, *, exporting: bool
 ) -> str:
-    """The words by which ``look`` finds what of a root is memory, and what of it does not leave."""
+    """Build the words by which ``look`` finds the parts of a root."""
     apart = _list_databases(layout) if exporting else []
     patterns = covered.keep if covered is not None else layout.covered(root).keep
     wanted = [pattern for name in patterns for pattern in expand_braces(name) if pattern not in apart]
     unsent = [f"/{name}" for name in (*layout.filters, *layout.emptied)] if exporting else []
-    if exporting:  # rows that must not leave are in the logs, too
+    if exporting:  # SQLite's logs contain the rows that must not leave, too
         unsent += [f"/{name}{tail}" for name in layout.emptied for tail in SQLITE_TAILS]
-    if EVERYTHING in wanted:  # else these would be taken as files
+    if EVERYTHING in wanted:  # otherwise databases would be taken as plain files
         unsent += [f"/{name}" for name in apart]
     if not exporting:
         unsent += [*(f"/{name}" for name in layout.yields), *(covered.left if covered is not None else ())]
@@ -373,7 +379,7 @@ def _build_selection(
 
 
 def _build_folder_test(wanted: Sequence[str]) -> str:
-    """A test for folders that are memory, also when they are empty: those of which everything in them is."""
+    """Build a test for folders that are memory even when they are empty: those whose whole contents are."""
     tops = [pattern for pattern in wanted if pattern.endswith("**")]
     within = [f"-path {way}" for pattern in tops for way in _list_path_patterns(pattern)]
     return (
@@ -383,13 +389,14 @@ def _build_folder_test(wanted: Sequence[str]) -> str:
 
 
 def _list_parents(pattern: str) -> list[str]:
-    """The folders that what a pattern names is in, as patterns."""
+    """Return the parent folders of a pattern, as patterns."""
     parts = pattern.split("/")
     return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def _build_any_test(patterns: Iterable[str]) -> str:
-    """A test for whatever any of the patterns leaves out: those of the root, by how deep they are, then the others."""
+    """Build a test for everything that any of the patterns leaves out: anchored patterns grouped by depth, then the
+    others."""
     left = [pattern for name in patterns for pattern in expand_braces(name)]
     rooted: dict[int, list[str]] = {}
     others = []
@@ -397,7 +404,7 @@ def _build_any_test(patterns: Iterable[str]) -> str:
         parts = pattern.strip("/").split("/")
         if "**" in parts or (len(parts) == 1 and not pattern.startswith("/")):
             others.append(_build_left_out_test(pattern))
-        else:  # a ``*`` of ``-path`` spans folders too, and never means more than that
+        else:  # ``*`` in ``-path`` also matches slashes, so the depth is tested too
             rooted.setdefault(len(parts), []).append(f"-path {_list_path_patterns(pattern)[0]}")
     groups = [
         f"\\( {' -o '.join(tests)} \\) ! -path {_escape_word('./' + '*/' * depth + '*')}"
@@ -407,19 +414,20 @@ def _build_any_test(patterns: Iterable[str]) -> str:
 
 
 def _quote_glob(part: str) -> str:
-    """A part of a pattern as a shell word that still expands."""
+    """Quote a part of a pattern as a shell word that still expands."""
     return "".join(c if c in "*?" or c.isalnum() or c in "._-" else f"\\{c}" for c in part)
 
 
 def _list_path_patterns(pattern: str) -> list[str]:
-    """A pattern as shell words for ``find -path``, whose ``*`` spans folders too; a ``**`` may stand for nothing."""
+    """Return a pattern as shell words for ``find -path``, whose ``*`` also matches slashes; a ``**`` may match nothing."""
     plain = "./" + pattern.strip("/").replace("\\", "\\\\").replace("[", "\\[")
     ways = [plain, plain.replace("**/", "")] + [plain + "/*"] * pattern.endswith("/")
     return [_escape_word(way.replace("**", "*")) for way in dict.fromkeys(ways)]
 
 
 def _build_left_out_test(pattern: str) -> str:
-    """A test for what a pattern of any depth leaves out, a file or a folder with all it holds; never for more than that."""
+    """Build a test for what a pattern of any depth leaves out, a file or a folder with its contents, and never more
+    than that."""
     last = pattern.strip("/").rpartition("/")[2]
     name = f"-name {_escape_word(last)}"
     if "/" not in pattern.rstrip("/"):
@@ -428,7 +436,7 @@ def _build_left_out_test(pattern: str) -> str:
 
 
 def _load_script(name: str) -> str:
-    """A script with what both have in common put in where it says so, and without its comments."""
+    """Return a script without its comments, with the shared part inserted at its mark."""
     text = _read_text(name).replace("# <turn>\n", _read_text("turn.sh"))
     return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
 

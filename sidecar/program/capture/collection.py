@@ -1,6 +1,6 @@
-"""Take what was found into an export, one path after the other: compare it with the base, clear it, pack what is new.
+"""Collect what was found into an export, path by path: compare with the base, scrub, and pack what is new.
 
-The bundle an export leaves with: a pack, then its index, in one file.
+An export's bundle is one file: a pack, followed by its index.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sidecar.format.packs import Packer
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
-"""Noted beside the first page of a database out of whose copy something had to be taken."""
+"""Appended to the first page's digest of a database whose copy had to be scrubbed."""
 
 
 class ExportBuilder:
-    """What an export has taken so far: its entries, how they differ from the base, and what there is to say of them."""
+    """What an export has collected so far: its entries, how they differ from the base, and its warnings."""
 
     def __init__(
         self, request: dict[str, Any], scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
@@ -52,7 +52,7 @@ class ExportBuilder:
 
     @property
     def screen(self) -> Screen:
-        """Needed only where something is read."""
+        """The privacy screen; created only when something is read."""
         if self.screened is None:
             from sidecar.program.privacy.screen import Screen
 
@@ -60,7 +60,7 @@ class ExportBuilder:
         return self.screened
 
     def take(self, found: FoundPath) -> None:
-        """Raise Over when it is too much, Refusal when it may not be read."""
+        """Add one path to the export. Raise OverLimit if a limit is exceeded, Refusal if the path may not be read."""
         mode = found.status.st_mode
         known = self._base.known(found.path) if self._base is not None and self._looked_at else None
         if known is None and not self.screen.name(found):
@@ -86,6 +86,8 @@ class ExportBuilder:
                 raise Refusal("unreadable", "%s may not be read by this user." % found.path) from None
 
     def _take_file(self, found: FoundPath) -> None:
+        """Add a file: as it was if its stat signature is unchanged, else by its kind (filtered settings, database,
+        plain file)."""
         known = self._base.known(found.path) if self._base is not None else None
         is_database = known.entry.database if known else False
         signature = _compute_database_signature(found.place) if is_database else cache.compute_signature(found.status)
@@ -116,6 +118,7 @@ class ExportBuilder:
             self._take_contents(found, known, contents, signature, mtime)
 
     def _take_filtered(self, found: FoundPath, known: cache.KnownEntry | None, drop: list[str]) -> None:
+        """Add a settings file without the keys that its layout drops; skip it if it is not valid JSON."""
         from sidecar.program.privacy import settings_files
 
         with open(places.open_file(found.place), "rb") as file:
@@ -134,6 +137,7 @@ class ExportBuilder:
         )
 
     def _take_database(self, found: FoundPath, known: cache.KnownEntry | None) -> None:
+        """Add a database: copy it with the backup API, scrub the copy, and carry its changed pages."""
         from sidecar.program.sqlite import backup
 
         signature = backup.compute_database_signature(found.place)
@@ -168,7 +172,7 @@ class ExportBuilder:
         self._count(found, size)
         self._warn_of_free_pages(found, target)
         if contents.blocks == [0] and known is not None and first == known.first_page and size == known.entry.size:
-            # Only counters moved (a checkpoint, a re-opened copy): nothing a reader of the data could tell.
+            # Only counters changed (a checkpoint, a re-opened copy): nothing that a reader of the data could notice.
             self._take_unchanged(known, signature, first)
             contents.carried.close()
         else:
@@ -176,7 +180,7 @@ class ExportBuilder:
         os.unlink(target)
 
     def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reader.Contents, str]:
-        """A database's copy as contents, and its first page's digest without the counters."""
+        """Return a database's copy as contents, and the digest of its first page without the counters."""
         from sidecar.program.sqlite import backup
 
         stream = open(copy, "rb")
@@ -194,6 +198,7 @@ class ExportBuilder:
         self.warnings += [words] if words else []
 
     def _take_unchanged(self, known: cache.KnownEntry, signature: list[Any], first_page: str) -> None:
+        """Keep an entry as the base has it, with a new stat signature."""
         self.entries[known.entry.path] = cache.KnownEntry(known.entry, signature, first_page)
         self.refreshed = True
 
@@ -206,6 +211,7 @@ class ExportBuilder:
         mtime: int,
         first_page: str = "",
     ) -> None:
+        """Record a file that was read, and add it to the bundle unless only its mode or time changed."""
         entry = index.Entry(
             found.path,
             index.FILE,
@@ -218,6 +224,8 @@ class ExportBuilder:
             database=bool(first_page),
         )
         blocks = contents.blocks
+        # Equal in path, type, size, digest, block, sums, target and database flag: only mode or mtime differ, so the
+        # entry is recorded with empty ``blocks`` and no bytes are carried.
         if (
             known is not None
             and entry[:2] + entry[3:4] + entry[5:] == known.entry[:2] + known.entry[3:4] + known.entry[5:]
@@ -238,7 +246,7 @@ class ExportBuilder:
         sums: bytes = b"",
         first_page: str = "",
     ) -> bool:
-        """Note an entry; return whether it differs from the base. Folders and links are packed here, in a full pack."""
+        """Record an entry and return whether it differs from the base. Folders and links are packed here, in a full pack."""
         known = self._base.known(entry.path) if self._base is not None else None
         self.entries[entry.path] = cache.KnownEntry(entry, signature, first_page)
         if known is not None and known.entry == entry:
@@ -250,6 +258,7 @@ class ExportBuilder:
         return True
 
     def _count(self, found: FoundPath, size: int) -> None:
+        """Count a file's bytes. Raise OverLimit if a limit is exceeded."""
         self.total += size
         self._fit.count(found, size, self.total)
 
@@ -261,14 +270,16 @@ def _compute_database_signature(place: str) -> list[Any]:
 
 
 def _choose_mtime(found: FoundPath, known: cache.KnownEntry | None, contents: reader.Contents) -> int:
-    """Databases and filtered files are rewritten without changing; then their time is no change either."""
+    """Return the time to record. Databases and filtered files are rewritten without a change of contents; then the old
+    time stays."""
     if known is not None and (known.entry.digest, known.entry.size) == (contents.digest, contents.size):
         return known.entry.mtime
     return found.status.st_mtime_ns
 
 
 class Bundle:
-    """Begun with the first thing that is packed. ``carried`` is how many bytes of each path are in it."""
+    """The bundle being written; it is created with the first thing that is packed. ``carried`` is how many bytes of
+    each path are in it."""
 
     def __init__(self, scratch: Scratch, zstd: bool) -> None:
         self._scratch = scratch
@@ -280,23 +291,25 @@ class Bundle:
 
     @property
     def packer(self) -> Packer:
+        """The packer; the file is created on first use."""
         if self._packer is None:
             self._file = open(places.create_file(self._path), "wb", buffering=0)
             self._packer = Packer(self._file, self._zstd)
         return self._packer
 
     def add(self, entry: index.Entry, blocks: list[int] | None, stream: BinaryIO, length: int) -> None:
+        """Add a file, or only some of its blocks."""
         (self.packer.add if blocks is None else self.packer.add_blocks)(entry, stream, length)
         self.carried[entry.path] = length
 
     def abandon(self) -> None:
-        """Give it up: what is written of it goes, and whoever still writes to it."""
+        """Stop writing and remove the incomplete file."""
         if self._packer is not None:
             self._packer.abandon()
             os.unlink(self._path)
 
     def finish(self, changes: index.Index) -> dict[str, Any]:
-        """Close the pack, put its index behind it, and say what both are."""
+        """Complete the pack, append its index, and return the sizes and hashes of both."""
         codec = self.packer.finish()
         assert self._file is not None
         self._file.close()

@@ -1,7 +1,7 @@
-"""What the rules of a snapshot covered: nothing else may go when it is restored.
+"""What the rules of a snapshot covered: a restore may remove nothing else.
 
-Layouts learn. A snapshot that was made when a layout did not know of a file says nothing about that file, so a restore of it
-must not take the file away. The manifest keeps the rules it was made by, for each root.
+Layouts learn. A snapshot made when a layout did not know a file says nothing about that file, so restoring it must not
+remove the file. The manifest keeps the rules of each root by which the snapshot was made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidecar.program.capture.roots import split_number
 
 
 class Coverage:
-    """The rules of each root, by its layout's name for it. What nothing is known of is covered as a whole."""
+    """The rules of each root, by the layout's name for it. A root without recorded rules is covered as a whole."""
 
     def __init__(self, covered: Optional[Dict[str, Any]]) -> None:
         self._rules = {
@@ -22,5 +22,6 @@ class Coverage:
         }
 
     def has(self, root: str, relative: str) -> bool:
+        """Return whether the snapshot's rules covered this path."""
         rules = self._rules.get(root) or self._rules.get(split_number(root)[0])
         return rules is None or rules.allows(relative, False)

@@ -1,4 +1,4 @@
-"""Export, inside the sandbox: find the memory, copy what changed since the base into a pack, say what was found."""
+"""Export, inside the sandbox: find the memory, pack what changed since the base, and describe what was found."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ WAITS = "waits for its restore"
 TOO_LARGE = "larger than limits.file_bytes"
 GAVE_WAY = "another one was here when the memory was restored"
 MOST_DATABASES = 50
-"""Of those that are not part of a layout so many are named."""
+"""At most this many databases that are not part of a layout are named."""
 
 
 class BaseUnusable(Exception):
-    """The base was made by another policy, and holds what must not leave: a snapshot that builds on it would keep it.
+    """The base was made under another privacy policy and contains something that must not leave: a snapshot that builds
+    on it would keep it.
 
-    Not where the base has layouts that were not asked for: they are nowhere else.
+    Not raised if the base has layouts that were not asked for: only the base has those.
     """
 
 
 class Export:
-    """One run. ``request`` is what the sidecar asked for; ``answer`` is what it is told."""
+    """One export. ``request`` is what the sidecar asked for; ``run`` returns the answer."""
 
     def __init__(self, request: dict[str, Any], scratch: Scratch, home: str, fit: ExportLimits) -> None:
         self.request = request
@@ -56,7 +57,7 @@ class Export:
         self.fit = fit
         self.home = home
         self.noted = notes.read(scratch.memory)
-        """What this sandbox had noted of the memory before this export."""
+        """The memory's notes in this sandbox before this export."""
         found = self._find_roots()
         self.projects = found.projects
         self.roots: list[Root] = [
@@ -64,7 +65,7 @@ class Export:
             for root in found.roots
         ]
         self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
-        """Roots that were not restored here because their projects were not there: what the base has of them stays."""
+        """Roots that were not restored because their projects were missing: what the base has of them stays."""
         self.lineage = cache.find_lineage(scratch.memory, request["known"])
         usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
         self.base = cache.load_base(scratch.memory, self.lineage) if usable else None
@@ -76,7 +77,7 @@ class Export:
         self.started = time.time_ns()
         self.dropped: dict[str, Dropped] = {}
         self.kept: set[str] = set()
-        """What stays as the base has it although something else is in its place here."""
+        """Paths that stay as the base has them although something else is in their place in this sandbox."""
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
         self.taking = ExportBuilder(request, scratch, fit, self.base, self.looked_at)
@@ -84,9 +85,10 @@ class Export:
         self.taking.warnings += found.warnings
 
     def _find_roots(self) -> FoundRoots:
+        """Find the roots in this sandbox, without projects that belong to other memories."""
         request, home = self.request, self.home
         told = request.get("notes") or {}
-        # A copy of a sandbox, made from a template say, has the notes of the one that it was copied from.
+        # A copy of a sandbox, for example one made from a template, has the notes of its original.
         mine = self.noted is not None and self.noted.current and self.noted.sandbox == told.get("sandbox", "")
         noted = self.noted.roots if mine and self.noted is not None else {}
         hints = request.get("project_hints", [])
@@ -96,7 +98,7 @@ class Export:
         return self._drop_other_projects(found, {place for _, place in known})
 
     def _drop_other_projects(self, finding: FoundRoots, own: set[str]) -> FoundRoots:
-        """Without projects that nobody named and that are another memory's, as this sandbox has noted."""
+        """Remove projects that were not named and that belong to another memory, according to this sandbox's notes."""
         told = self.request.get("notes")
         if told is None or not any(root.found for root in finding.roots):
             return finding
@@ -110,12 +112,14 @@ class Export:
         return finding._replace(roots=roots, warnings=finding.warnings + warnings)
 
     def run(self) -> dict[str, Any]:
+        """Export, then write the notes. Return the answer."""
         answer = self._run()
         noted, warnings = self._write_notes()
         answer.update(noted, warnings=answer["warnings"] + warnings)
         return answer
 
     def _run(self) -> dict[str, Any]:
+        """Collect all paths and finish the bundle; the answer's status is "changed", "unchanged" or "refused"."""
         self.taking.warnings += describe_absent(self.request["projects"], self.home)
         for root in self.roots:
             if "worker" in root.layout:
@@ -147,7 +151,7 @@ class Export:
         return answer
 
     def _find_paths(self) -> list[FoundPath]:
-        """What there is, but for what is as before, which is taken at once, and what there is no room for."""
+        """Return the paths to read. Files unchanged since the base are taken at once, and what is over a limit is dropped."""
         if self.base is not None and self.base.rules == self.rules and not self.fit.rounds:
             steady = UnchangedFiles(self.base, self.fit.largest)
             found = self._walk(steady)
@@ -163,10 +167,12 @@ class Export:
         return found
 
     def _walk(self, steady: UnchangedFiles | None) -> list[FoundPath]:
+        """Walk all roots, without files that are over the size limit."""
         found = (one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady))
         return [one for one in found if not self._is_too_large(one)]
 
     def _is_too_large(self, found: FoundPath) -> bool:
+        """Return whether a file is left out because of its size alone; it is reported."""
         if not self.fit.leaves_out(found):
             return False
         self.taking.skipped.add(found.path, TOO_LARGE)
@@ -179,8 +185,8 @@ class Export:
         return True
 
     def _keeps_base_version(self, found: FoundPath) -> bool:
-        """Whether what the base has is to stay, for what is here never was it: a project that was cloned before its memory was
-        restored, or a file that gave way to the one of this sandbox."""
+        """Return whether the base's version stays because the file in this sandbox never was that version: a project
+        that was cloned before its memory was restored, or a file that yielded to the sandbox's own."""
         known = self.base.known(found.path) if self.base is not None else None
         if known is None or known.signature or known.entry.type != index.FILE:
             return False
@@ -195,8 +201,8 @@ class Export:
         return True
 
     def _list_gone(self) -> list[str]:
-        """What the base has and the sandbox has not. Roots of layouts that were not asked for, and those that were withheld
-        from this sandbox, stay as the base has them."""
+        """Return what the base has and the sandbox has not. Roots of layouts that were not asked for, and roots
+        withheld from this sandbox, stay as the base has them."""
         asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
         gone = []
         for path, row in self.base.entries.items() if self.base is not None else ():
@@ -216,16 +222,19 @@ class Export:
         return gone
 
     def _remember(self, snapshot: str) -> None:
+        """Write the cache's index for this snapshot."""
         base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._name_policy())
         heads = self.request.get("notes", {}).get("heads", [])
         origin = next((one for one in self.lineage if one in heads), "")
         cache.write_exported(self.scratch.memory, base, self.base, origin)
 
     def _name_policy(self) -> str:
-        """By which all of this was looked at: not, where parts stay as a base has them that was looked at by another."""
+        """Return the policy under which all entries were scrubbed; "" if some stay from a base that was scrubbed under
+        another one."""
         return self.policy if self.looked_at or not self.stays[1] else ""
 
     def _finish(self, gone: list[str]) -> dict[str, Any]:
+        """Complete the bundle and return the answer that describes it."""
         kind = "delta" if self.base is not None else "full"
         told = self.taking.bundle.finish(index.Index(kind, self.taking.changes, gone))
         self.fit.check_pack(told["bundle"]["bytes"], self.taking.bundle.carried)
@@ -238,9 +247,10 @@ class Export:
         )
 
     def _write_notes(self) -> tuple[dict[str, Any], list[str]]:
-        """Write down what is known now. Return what was known before, and what to say.
+        """Write the notes. Return the notes as they were before, and warnings.
 
-        An export that is refused because another memory is in these folders does not make this one live there."""
+        An export that is refused because another memory owns these folders does not make this memory their owner.
+        """
         told = self.request.get("notes")
         if told is None:
             return {}, []
@@ -260,10 +270,11 @@ class Export:
         return before, warnings
 
     def _list_held_roots(self) -> list[Root]:
-        """The roots that something was found in."""
+        """Return the roots in which something was found."""
         return [root for root in self.roots if any(path.startswith(root.name + "/") for path in self.taking.entries)]
 
     def _build_answer(self, status: str) -> dict[str, Any]:
+        """Return the answer's common fields."""
         taking, screened = self.taking, self.taking.screened
         return {
             "status": status,

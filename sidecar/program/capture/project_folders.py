@@ -1,8 +1,8 @@
-"""Folders that are named after the path of a project, and are called something else where that path is another.
+"""Folders that are named after the path of a project, and so have another name where the project is at another path.
 
-In the store such a folder keeps the name it had where it was first exported. A restore gives it the name that belongs to
-the project's path here and writes down which is which, so that the next export finds the same names again. Nothing is
-known of a folder whose project nobody named, no transcript tells, and is not near the home: it keeps its name everywhere.
+In the store such a folder keeps the name it had where it was first exported. A restore gives it the name that belongs
+to the project's path in this sandbox and records both names, so that the next export finds the stored names again. A
+folder keeps its name everywhere if its project was not named, appears in no transcript and is not near the home.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MOST_NEAR = 500
 
 
 class FolderName(NamedTuple):
-    """What a folder of the store is called here, and the path that gave it that name."""
+    """The local name of a stored folder, and the project path that gave it that name."""
 
     local: str
     path: str
 
 
 class FolderNames:
-    """Both names of each such folder of one root."""
+    """The local and the stored name of each such folder of one root."""
 
     def __init__(self, folder: str = "", known: dict[str, FolderName] | None = None) -> None:
         self.known = known or {}
@@ -37,21 +37,22 @@ class FolderNames:
         self._stored = {key.local: name for name, key in self.known.items()}
 
     def may_rename_in(self, folder: str) -> bool:
-        """Whether what lies right in this folder may have another name in the store."""
+        """Return whether entries directly in this folder may have another name in the store."""
         return folder + "/" == self._prefix
 
     def stored(self, relative: str) -> str:
-        """A path as the store has it, of one as it is here."""
+        """Return the stored path of a local path."""
         return self._rename_folder(relative, self.name_of) if relative.startswith(self._prefix) else relative
 
     def local(self, relative: str) -> str:
-        """A path as it is here, of one as the store has it."""
+        """Return the local path of a stored path."""
         if not relative.startswith(self._prefix):
             return relative
         return self._rename_folder(relative, lambda name: self.known[name].local if name in self.known else name)
 
     def name_of(self, local: str) -> str:
-        """The store's name for a folder here: the one it came with, else its own, unless another came with that."""
+        """Return the stored name of a local folder: the one recorded at its restore, else its own, with "~" if that is
+        taken."""
         name = self._stored.get(local)
         if name is None:
             name = local
@@ -65,7 +66,8 @@ class FolderNames:
 
 
 class FileName(FolderNames):
-    """Both names of the one file that a root is: a variable names it as it likes, the store always the same."""
+    """The local and the stored name of a root that is one file: a variable chooses the local name, the stored name is
+    fixed."""
 
     def __init__(self, local: str, stored: str) -> None:
         super().__init__()
@@ -82,8 +84,8 @@ class FileName(FolderNames):
 
 
 def make_slug(path: str, longest: int) -> str:
-    """The folder name of a project's path: what is no ASCII letter or digit is "-", once for each UTF-16 unit; a longer
-    one is cut, and told apart by a hash of the whole path."""
+    """Return the folder name for a project's path, as Claude Code makes it: every UTF-16 unit that is not an ASCII
+    letter or digit becomes "-"; a longer name is cut and a hash of the whole path is appended."""
     import unicodedata
 
     path = unicodedata.normalize("NFC", path)
@@ -92,6 +94,7 @@ def make_slug(path: str, longest: int) -> str:
     name = "".join(chr(code) if code < 128 and chr(code).isalnum() else "-" for code in codes)
     if len(name) <= longest:
         return name
+    # The hash is a 32-bit one (31 * h + code), its absolute value in base 36, as in the JavaScript original.
     number = 0
     for code in codes:
         number = (number * 31 + code) & 0xFFFFFFFF
@@ -104,7 +107,7 @@ def make_slug(path: str, longest: int) -> str:
 
 
 def read_folder_names(memory: str, root: str, layout: dict[str, Any], own: FolderNames) -> FolderNames:
-    """The names a restore gave to a root's folders, as it wrote them down; its ``own`` where the layout has no such."""
+    """Return the folder names that a restore recorded for a root; ``own`` if the layout has no such folders."""
     keyed = layout.get("keyed")
     if not keyed:
         return own
@@ -119,22 +122,24 @@ def read_folder_names(memory: str, root: str, layout: dict[str, Any], own: Folde
 
 
 def _is_row(row: Any) -> bool:
+    """Return whether a value is a recorded pair of local name and path."""
     return isinstance(row, list) and len(row) == 2 and _is_name(row[0]) and isinstance(row[1], str)
 
 
 def _is_name(name: Any) -> bool:
-    """Whether it could be the name of a folder, and nothing that leads elsewhere."""
+    """Return whether it is a valid folder name that does not lead elsewhere."""
     return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def write_folder_names(memory: str, keys: dict[str, FolderNames]) -> None:
+    """Record the folder names of all roots for the next export."""
     notes = json.dumps({root: known.known for root, known in keys.items()})
     places.write_file(os.path.join(memory, NOTES), notes.encode("ascii"))
 
 
 def find_project_paths(folder: str, keys: FolderNames, keyed: dict[str, Any], known: list[str]) -> dict[str, str]:
-    """The project's path of each keyed folder of a root, by the store's name, as far as it is known here; others are looked
-    for near the paths that are ``known``."""
+    """Return the project path of each such folder of a root, by its stored name, if it is known. Others are searched
+    near the ``known`` paths."""
     slugs = {make_slug(path, keyed["longest"]): path for path in known}
     slugs.update((key.local, key.path) for key in keys.known.values())
     top = os.path.join(folder, keyed["folder"])
@@ -149,7 +154,7 @@ def find_project_paths(folder: str, keys: FolderNames, keyed: dict[str, Any], kn
 
 
 def _list_nearby_folders(places: list[str]) -> list[str]:
-    """The folders in these places, then those in them, as far as they are not too many."""
+    """Return the folders in these places and the folders in those, up to a bound."""
     found: list[str] = []
     layer = list(dict.fromkeys(places))
     for _ in range(2):
@@ -160,7 +165,7 @@ def _list_nearby_folders(places: list[str]) -> list[str]:
                     entries = [entry for entry in scan if not entry.name.startswith(".")]
                 inner += sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
             except OSError:
-                continue  # not there, or not ours to read
+                continue  # missing, or not readable for this user
             if len(found) + len(inner) >= MOST_NEAR:
                 break
         found += inner
@@ -169,7 +174,7 @@ def _list_nearby_folders(places: list[str]) -> list[str]:
 
 
 def _find_transcript_path(folder: str, name: str, keyed: dict[str, Any]) -> str:
-    """The path in a folder's transcripts that gives the folder its name; of others nobody knows what they mean here."""
+    """Return the path in a folder's transcripts that gives the folder its name; "" if none does."""
     key = re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*")' % re.escape(keyed["path_key"]).encode())
     try:
         transcripts = [file for file in os.listdir(folder) if fnmatch(file, keyed["transcripts"])]
@@ -184,7 +189,7 @@ def _find_transcript_path(folder: str, name: str, keyed: dict[str, Any]) -> str:
 
 
 def _read_both_ends(place: str) -> bytes:
-    """The beginning and the end of a file: where a session began, and where it last went on."""
+    """Return the beginning and the end of a file: where a session began, and where it last continued."""
     descriptor = places.open_file(place)
     with open(descriptor, "rb") as file:
         first = file.read(ENOUGH)
@@ -193,10 +198,10 @@ def _read_both_ends(place: str) -> bytes:
 
 
 def name_folders(keyed: dict[str, Any], names: list[str], paths: dict[str, str]) -> FolderNames:
-    """What the store's folders ``names`` are called here, given the paths that are known of their projects.
+    """Return what the stored folders ``names`` are called here, given the project paths that are known.
 
-    Of two that would be called the same, the later one in ``paths`` is told apart by a "~": nothing reads it then, but
-    nothing is lost.
+    If two would have the same name, the later one in ``paths`` gets a "~": no program reads it then, but nothing is
+    lost.
     """
     known: dict[str, FolderName] = {}
     taken = {name for name in names if name not in paths}

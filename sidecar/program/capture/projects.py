@@ -1,7 +1,9 @@
-"""Projects that nobody named: folders below the home and the working folder that hold a marker of some layout.
+"""Search for projects that were not named: folders below the home and the working folder that contain a layout's
+marker.
 
-The search is bounded in depth and in the folders it looks into, the nearest first, and follows no link. It does not enter
-what is no place for projects (``NEVER_IN``, virtual environments), nor what belongs to a memory already.
+The search is bounded in depth and in the number of folders, takes the nearest first, and follows no link. It does not
+enter folders that are no place for projects (``NEVER_IN``, virtual environments), nor folders that already belong to a
+memory.
 """
 
 from __future__ import annotations
@@ -17,40 +19,42 @@ MOST_FOLDERS = 5000
 MOST_FOUND = 100
 NEVER_IN = frozenset([".git", "node_modules"])
 ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
-"""What the top of a virtual environment holds."""
+"""Names that show that a folder is a virtual environment."""
 FULL = "Projects were looked for in %s folders, the nearest first, and in no more: name those beyond with --project."
 MANY = "%d projects were found, and the %d nearest were taken: name the others with --project."
 UNMARKED = (
     "%s holds Markdown, and was not taken: nothing says that it is memory. If it is, name its project with --project."
 )
 NOTES = "memory"
-"""A folder that is memory in a project, and may be anything where nothing marks one."""
+"""A folder that is memory in a project, but may be anything where no marker is."""
 MOST_TOLD = 5
 DEEPER = "%s lies more than %d folders deep, and was not taken: name it with --project."
 MOST_PEEKED = 500
-"""So many of the deepest folders are looked into for projects that are just too deep."""
+"""At most this many of the deepest folders are examined for projects that are just too deep."""
 
 Marker = Tuple[str, bool]
-"""A path in a project's folder, and whether that is a folder."""
+"""A path in a project's folder, and whether it must be a folder."""
 
 
 class FoundProjects(NamedTuple):
-    """The projects that were found, nearest first, and what to say of bounds that were reached."""
+    """The projects that were found, nearest first, and warnings about bounds that were reached."""
 
     folders: List[str]
     warnings: List[str]
 
 
 def list_markers(specs: Iterable[Dict[str, Any]]) -> List[Marker]:
+    """Return the markers of these project roots."""
     return [(name.rstrip("/"), name.endswith("/")) for spec in specs for name in spec.get("markers", [])]
 
 
 def is_marked(folder: str, markers: Iterable[Marker]) -> bool:
-    """Whether a folder holds any of these. A link to a folder is none: it may lead anywhere."""
+    """Return whether a folder contains any of these markers. A link to a folder does not count: it may lead anywhere."""
     return any(_exists_as(os.path.join(folder, name), is_folder) for name, is_folder in markers)
 
 
 def _exists_as(place: str, folder: bool) -> bool:
+    """Return whether a path exists and is a folder (or is not)."""
     try:
         return stat.S_ISDIR(os.lstat(place).st_mode) == folder
     except OSError:
@@ -58,7 +62,7 @@ def _exists_as(place: str, folder: bool) -> bool:
 
 
 def find_inner_folders(folder: str, specs: Iterable[Dict[str, Any]], keeps: Iterable[str]) -> Set[str]:
-    """What of a project belongs to its memory whole: no other project is looked for in there."""
+    """Return the folders of a project that belong to its memory as a whole: no other project is searched there."""
     below = {os.path.join(folder, spec["below"]) for spec in specs if spec.get("below")}
     kept = {pattern[:-3] for pattern in keeps if pattern.endswith("/**") and not set("*?{") & set(pattern[:-3])}
     return below | {os.path.join(folder, name) for name in kept}
@@ -71,10 +75,10 @@ def find_projects(
     closed: FrozenSet[str],
     contained: Containment,
 ) -> FoundProjects:
-    """The projects below these folders, which are real paths and projects themselves as far as they hold any memory.
+    """Find the projects below these folders, which are real paths (and projects themselves if they contain memory).
 
-    ``specs`` are the project roots of all layouts and ``keeps`` the patterns of what they keep; ``closed`` are folders of
-    other roots. The root of the file system is no place to search: whoever works there is nowhere in particular.
+    ``specs`` are the project roots of all layouts and ``keeps`` the patterns they keep; ``closed`` are folders of other
+    roots. The root of the file system is not searched: a process that works there is in no particular project.
     """
     markers = list_markers(specs)
     firsts = frozenset(name.split("/")[0] for name, _ in markers)
@@ -91,7 +95,7 @@ def find_projects(
         for folder in layer[: MOST_FOLDERS - looked_at]:
             leaf = depth > 0 and leaves.has(folder)
             if leaf or depth == DEEPEST:
-                # To ask for a few names costs less than to list the folder, and no exceptions.
+                # Testing for a few names costs less than listing the folder, and raises no exceptions.
                 likely = any(os.access(folder + "/" + name, os.F_OK) for name in (files if leaf else firsts))
                 if (
                     likely
@@ -131,15 +135,18 @@ def find_projects(
 
 
 class _Leaves:
-    """Tells folders without folders in them by their links, of which most file systems count one for each folder.
+    """Recognise folders without subfolders by their link count: on most file systems it is 2 plus one for each
+    subfolder.
 
-    Where one does is seen by the folders that were listed: it is believed only of a device that was right every time.
+    Whether a file system counts so is learnt from the folders that were listed; it is trusted only for a device that
+    was right every time.
     """
 
     def __init__(self) -> None:
         self._counts: Dict[int, bool] = {}
 
     def has(self, folder: str) -> bool:
+        """Return whether a folder surely has no subfolders."""
         try:
             status = os.lstat(folder)
         except OSError:
@@ -147,7 +154,7 @@ class _Leaves:
         return status.st_nlink == 2 and self._counts.get(status.st_dev, False)
 
     def learn(self, folder: str, inner: int) -> None:
-        """Compare with how many folders there are in one; where there are none, nothing can be told."""
+        """Compare the link count with the real number of subfolders. An empty folder proves nothing."""
         if inner:
             status = os.lstat(folder)
             right = status.st_nlink == inner + 2
@@ -159,7 +166,7 @@ def _list_environment_files(folder: str) -> List[str]:
 
 
 def _holds_notes(folder: str) -> bool:
-    """Whether there is Markdown in it that is more than a word on what the folder is for."""
+    """Return whether it contains Markdown other than a README."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -168,7 +175,7 @@ def _holds_notes(folder: str) -> bool:
 
 
 def _list_subfolders(folder: str, firsts: FrozenSet[str], leaves: Optional[_Leaves] = None) -> Tuple[List[str], bool]:
-    """The folders in a folder, and whether there may be a marker; nothing where nothing is to be looked for."""
+    """Return the subfolders of a folder, and whether it may contain a marker; nothing for a virtual environment."""
     names: List[str] = []
     likely, wanted, inner = False, firsts.union(ENVIRONMENT), 0
     try:
@@ -185,6 +192,6 @@ def _list_subfolders(folder: str, firsts: FrozenSet[str], leaves: Optional[_Leav
                         names.append(name)
         if leaves is not None:
             leaves.learn(folder, inner)
-    except OSError:  # not ours to read, or gone
+    except OSError:  # not readable for this user, or deleted
         return [], False
     return names, likely

@@ -1,6 +1,7 @@
 """Read one file's contents and keep what changed since the base.
 
-The bytes that are hashed are the bytes that are kept, so a file that changes meanwhile cannot end up with another's digest.
+The bytes that are hashed are the bytes that are kept, so a file that changes while it is read cannot get the digest of
+other contents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TRIES = 3
 
 
 class Contents(NamedTuple):
-    """A file as it was read: its name by contents, and the bytes to carry (all of them when ``blocks`` is None)."""
+    """A file as it was read: its digest and sums, and the bytes to carry (all of them if ``blocks`` is None)."""
 
     size: int
     block: int
@@ -35,6 +36,7 @@ class Contents(NamedTuple):
     steady: bool = True
 
     def select_carried_sums(self) -> bytes:
+        """Return the sums of the carried blocks."""
         if self.blocks is None:
             return self.sums
         width = digests.SUM_BYTES
@@ -42,7 +44,7 @@ class Contents(NamedTuple):
 
 
 class _Collector:
-    """Keeps the blocks whose sum differs from the base's: small files in memory, others on disk with zeros as holes."""
+    """Keeps the blocks whose sum differs from the base's: in memory for small files, else on disk with holes for zeros."""
 
     def __init__(self, base_sums: bytes, size: int, folder: str) -> None:
         self._base = base_sums
@@ -63,13 +65,14 @@ class _Collector:
         self.length += len(data)
 
     def done(self) -> BinaryIO:
+        """Return the kept blocks as a file, from its beginning."""
         self.file.truncate(self.length)
         self.file.seek(0)
         return self.file
 
 
 def choose_base(known: KnownEntry | None, size: int, page: int = 0) -> tuple[int, bytes]:
-    """The block size for a file, and the base's sums when its blocks can be compared with ours."""
+    """Return the block size for a file, and the base's sums if their blocks can be compared."""
     block = digests.choose_block_size(size, page)
     if known is None or known.entry.block != block or not known.entry.sums or size <= block:
         return block, b""
@@ -77,7 +80,7 @@ def choose_base(known: KnownEntry | None, size: int, page: int = 0) -> tuple[int
 
 
 def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: str, page: int = 0) -> Contents:
-    """Read an open file that holds still (a database copy)."""
+    """Read an open file that no process changes (a database copy)."""
     block, base_sums = choose_base(known, size, page)
     if not base_sums:
         digest, sums, got = digests.digest_stream(stream, size, block)
@@ -89,7 +92,8 @@ def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: s
 
 
 def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch: Watch | None = None) -> Contents:
-    """Read a file others may be writing to; when it never holds still, take the last reading and say so.
+    """Read a file that other processes may write to. If it never stays unchanged, return the last reading with
+    ``steady`` false.
 
     ``watch`` sees every byte that is kept.
     """
@@ -115,7 +119,7 @@ def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch:
 
 
 def wrap_bytes(data: bytes) -> Contents:
-    """Contents that were made in memory, such as a filtered settings file: always carried whole."""
+    """Return contents that were made in memory, such as a filtered settings file; they are always carried whole."""
     block = digests.choose_block_size(len(data))
     digest, sums = digests.digest_bytes(data, block)
     return Contents(len(data), block, digest, sums, None, io.BytesIO(data), len(data))
@@ -128,7 +132,7 @@ def _open_temporary(folder: str) -> BinaryIO:
 
 
 def is_database(place: str) -> bool:
-    """Whether a file begins as a SQLite database does, whatever its name. A link is not followed."""
+    """Return whether a file begins like a SQLite database, whatever its name. A link is not followed."""
     descriptor = places.open_file(place)
     try:
         return os.read(descriptor, len(MAGIC)) == MAGIC

@@ -1,7 +1,8 @@
-"""Where a layout's roots are in this sandbox.
+"""Find where a layout's roots are in this sandbox.
 
-A root is one folder that memory lives in, under a name that travels: ``claude-mem``, ``project``, ``project-2``. Only names
-travel, never absolute paths; ``hint`` says where it was (``~/app``, or an absolute path outside the home).
+A root is one folder that contains memory, under a name that is stored: ``claude-mem``, ``project``, ``project-2``. Only
+names are stored, never absolute paths; ``hint`` says where the folder was (``~/app``, or an absolute path outside the
+home).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from sidecar.program.capture.projects import find_projects, is_marked, list_mark
 from sidecar.program.places import Containment, is_in
 
 MOST_PROJECTS = 5000
-"""The highest number that a project's root can have."""
+"""The highest number a project's root can have."""
 LONGEST_SETTINGS = 1 << 20
 FILE_ENDS = (".json", ".jsonl")
-"""How the name of a file ends that a variable or a setting may name as memory."""
+"""Name endings of files that a variable or a setting may name as memory."""
 LEADS_OUT = "%s is a link that leads out of its project, and was left out."
 NOT_THERE = "%s is said to be %s, and was left out: it must not be there."
 MOVED_AWAY = (
@@ -32,38 +33,38 @@ UNREADABLE = "%s may not be read by this user, and was left out."
 
 
 class Root(NamedTuple):
-    """A named root, the folder it is here, and the layouts that read it (a project can hold several)."""
+    """A named root, its folder in this sandbox, and the layout it belongs to (a project can contain roots of several)."""
 
     name: str
     folder: str
     hint: str
     layout: dict[str, Any]
     rules: Rules
-    whole: bool  # it is an agent's folder, and no project, so that what is left out is worth a word
+    whole: bool  # an agent's folder, not a project: what is left out of it is worth reporting
     keys: FolderNames = FolderNames()
     apart: FrozenSet[str] = frozenset()
-    """What lies in it and is not for memories: the sidecar's own files."""
+    """Paths in it that are excluded: the sidecar's own files."""
     owned: bool = False
     """The folder belongs to the memory system alone."""
     before: Tuple[Any, ...] = ()
-    """The rules of other roots in the same folder, or in one that holds it: a path belongs to the first that takes it."""
+    """The rules of roots in the same folder or in a parent of it: a path belongs to the first root that takes it."""
     beside: Tuple[Rules, ...] = ()
-    """Of those that come after it."""
+    """The rules of roots in the same folder that come after it."""
     found: bool = False
-    """It is of a project that nobody named: trouble with it is no trouble of the rest."""
+    """It belongs to a project that was found, not named: a problem with it does not fail the export."""
 
     @property
     def place(self) -> str:
-        """Its folder, or, where it is one file, that file."""
+        """Its folder, or its file if the root is a single file."""
         return os.path.join(self.folder, self.keys.here) if isinstance(self.keys, FileName) else self.folder
 
     def path(self, relative: str) -> str:
-        """The travelling name of what is here at ``relative``."""
+        """Return the path in the memory (``root/relative``) of the local path ``relative``."""
         return self.name + "/" + self.keys.stored(relative)
 
 
 class OuterRules:
-    """The rules of a root, as they are for what lies in a folder of it."""
+    """The rules of a root, applied to paths below one of its subfolders."""
 
     def __init__(self, rules: Rules, below: str) -> None:
         self._rules, self._below = rules, below + "/"
@@ -72,7 +73,7 @@ class OuterRules:
         return self._rules.takes(self._below + relative)
 
     def leaves_out(self, relative: str) -> Any:
-        """Whether it is left out there: not where nobody looks."""
+        """Return whether the outer root leaves it out; not if a walk of that root never gets there."""
         path = self._below + relative
         return self._rules.may_hold(path.rpartition("/")[0]) and self._rules.leaves_out(path)
 
@@ -84,9 +85,10 @@ class OuterRules:
 
 
 def split_number(name: str) -> tuple[str, int]:
-    """The name a layout has for a root, and its number: ``project-2`` is the second ``project``. 0 for one without.
+    """Split a root's name into the layout's name for it and its number: ``project-2`` is the second ``project``; 0 if
+    none.
 
-    Names come from sandboxes and stores: what is a digit in another script, or too large, is no number.
+    Names come from sandboxes and stores, so digits of other scripts and numbers that are too large do not count.
     """
     stem, _, digits = name.rpartition("-")
     if stem and digits.isascii() and digits.isdecimal() and len(digits) < 6 and digits[0] != "0":
@@ -96,17 +98,19 @@ def split_number(name: str) -> tuple[str, int]:
 
 
 def make_hint(folder: str, home: str) -> str:
+    """Return how a folder is written in a manifest: relative to the home as ``~/…`` if it is in it."""
     if folder == home:
         return "~"
     return "~" + folder[len(home) :] if folder.startswith(home.rstrip("/") + "/") else folder
 
 
 def resolve_hint(hint: str, home: str) -> str:
+    """Return the path that a hint stands for in this home."""
     return home + hint[1:] if hint == "~" or hint.startswith("~/") else hint
 
 
 class FoundRoots(NamedTuple):
-    """The roots that are here, the folders of all projects, and what to say of those that were not looked for."""
+    """The roots in this sandbox, the folders of all projects, and warnings."""
 
     roots: List[Root]
     projects: List[str]
@@ -114,7 +118,7 @@ class FoundRoots(NamedTuple):
 
 
 class PlacedRoots(NamedTuple):
-    """Where the roots of a snapshot belong, and those that wait until their project is there."""
+    """Where the roots of a snapshot belong, and the roots that wait until their project exists."""
 
     roots: List[Root]
     withheld: List[Root]
@@ -127,8 +131,8 @@ def list_own_places(
     roots: Dict[str, str] | None = None,
     found: Iterable[str] = (),
 ) -> tuple[list[str], list[str]]:
-    """The places that variables and settings name, and the usual ones; ``folders`` are those of the projects, of which nobody
-    named those ``found``, and ``roots`` those of other roots."""
+    """Return the places that variables and settings name, and the usual ones. ``folders`` are those of the projects,
+    among them those ``found`` by search; ``roots`` are the folders of other roots."""
     moved, usual = [], []
     for entry in spec.get("env", []):
         name, _, below = entry.partition("/")
@@ -138,7 +142,7 @@ def list_own_places(
         moved += _read_setting(entry, home, folders, roots or {}, found)
     for path in spec["paths"]:
         if path.startswith("./"):
-            # A link in a repository may lead anywhere.
+            # A link in a repository may lead anywhere, so the real path must be in the project.
             ways = [(project, os.path.join(project, path[2:])) for project in folders or [home]]
             usual += [place for project, place in ways if is_in(os.path.realpath(place), project)]
         else:
@@ -149,7 +153,7 @@ def list_own_places(
 def _read_setting(
     entry: str, home: str, projects: Sequence[str], roots: Dict[str, str], inside: Iterable[str]
 ) -> List[str]:
-    """The places that a setting names: ``~/FILE:KEY``, ``./FILE:KEY`` in each project, or ``ROOT/FILE:KEY``."""
+    """Return the places that a setting names: ``~/FILE:KEY``, ``./FILE:KEY`` in each project, or ``ROOT/FILE:KEY``."""
     path, _, key = entry.rpartition(":")
     top, _, file = path.partition("/")
     tops: Sequence[str] = {"~": [home], ".": projects}.get(top, [roots[top]] if top in roots else [])
@@ -158,16 +162,17 @@ def _read_setting(
         try:
             value = json.loads(places.read_file(os.path.realpath(os.path.join(folder, file)), LONGEST_SETTINGS))
         except (OSError, Refusal, ValueError, RecursionError):
-            continue  # there is none, or it says nothing
+            continue  # missing, or without the setting
         for text in _pick_values(value, key.split(".")):
             place = os.path.join(folder if top == "." else home, resolve_hint(text, home))
-            # Whoever wrote a repository that was merely found does not say what of the home is memory.
+            # The author of a repository that was only found must not decide what of the home is memory.
             if top != "." or folder not in inside or is_in(os.path.realpath(place), folder):
                 found.append(place)
     return found
 
 
 def _pick_values(value: Any, keys: List[str]) -> List[str]:
+    """Return the values at a path of keys; ``*`` stands for any key."""
     if not keys:
         return [value] if isinstance(value, str) and _is_path(value) else []
     if not isinstance(value, dict):
@@ -177,6 +182,7 @@ def _pick_values(value: Any, keys: List[str]) -> List[str]:
 
 
 def _is_path(text: str) -> bool:
+    """Return whether a text can be a path on this system."""
     try:
         return bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -192,11 +198,12 @@ def _choose_own_folder(
     was: str = "",
     found: Iterable[str] = (),
 ) -> tuple[str, str]:
-    """The folder of a root that is not a project: of the places its variable and its layout name, the first that holds it;
-    and, where it is one file, what that is called. "" when there is none.
+    """Return the folder of a root that is not a project, and the file's name if the root is one file; "" if there is
+    none.
 
-    Where none does, or one is wanted to restore to (``hint`` says where it was): what the variable says, the usual place
-    it was in, or the first. ``was`` is where this sandbox has it from before.
+    Of the places that its variable and its layout name, it is the first that contains the root. If none does, or a
+    place to restore to is wanted (``hint`` says where it was): what the variable says, the usual place it was in, or
+    the first. ``was`` is where this sandbox had it before.
     """
     moved, usual = list_own_places(spec, home, folders, roots, found)
     below, marker, file = spec.get("below", ""), spec.get("holds", ""), spec.get("file", "")
@@ -224,7 +231,7 @@ def _choose_own_folder(
 
 
 def find_working_folder(home: str) -> str:
-    """Where this was started; the home, where that folder was removed since."""
+    """Return the working folder; the home if the working folder was removed."""
     try:
         return os.path.realpath(os.getcwd())
     except OSError:
@@ -232,7 +239,7 @@ def find_working_folder(home: str) -> str:
 
 
 def list_project_folders(named: list[str] | None, home: str) -> list[str]:
-    """The project folders: those named, else the working folder and the home."""
+    """Return the project folders: those named, else the working folder and the home."""
     folders = (
         [find_working_folder(home), home]
         if named is None
@@ -242,7 +249,7 @@ def list_project_folders(named: list[str] | None, home: str) -> list[str]:
 
 
 def describe_absent(named: list[str] | None, home: str) -> list[str]:
-    """What to say of projects that were named and are not there."""
+    """Return warnings about projects that were named and do not exist."""
     folders = list_project_folders(named, home) if named is not None else []
     return [
         "There is no folder %s to look for a project in." % folder for folder in folders if not os.path.isdir(folder)
@@ -250,7 +257,7 @@ def describe_absent(named: list[str] | None, home: str) -> list[str]:
 
 
 Known = Sequence[Tuple[str, str]]
-"""Roots that this memory has had, each with its folder here; of two that contradict each other the first is right."""
+"""Roots that this memory has had, each with its folder here; if two contradict each other the first is right."""
 
 
 def find_roots(
@@ -261,11 +268,12 @@ def find_roots(
     known: Known = (),
     elsewhere: Sequence[dict[str, Any]] = (),
 ) -> FoundRoots:
-    """Every root of these layouts that exists here, in a stable order. A layout whose roots are absent adds none.
+    """Return every root of these layouts that exists here, in a stable order. A layout whose roots are missing adds
+    none.
 
-    A project keeps the number that its folder has among the ``known`` roots. Of others, the n-th one named has the n-th
-    number if that is free, and one that was found the next. ``elsewhere`` are the roots of layouts that were not asked for:
-    no project is looked for in there. Raise Refusal for a root that is where it may not be.
+    A project keeps the number that its folder has among the ``known`` roots. Of the others, the n-th one named gets the
+    n-th number if that is free, and one that was found gets the next. ``elsewhere`` are the roots of layouts that were
+    not asked for: no project is searched there. Raise Refusal if a root is where it may not be.
     """
     folders, found = list_project_folders(projects, home), set()
     roots, warnings = _find_own_roots(layouts, folders, home, known, contained)
@@ -297,7 +305,7 @@ def find_roots(
         for spec in layout["roots"]:
             if not spec.get("project"):
                 continue
-            # Of a root that has no markers itself those of its layout count, else any.
+            # A root without markers of its own uses those of its layout, else any marker counts.
             own = [] if spec.get("markers") else list_markers(layout["roots"])
             marked = {folder for folder in any_marker if not own or is_marked(folder, own)}
             here: Dict[str, str] = {}
@@ -329,8 +337,8 @@ def find_roots(
 
 
 def _leads_out(project: str, folder: str, home: str, found: bool) -> bool:
-    """Whether a link leads what should be a folder of a project where no memory of it is: it may be in any repository that
-    was cloned. A project that was named may have its memory on a volume."""
+    """Return whether a link leads a project's folder to where no memory of that project can be: the link may come from
+    any cloned repository. A project that was named may have its memory on a volume."""
     if is_in(project, folder) or found:
         return True
     return is_in(folder, home) and not is_in(folder, project)
@@ -339,7 +347,8 @@ def _leads_out(project: str, folder: str, home: str, found: bool) -> bool:
 def _list_known_projects(
     known: Known, specs: List[Dict[str, Any]], folders: List[str], contained: Containment
 ) -> List[str]:
-    """The folders of projects that this memory has had: they are not searched for, so no bound of a search leaves them out."""
+    """Return the folders of projects that this memory has had. They are not searched for, so the search's bounds do not
+    leave them out."""
     by_name = {spec["name"]: spec for spec in specs}
     found = []
     for name, folder in known:
@@ -351,7 +360,7 @@ def _list_known_projects(
 
 
 def _list_unplaced(layout: Dict[str, Any], roots: List[Root]) -> List[Dict[str, Any]]:
-    """The roots that settings of a project may place, and none has yet."""
+    """Return the roots that a project's settings may place, and that have no place yet."""
     names = {root.name for root in roots}
     return [spec for spec in layout["roots"] if spec.get("settings") and spec["name"] not in names]
 
@@ -361,7 +370,7 @@ def _find_layout(root: Root, layouts: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def _list_closed_places(spec: dict[str, Any], home: str) -> List[str]:
-    """The places of a root that was not asked for, in which no project is looked for."""
+    """Return the places of a root that was not asked for, in which no project is searched."""
     moved, usual = list_own_places(spec, home)
     return [] if spec.get("project") or spec.get("file") else moved + usual
 
@@ -375,14 +384,17 @@ def _find_own_roots(
     there: Sequence[Root] = (),
     found: Iterable[str] = (),
 ) -> tuple[list[Root], list[str]]:
-    """The roots that are in no project, and what to say of those that are nowhere they may be. ``there`` are others; what
-    settings of the projects ``found`` name counts only inside of them."""
+    """Return the roots that are not in a project, and warnings about those that are where they may not be.
+
+    ``there`` are roots found before. What the settings of the projects ``found`` name counts only inside those
+    projects.
+    """
     roots: List[Root] = []
     warnings: List[str] = []
     before = dict(reversed(known))
     folders: Dict[str, str] = {}
     specs = [(layout, spec) for layout in layouts for spec in layout["roots"] if not spec.get("project")]
-    # Settings may name any place, and what lies in another root is that one's: so these come last.
+    # Settings may name any place, and what is in another root belongs to that root, so these come last.
     for layout, spec in sorted(specs, key=lambda pair: bool(pair[1].get("settings"))):
         name, was = spec["name"], before.get(spec["name"], "")
         folder, file = _choose_own_folder(spec, home, projects, folders, was=was, found=found)
@@ -410,12 +422,12 @@ def _find_own_roots(
 
 
 def _is_taken(others: List[Root], place: str) -> bool:
-    """Whether a root that holds a place takes what is there."""
+    """Return whether a root that contains a place takes what is there."""
     return any(root.rules.takes(place[len(root.folder) :].strip("/")) for root in others)
 
 
 def _is_filled(place: str) -> bool:
-    """Whether there is a file with something in it, or a folder that has anything."""
+    """Return whether it is a file that is not empty, or a folder with anything in it."""
     try:
         return bool(os.listdir(place)) if os.path.isdir(place) else os.path.getsize(place) > 0
     except OSError:
@@ -423,8 +435,8 @@ def _is_filled(place: str) -> bool:
 
 
 def _may_be_at(folder: str, file: str, home: str, contained: Containment) -> bool:
-    """Whether what a setting names can be a place for memory: not the home as a whole or what holds it, nor a file that does
-    not look like one."""
+    """Return whether a place that a setting names can be memory: not the whole home or a parent of it, nor a file that
+    does not look like memory."""
     if not contained.holds(folder):
         return False
     if file:
@@ -433,18 +445,21 @@ def _may_be_at(folder: str, file: str, home: str, contained: Containment) -> boo
 
 
 def _narrow_to_file(spec: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return the spec of a root, narrowed to one file if it is one."""
     return dict(spec, keep=[file]) if file else spec
 
 
 def _make_root(
     name: str, folder: str, home: str, layout: dict[str, Any], spec: dict[str, Any], rules: Rules, file: str = ""
 ) -> Root:
+    """Build a root from its layout's description; ``file`` is set if the root is a single file."""
     whole = bool(spec.get("below") or not spec.get("project")) and not file
     keys = FileName(file, spec["file"]) if file else FolderNames()
     return Root(name, folder, make_hint(folder, home), layout, rules, whole, keys, owned=bool(spec.get("owned")))
 
 
 def _is_root(project: str, folder: str, layout: dict[str, Any], spec: dict[str, Any], marked: bool) -> bool:
+    """Return whether a project's folder is this root: it contains something that the root keeps."""
     if not os.path.isdir(folder) or (spec.get("marked") and not is_marked(project, list_markers([spec]))):
         return False
     if spec.get("owned"):
@@ -460,8 +475,11 @@ def _assign_numbers(
     others: Dict[str, int],
     still: Iterable[str],
 ) -> List[Tuple[str, int]]:
-    """The number that each project's root of this name has, in the order of the projects. ``others`` are the numbers that
-    other roots of the same projects have, ``still`` the places of known ones that are there."""
+    """Return the number of each project's root of this name, in the order of the projects.
+
+    ``others`` are the numbers of other roots of the same projects, ``still`` the places of known roots that still
+    exist.
+    """
     before: Dict[int, str] = {}
     for name, folder in known:
         base, number = split_number(name)
@@ -479,7 +497,7 @@ def _assign_numbers(
                 taken |= set(before)
                 wish = others.get(project, 1)
             else:
-                # Another project that the memory has, and that is still here, keeps its number: it is only not named.
+                # Another project of the memory that still exists keeps its number: it is only not named this time.
                 taken |= {number for number, place in before.items() if place not in here.values() and place in still}
                 wish = named.index(project) + 1
             free = [wish, *range(1, MOST_PROJECTS)]
@@ -488,15 +506,18 @@ def _assign_numbers(
 
 
 def _contain_roots(roots: list[Root], contained: Containment) -> list[Root]:
-    """The roots, each where it may be, and with what in it is not for memories. Raise Refusal."""
+    """Check that each root is where it may be, and add the excluded paths in it. Raise Refusal."""
     for root in roots:
         contained.check(root.name, root.folder)
     return [root._replace(apart=contained.inner(root.folder)) for root in roots]
 
 
 def _relate_roots(roots: list[Root]) -> list[Root]:
-    """The roots, those that share a folder, or lie in one another's, knowing of each other. A path belongs to the outer one;
-    in one folder, which comes first is a matter of names alone, so that it is the same whichever layouts are asked for."""
+    """Let roots that share a folder, or contain one another, know each other's rules.
+
+    A path belongs to the outer root. Within one folder the order depends on names alone, so that it is the same
+    whichever layouts are asked for.
+    """
 
     def rank(root: Root) -> Tuple[str, int, str]:
         stem = split_number(root.name)[0]
@@ -521,6 +542,7 @@ def _relate_roots(roots: list[Root]) -> list[Root]:
 
 
 def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
+    """Return whether a folder has an entry that could be the beginning of one of the patterns."""
     firsts = {pattern.split("/")[0] for pattern in patterns}
     plain = {first for first in firsts if not set("*?{") & set(first)}
     if any(os.path.lexists(os.path.join(folder, name)) for name in plain):
@@ -530,11 +552,12 @@ def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
 
 
 def place_roots(request: dict[str, Any], home: str, contained: Containment) -> PlacedRoots:
-    """Where a snapshot's roots belong here: by their layout's own rule, or in their project.
+    """Decide where a snapshot's roots belong here: by their layout's own rule, or in their project.
 
-    Projects that are named are those of the snapshot that were at the same path, then the n-th one for the n-th. Others go
-    where they were relative to the home, or, when they were elsewhere, to the working folder; or nowhere, until their folder
-    is there, when that is asked for. Raise Refusal when a layout is not known, or a root would be where it may not be.
+    Projects that are named are matched with the snapshot's: first those at the same path, then the n-th with the n-th.
+    Other projects go where they were relative to the home, or, if they were outside it, to the working folder; with
+    ``withhold``, nowhere until their folder exists. Raise Refusal if a layout is not known, or a root would be where it
+    may not be.
     """
     layouts, projects = request["layouts"], request["projects"]
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
@@ -564,7 +587,7 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
             folder, file = _choose_own_folder(spec, home, tops, folders, root["hint"])
             waits = bool(top and request.get("withhold")) and is_in(folder, project) and not os.path.isdir(project)
             if spec.get("settings") and not _may_be_at(folder, file, home, contained):
-                # A setting of this sandbox that names no place for a memory: it goes where it was.
+                # A setting of this sandbox names a place that cannot be memory: the root goes where it was.
                 folder, file = _choose_own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
                 if not _may_be_at(folder, file, home, contained):
                     raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root["name"], folder))
@@ -583,17 +606,19 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
 
 
 def project_of(paths: Iterable[str], below: str, hint: str) -> str:
-    """The project in the home that a root was in which may be in one (``./…``), by its hint; "" where it was in none."""
+    """Return the project in the home that contained a root of the ``./…`` kind, by its hint; "" if none did."""
     ways = [(path[1:] + "/" + below).rstrip("/") for path in paths if path.startswith("./")]
     tops = [hint[: -len(way)] for way in ways if hint.endswith(way)]
     return next((top for top in tops if top.startswith("~/")), "")
 
 
 def _strip_below(path: str, below: str) -> str:
+    """Remove the part of a path that a root adds to its project's folder."""
     return (path[: -len(below) - 1] or "/") if below and path.endswith("/" + below) else path
 
 
 def _check_apart(roots: List[Root]) -> None:
+    """Raise Refusal if two roots of the same kind would share a folder."""
     seen: Dict[Tuple[str, str], str] = {}
     for root in roots:
         stem = split_number(root.name)[0]
@@ -604,8 +629,8 @@ def _check_apart(roots: List[Root]) -> None:
 
 
 def assign_projects(hints: Dict[int, List[str]], given: List[str], home: str) -> Dict[int, str]:
-    """Which of the folders ``given`` is the n-th project, when those of the snapshot were at these ``hints``: the one at the
-    same path, else the n-th, else the next that is left."""
+    """Decide which of the folders ``given`` is the n-th project, if the snapshot's were at these ``hints``: the one at
+    the same path, else the n-th, else the next that is left."""
     left, found = list(given), {}
     for number in sorted(hints):
         same = [
@@ -625,8 +650,8 @@ def assign_projects(hints: Dict[int, List[str]], given: List[str], home: str) ->
 
 
 def choose_project(hint: str, below: str, projects: List[str], home: str) -> str:
-    """Where a root of a project that nobody names belongs: where it was in the home; else in the working folder, or, when it
-    lay in that of the export, which is the first of ``projects``, at the same place in this one."""
+    """Return where a root of a project that was not named belongs: where it was in the home; else in the working
+    folder, at the same relative path if it was in the export's working folder (the first of ``projects``)."""
     if hint.startswith("~"):
         return os.path.realpath(resolve_hint(hint, home))
     was, top = _strip_below(hint, below), (projects or [""])[0].rstrip("/")
@@ -637,8 +662,8 @@ def choose_project(hint: str, below: str, projects: List[str], home: str) -> str
 def find_known_roots(
     layouts: list[dict[str, Any]], noted: Dict[str, str], head: list[dict[str, str]], projects: List[str], home: str
 ) -> Known:
-    """The roots that a memory has had, and where they are here: as this sandbox has noted, then where those of the head
-    were."""
+    """Return the roots that a memory has had and where they are here: from this sandbox's notes, then where those of
+    the head were."""
     specs = {spec["name"]: spec for layout in layouts for spec in layout["roots"]}
     known = list(noted.items())
     for root in head:
@@ -652,14 +677,15 @@ def find_known_roots(
 
 
 def name_projects(named: list[str] | None, home: str) -> list[str]:
-    """What to call the projects of an export: those named, else the working folder, unless that is only the home."""
+    """Return the hints of an export's projects: those named, else the working folder unless it is the home."""
     folders = list_project_folders(named, home) if named is not None else [find_working_folder(home)]
     return [make_hint(folder, home) for folder in folders if named is not None or folder != home]
 
 
 def find_project_path(hint: str, projects: list[str], named: list[str] | None, home: str) -> str:
-    """Where a project is here that was at ``hint``, when those of the export were ``projects``: with the one named for it, else
-    where it was in the home, or, outside of it, in the working folder; else it has not moved."""
+    """Return where a project that was at ``hint`` is here, if the export's were ``projects``: in the one named for it,
+    else where it was in the home, or in the working folder if it was outside the home; else at the same path.
+    """
     given = list_project_folders(named, home) if named is not None else []
     here = assign_projects({number: [project] for number, project in enumerate(projects, 1)}, given, home)
     for number, project in sorted(enumerate(projects, 1), key=lambda pair: -len(pair[1])):
@@ -673,8 +699,8 @@ def find_project_path(hint: str, projects: list[str], named: list[str] | None, h
 
 
 def match_keyed_folders(roots: list[Root], folders: list[str], home: str, paths: Iterable[str]) -> dict[str, str]:
-    """Which project each folder among ``paths`` is that is named after one, by its travelling name. ``folders`` are those of
-    the projects that are known."""
+    """Return which project each folder among ``paths`` is named after, by its path in the memory. ``folders`` are those
+    of the known projects."""
     known = list(dict.fromkeys([*folders, find_working_folder(home), home]))
     rows = {}
     for root in roots:

@@ -1,7 +1,8 @@
-"""Files whose status alone says that they are as the base has them: as a rule, nearly all. They are taken so at once.
+"""Files whose status alone says that they are unchanged since the base: usually nearly all. They are taken at once.
 
-This is where most of the time of an export goes that has thousands of files and few changes: each costs one look-up and
-one ``stat``. The layouts' rules are not asked again for what they let through before, so they must be the same rules.
+An export with thousands of files and few changes spends most of its time here: each file costs one look-up and one
+``stat``. The layout's rules are not applied again to what they accepted before, so this is used only if the rules are
+the same.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ SECOND_NS = 1_000_000_000
 
 
 class UnchangedFiles:
-    """What a walk passed over, and how much that is."""
+    """The unchanged files that a walk passed over, and their total size."""
 
     def __init__(self, base: Base, largest: int) -> None:
         self.rows: Dict[str, Row] = {}
         self.tallies: Dict[str, Totals] = {}
-        """By layout."""
+        """Totals by layout."""
         self._base = base
         self._largest = largest
 
     def others(self, layout: str, prefix: str, names: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-        """Take what is as it was in one folder of a layout; return the rest, for the walk to look at."""
+        """Take the unchanged files of one folder of a layout; return the other entries, for the walk to examine."""
         known, before = self._base.entries, self._base.taken
         fine, coarse = before - TICK_NS, before - COARSE_TICK_NS
         rows, rest, total, largest = self.rows, [], 0, self._largest

@@ -1,4 +1,4 @@
-"""Which version of its program a layout's memory belongs to, where the program says so."""
+"""The version of the program that a layout's memory belongs to, if the program says it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 1 << 20
 
 
 def find_version(layout: dict[str, Any], home: str) -> str:
-    """The highest version installed here; "" when none is to be seen."""
+    """Return the highest version installed in this sandbox; "" if none is found."""
     rule = layout.get("version")
     if not rule:
         return ""
@@ -36,13 +36,14 @@ def find_version(layout: dict[str, Any], home: str) -> str:
 
 
 def parse_version(text: str) -> tuple[list[int], bool, str]:
-    """Versions in order: "9.1" before "10.0-beta" before "10.0"."""
+    """Return a sort key for versions: "9.1" before "10.0-beta" before "10.0"."""
     core, dash, rest = text.partition("-")
     return [int(number) for number in re.findall(r"\d{1,9}", core)], not dash, rest
 
 
 def describe_older_schema(root: Root, relative: str, new: str) -> str:
-    """What to say when the database in place has an older schema than the ``new`` one for it: so may have its program."""
+    """Return a warning if the database in place has an older schema than the ``new`` one: its program may be older too.
+    Else ""."""
     old = os.path.join(root.folder, relative)
     for name, query in root.layout.get("schemas", {}).items() if os.path.isfile(old) else ():
         if compile_patterns([name]).match(relative):

@@ -1,6 +1,6 @@
-"""Find a root's memory: one walk, no file opened.
+"""Find a root's memory in one walk, without opening files.
 
-What is left out is said: names a layout never exports, secrets, links that lead out, devices and sockets.
+What is left out is reported: names that a layout never exports, secrets, links that lead out, devices and sockets.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")
 TAIL_MAGICS = tuple(map(bytes.fromhex, ("d9d505f920a163d7", "377f0682", "377f0683", "18e22d00", "002de218")))
-"""How a rollback journal, a log (of either byte order) and the index of a log (likewise) begin: sqlite.org/fileformat.html
-and walformat.html."""
+"""First bytes of a rollback journal, a WAL (either byte order) and a WAL index (likewise): sqlite.org/fileformat2.html,
+sections 3 and 4, and sqlite.org/walformat.html."""
 MOST_SKIPPED = 200
 MOST_LOOKED_AT = 500
-"""So many files that are not part of a layout are looked into."""
+"""At most this many files that are not part of a layout are opened to look for a database."""
 SECRET = "secret"
 NOT_PART = "not part of the layout"
 OWN = "the sidecar's own"
 STAGE = re.compile(r"\.memory-sidecar-[0-9a-f]{12}\Z")
-"""The names of folders that a restore stages in, which may lie in the root that it restores."""
+"""The names of a restore's staging folders, which may be in the root that it restores."""
 MOST_OPEN = 64
-"""Folders held open on the way down; deeper trees are entered from the top again."""
+"""Folders kept open on the way down; deeper trees are entered from the top again."""
 ENDLESS = 1 << 62
 SLACK = 10_000
-"""Links that lead out are found but do not count: only what is far beyond a limit ends the walk."""
+"""Links that lead out are found but do not count, so only a number far over the limit ends the walk."""
 
 
 class FoundPath(NamedTuple):
-    """One path of a root that is memory: its travelling name, where it is, and what ``lstat`` said."""
+    """One path of a root that is memory: its path in the memory, its local path, and its ``lstat``."""
 
     path: str
     place: str
@@ -50,20 +50,21 @@ class FoundPath(NamedTuple):
 
 
 class Skipped:
-    """What was left out and why; long lists are counted, not kept."""
+    """What was left out and why; beyond a bound it is only counted."""
 
     def __init__(self, roots: Iterable[Root] = ()) -> None:
         self.rows: list[dict[str, str]] = []
         self.more = 0
         self.reasons: dict[str, int] = {}
         self.passed: dict[str, int] = {}
-        """What was seen in each root and is not part of its layout. A folder counts once, and so does all that is in it."""
+        """How many paths of each root are not part of its layout. A folder counts once, with all that is in it."""
         self.databases: list[str] = []
-        """Those among it."""
+        """The databases among them."""
         self._looked_at = 0
         self._roots = {above for root in roots for above in _iterate_parents(root.folder)}
 
     def add(self, path: str, reason: str) -> None:
+        """Record that a path was left out."""
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if len(self.rows) < MOST_SKIPPED:
             self.rows.append({"path": path, "reason": reason})
@@ -71,7 +72,7 @@ class Skipped:
             self.more += 1
 
     def add_passed_by(self, root: Root, relative: str, place: str, entry: os.DirEntry[str]) -> None:
-        """Count what is not part of a root's layout, unless another root has it. A database among it is named."""
+        """Count a path that is not part of a root's layout, unless another root has it. A database is named."""
         folder = entry.is_dir(follow_symlinks=False)
         others = root.before + root.beside
         if place in self._roots or any(
@@ -88,18 +89,20 @@ class Skipped:
 
 
 def _iterate_parents(folder: str) -> Iterator[str]:
+    """Yield a folder and its parents."""
     while len(folder) > 1:
         yield folder
         folder = folder.rpartition("/")[0]
 
 
 def has_header(place: str) -> bool:
-    """Whether a file begins as SQLite's databases do."""
+    """Return whether a file begins like a SQLite database."""
     return _read_beginning(place) == MAGIC
 
 
 def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
-    """Whether a path is the -wal, -shm or -journal of a database beside it: part of that, never a file of its own."""
+    """Return whether a path is the -wal, -shm or -journal of a database beside it: part of that database, never a file
+    of its own."""
     if not relative.endswith(SQLITE_TAILS):
         return False
     stem = relative[: relative.rindex("-")]
@@ -110,13 +113,13 @@ def is_database_tail(root: Root, relative: str, siblings: set[str]) -> bool:
     begins = _read_beginning(os.path.join(root.folder, stem))
     if begins:
         return begins == MAGIC
-    # SQLite begins a database as an empty file, and writes the tail first.
+    # SQLite creates a database as an empty file and writes its journal or log first.
     tail = _read_beginning(os.path.join(root.folder, relative)) if begins is not None else None
     return tail is not None and (not tail or tail.startswith(TAIL_MAGICS))
 
 
 def _read_beginning(place: str) -> bytes | None:
-    """The first bytes of a regular file; ``None`` when it is none, or cannot be read."""
+    """Return the first bytes of a regular file; ``None`` if it is not one or cannot be read."""
     try:
         with open(places.open_file(place), "rb") as file:
             return file.read(len(MAGIC)) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
@@ -127,9 +130,9 @@ def _read_beginning(place: str) -> bytes | None:
 def walk(
     root: Root, skipped: Skipped, most: int = ENDLESS, steady: UnchangedFiles | None = None
 ) -> Iterator[FoundPath]:
-    """Yield folders before what they hold, in name order. Raise Refusal when there are far more than ``most``.
+    """Yield folders before their contents, in name order. Raise Refusal if there are far more than ``most``.
 
-    What ``steady`` knows to be as it was is not found again: it is left with ``steady``.
+    Files that ``steady`` knows to be unchanged are not yielded; they are recorded in ``steady``.
     """
     count = 0
     pending = [""]
@@ -149,7 +152,7 @@ def walk(
 
 
 def _descend(root: Root, way: list[tuple[str, int]], folder: str) -> int:
-    """Open a folder from the one that holds it. ``way`` has the open folders from the root to the last one entered."""
+    """Open a folder relative to its parent. ``way`` has the open folders from the root to the last one entered."""
     parent, _, name = folder.rpartition("/")
     while way and way[-1][0] != parent:
         os.close(way.pop()[1])
@@ -172,7 +175,7 @@ def _walk_folder(
     held: list[str],
     steady: UnchangedFiles | None,
 ) -> list[FoundPath]:
-    """One folder's memory; the folders to enter next are appended to ``held``."""
+    """Return one folder's memory; the folders to enter next are appended to ``held``."""
     rules, prefix = root.rules, folder + "/" if folder else ""
     try:
         with os.scandir(_descend(root, way, folder)) as scan:
@@ -208,7 +211,7 @@ def _walk_folder(
         elif is_database_tail(root, relative, siblings):
             continue
         elif root.before and any(rules.takes(relative) for rules in root.before):
-            continue  # another root has it
+            continue  # it belongs to another root
         elif keep(relative):
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -229,7 +232,7 @@ def _walk_folder(
 
 
 def _is_reserved(root: Root, relative: str, place: str, skipped: Skipped) -> bool:
-    """Whether a path is not for memories: it is left alone, and said to be."""
+    """Return whether a path is excluded because it is the sidecar's own; it is reported if the layout would keep it."""
     if not is_apart(place, root.apart):
         return False
     if root.rules.keep(relative) or root.rules.may_hold(relative):
@@ -242,8 +245,9 @@ def _accept_all(relative: str) -> bool:
 
 
 def _leave_out(root: Root, relative: str, entry: os.DirEntry[str], skipped: Skipped) -> None:
+    """Report a path that is never exported or secret, unless another root reports it."""
     if any(rules.leaves_out(relative) for rules in root.before):
-        return  # said there
+        return  # reported for that root
     if root.rules.never(relative):
         _add_skipped(root, skipped, relative, entry, "never exported")
     else:
@@ -256,7 +260,7 @@ def _add_skipped(root: Root, skipped: Skipped, relative: str, entry: os.DirEntry
 
 
 def read_link_target(place: str, root: Root, relative: str) -> str | None:
-    """A link's target, relative and inside its root; ``None`` when it leads out of it."""
+    """Return a link's target, relative and inside its root; ``None`` if it leads out of the root."""
     target = places.read_link(place)
     if os.path.isabs(target):
         target = os.path.relpath(target, os.path.dirname(place))
@@ -267,7 +271,7 @@ def read_link_target(place: str, root: Root, relative: str) -> str | None:
 
 
 def _turns_back(place: str, target: str) -> bool:
-    """Whether a target goes up again after it went through another link: nobody can tell by its text where it leads."""
+    """Return whether a target goes up again after it passed another link: its text then does not tell where it leads."""
     here, through = os.path.dirname(place), False
     for part in target.split("/"):
         if part == ".." and through:

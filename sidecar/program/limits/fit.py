@@ -1,7 +1,7 @@
-"""Hold an export to its limits: by what was found before anything is read, and by what it really was afterwards.
+"""Keep an export within its limits: by what was found before anything is read, and by the real sizes afterwards.
 
-Some sizes show only when they are read (a database has part of its pages in its log, a pack is as small as it compresses).
-Where they make it too much, the export begins anew and knows them.
+Some sizes are known only after reading (a database has some of its pages in its log, a pack is as small as it
+compresses). If they exceed a limit, the export starts again with that knowledge.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 ROUNDS = 8
 MOST_FOUND = 2_000_000
 TIGHTER = 0.97
-"""Of what a pack may weigh, aimed at this share: what is dropped may have compressed better than the rest. Each round aims
-lower, the last but one at nothing but what is hot, so that the last can say whether that is too much."""
+"""The share of the allowed pack size to aim at, because what is dropped may have compressed better than the rest. Each
+round aims lower, the last but one at hot files only, so that the last can say whether those alone are too much.
+"""
 
 
 class OverLimit(Exception):
-    """It was more than it had looked like: begin again with what is known now."""
+    """The export exceeded a limit only when it was read: start again with what is known now."""
 
 
 class Totals(NamedTuple):
-    """How much some paths are."""
+    """How much some paths are together."""
 
     bytes: int = 0
     paths: int = 0
     deepest: int = 0
 
     def with_added(self, size: int, depth: int, paths: int = 1) -> Totals:
+        """Return the totals with some paths added."""
         return Totals(self.bytes + size, self.paths + paths, max(self.deepest, depth))
 
 
@@ -57,10 +59,11 @@ class ExportLimits:
         self.rounds = 0
 
     def of(self, layout: str) -> dict[str, Any]:
+        """Return the limits of a layout."""
         return self.layouts.get(layout, self.whole)
 
     def holds(self, found: list[FoundPath], steady: Dict[str, Totals]) -> bool:
-        """Whether all of this, and what is steady, is within the limits by names and sizes, as far as is known by now."""
+        """Return whether the paths found and the unchanged ones are within the limits, by the names and sizes known now."""
         if self.rounds:
             return False
         tallies = dict(steady)
@@ -78,7 +81,8 @@ class ExportLimits:
         return bool(total <= self.whole["bytes"] and count <= self.whole["files"])
 
     def leaves_out(self, found: FoundPath) -> bool:
-        """Whether a file is too large by itself, and is none that its layout knows: it is no reason to save nothing."""
+        """Return whether a file is left out because it alone is too large. Only a file that its layout does not know by
+        name: it is no reason to save nothing."""
         size, layout = self.sizes.get(found.path, found.status.st_size), found.root.layout
         limits = self.of(layout["name"])
         if size <= self.largest or size <= limits["file_bytes"] or not stat.S_ISREG(found.status.st_mode):
@@ -89,13 +93,13 @@ class ExportLimits:
         return not compile_patterns(needed).match(found.relative)
 
     def dropped(self, found: list[FoundPath]) -> dict[str, Dropped]:
-        """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""
+        """Return what to leave out, by path. Raise Refusal if the rest is still over a limit."""
         from sidecar.program.limits.plan import plan_drops
 
         return plan_drops(self, found)
 
     def count(self, found: FoundPath, size: int, total: int) -> None:
-        """What a file had when it was read, and all of them so far. Raise Over when that is too much."""
+        """Record a file's real size and the total so far. Raise OverLimit if a limit is exceeded."""
         if size != found.status.st_size:
             self.sizes[found.path] = size
         if total > self.whole["bytes"] or (
@@ -105,7 +109,7 @@ class ExportLimits:
             raise OverLimit
 
     def check_all(self, sizes: Dict[str, int], layout_of: dict[str, str], taken: tuple[int, int]) -> None:
-        """What was read in the end, and what stays as it was. Raise Over when that is too much."""
+        """Check the final sizes, together with what stays as it was. Raise OverLimit if a limit is exceeded."""
         total = sum(sizes.values()) if taken[1] or self.layouts else 0
         over = taken[1] and (total > self.whole["bytes"] or len(sizes) > self.whole["files"])
         for name, table in self.layouts.items():
@@ -116,7 +120,7 @@ class ExportLimits:
             raise OverLimit
 
     def check_pack(self, size: int, carried: Dict[str, int]) -> None:
-        """A finished pack and what is in it. Raise Over to pack less, Refusal when there is no room for it in the store."""
+        """Check a finished pack. Raise OverLimit to pack less, Refusal if the store has no room for it."""
         room = self.whole["room"]
         if room is not None and size > room:
             raise Refusal(
@@ -132,7 +136,7 @@ class ExportLimits:
             raise OverLimit
 
     def start_round(self) -> None:
-        """Begin another round. Raise Refusal when there were too many: what is read does not hold still."""
+        """Begin another round. Raise Refusal if there were too many: the memory changes faster than it is read."""
         self.rounds += 1
         if self.rounds >= ROUNDS:
             code, over = ("limit-packed", "limits.packed_bytes") if self.packed else ("limit-bytes", "its limits")

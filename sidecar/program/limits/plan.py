@@ -1,4 +1,4 @@
-"""Find out what is too much, and what to leave out for it. Needed only where a limit is reached, or set for a layout."""
+"""Determine which limits are exceeded and what to leave out. Needed only if a limit is reached, or set for a layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sidecar.program.sqlite import backup
 
 
 def plan_drops(fit: ExportLimits, found: list[FoundPath]) -> dict[str, Dropped]:
-    """What of this to leave out, by path. Raise Refusal when the rest is too much all the same."""
+    """Return what to leave out, by path. Raise Refusal if the rest is still over a limit."""
     roots = {one.root.name: _Needs(one.root) for one in found}
     by_path = {one.path: one for one in found}
     try:
@@ -36,6 +36,7 @@ def plan_drops(fit: ExportLimits, found: list[FoundPath]) -> dict[str, Dropped]:
 
 
 def _iterate_rows(fit: ExportLimits, found: Iterable[FoundPath], roots: Dict[str, _Needs]) -> Iterable[Row]:
+    """Yield what each path weighs; links that lead out do not count."""
     for one in found:
         mode, layout = one.status.st_mode, one.root.layout["name"]
         if stat.S_ISREG(mode):
@@ -48,6 +49,7 @@ def _iterate_rows(fit: ExportLimits, found: Iterable[FoundPath], roots: Dict[str
 
 
 def _measure(fit: ExportLimits, one: FoundPath) -> int:
+    """Return a file's size as it will be exported, if that can be known without copying it."""
     if one.path in fit.sizes:
         return fit.sizes[one.path]
     try:
@@ -61,6 +63,7 @@ def _measure(fit: ExportLimits, one: FoundPath) -> int:
 
 
 def _build_limits(fit: ExportLimits, layouts: Iterable[str]) -> list[Limit]:
+    """Return all limits of the export, those of its layouts first."""
     whole, limits = fit.whole, []
     for name in sorted(layouts):
         table, only = fit.of(name), frozenset([name])
@@ -109,7 +112,7 @@ def _build_limit(
 
 
 class _Needs:
-    """The tiers of a root; what its layout cannot do without is hot, whatever they say."""
+    """The tiers of a root. What its layout requires is hot, whatever its tiers say."""
 
     def __init__(self, root: Root) -> None:
         self._tiers = TierRules(root.layout, root.folder, root.owned)
@@ -122,7 +125,7 @@ class _Needs:
 
 
 def _find_sets(found: Iterable[FoundPath], roots: Dict[str, _Needs]) -> list[list[str]]:
-    """The paths, by the names they travel under, that stay or go together."""
+    """Return the sets of paths in the memory that are kept or dropped together."""
     by_root: Dict[str, Dict[str, str]] = {}
     for one in found:
         by_root.setdefault(one.root.name, {})[one.relative] = one.path
@@ -134,6 +137,7 @@ def _find_sets(found: Iterable[FoundPath], roots: Dict[str, _Needs]) -> list[lis
 
 
 def _may_be_database(one: FoundPath) -> bool:
+    """Return whether a file is a declared database, or has a write-ahead log beside it."""
     if not stat.S_ISREG(one.status.st_mode):
         return False
     return bool(one.root.rules.database(one.relative)) or os.path.exists(one.place + backup.WAL_TAIL)

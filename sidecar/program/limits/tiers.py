@@ -1,8 +1,8 @@
-"""How much an agent needs a file: the order in which things are restored, and, from the end, dropped when there is too much.
+"""Tiers: how much an agent needs a file. They give the order of a restore, and in reverse what is dropped over a limit.
 
-A path that no tier of its layout names is ``warm``, or ``cold`` in a folder that is the memory system's own. Beside
-patterns there are daily files, which cool down with time, the session written to last, and files that point at a folder;
-and there are paths that stay or go together.
+A path that no tier of its layout names is ``warm``, or ``cold`` in a folder that the memory system owns. Besides
+patterns there are daily files, which get colder with time, the session written to last, files that point at a folder,
+and sets of paths that are kept or dropped together.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
 class FileSet(NamedTuple):
-    """Paths that stay or go together, and how much the one among them is needed that is needed most."""
+    """Paths that are kept or dropped together, with the tier of the one that is needed most."""
 
     tier: str
     paths: List[str]
 
 
 class TierRules:
-    """The tiers of one layout, ready to ask; of one root of it, when its ``folder`` is given.
+    """The tiers of one layout, or of one root of it if its ``folder`` is given.
 
-    Without a folder nothing is known of what files point at, nor of which session is the active one.
+    Without a folder, pointer files and the active session are not known.
     """
 
     def __init__(self, layout: dict[str, Any], folder: str = "", owned: bool = False) -> None:
@@ -54,7 +54,7 @@ class TierRules:
             self._pointed += _read_pointers(folder, pointer, sorted(_iterate_files(folder, layout, [pointer["file"]])))
 
     def of(self, relative: str) -> str:
-        """The first tier that names this path, relative to its root."""
+        """Return the first tier that names this path, which is relative to its root."""
         if relative in self._active or any(_is_in(relative, folder) for _, folder in self._pointed):
             return HOT
         if self._matches[0][1](relative):
@@ -65,16 +65,17 @@ class TierRules:
         return next((tier for tier, names in self._matches if names(relative)), self._others)
 
     def time_of(self, relative: str, mtime: int) -> int:
-        """How new a file is: a daily one as its name says, whenever it was touched; others as their ``mtime``."""
+        """Return how new a file is: a daily file by the date in its name, others by their ``mtime``."""
         day = _parse_date(self._find_day(relative) or "")
         return mtime if day is None else (day.toordinal() - EPOCH) * DAY_NS
 
     def _find_day(self, relative: str) -> str | None:
+        """Return the date in a daily file's name; ``None`` if it is not a daily file."""
         found = next(filter(None, (pattern.match(relative) for pattern in self._dated)), None)
         return found.groupdict().get("date", "") if found else None
 
     def sets(self, paths: Iterable[str]) -> list[FileSet]:
-        """Of all of a root's paths, those that stay or go together, each in at most one set."""
+        """Return the sets of a root's paths that are kept or dropped together; each path is in at most one."""
         groups: Dict[Tuple[Any, ...], List[str]] = {}
         sides: Dict[Tuple[Any, ...], set[int]] = {}
         for path in paths:
@@ -85,7 +86,7 @@ class TierRules:
         return [FileSet(self._find_hottest(members), members) for members in _join_groups(whole)]
 
     def _find_groups(self, path: str) -> list[tuple[tuple[Any, ...], int]]:
-        """The groups a path belongs to, and which side of each it is."""
+        """Return the groups a path belongs to, and which side of each it is."""
         found: list[tuple[tuple[Any, ...], int]] = []
         for number, patterns in enumerate(self._coupled):
             for side, pattern in enumerate(patterns):
@@ -102,7 +103,7 @@ class TierRules:
 
 
 def _compile_bound(pattern: str) -> Pattern[str]:
-    """A pattern whose ``{word}`` stands for some text within one part of a path, the same wherever it is."""
+    """Compile a pattern in which ``{word}`` stands for some text within one part of a path, the same at each occurrence."""
     words = dict.fromkeys(_WORD.findall(pattern))
     text = compile_patterns(expand_braces(_WORD.sub("\0\\1\0", pattern))).pattern
     for word in words:
@@ -117,7 +118,8 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _choose_day_tier(text: str) -> str:
-    """Today's and yesterday's, by this sandbox's clock, are warm; so is what is from the future."""
+    """Return the tier of a daily file. Today's and yesterday's by this sandbox's clock are warm, and so are those from
+    the future."""
     day = _parse_date(text)
     if day is None:
         return WARM
@@ -132,7 +134,7 @@ def _parse_date(text: str) -> datetime.date | None:
 
 
 def _iterate_files(folder: str, layout: dict[str, Any], patterns: list[str]) -> Iterator[str]:
-    """The files of a root that these patterns name, and that its layout does not leave out."""
+    """Yield the files of a root that these patterns name and its layout does not leave out."""
     rules = Rules(dict(layout, keep=patterns, databases=[]))
     for place, folders, files in os.walk(folder) if patterns else ():
         prefix = os.path.relpath(place, folder) + "/" if place != folder else ""
@@ -141,7 +143,7 @@ def _iterate_files(folder: str, layout: dict[str, Any], patterns: list[str]) -> 
 
 
 def _find_newest(folder: str, paths: Iterable[str]) -> str:
-    """The file written to last."""
+    """Return the file written to last."""
     newest, when = "", -1.0
     for path in paths:
         try:
@@ -154,7 +156,7 @@ def _find_newest(folder: str, paths: Iterable[str]) -> str:
 
 
 def _read_pointers(folder: str, pointer: dict[str, Any], paths: list[str]) -> list[tuple[str, str]]:
-    """Each pointer file there is, with the folder it names; neither is believed to lead anywhere but inside the root."""
+    """Return each pointer file with the folder it names. A pointer that leads out of its folder in the root is ignored."""
     found = []
     for path in paths:
         try:
@@ -170,7 +172,7 @@ def _read_pointers(folder: str, pointer: dict[str, Any], paths: list[str]) -> li
 
 
 def _join_groups(groups: list[list[str]]) -> list[list[str]]:
-    """Groups that share a path are one."""
+    """Join groups that share a path (union-find)."""
     above: dict[str, str] = {}
 
     def top(path: str) -> str:

@@ -1,6 +1,7 @@
-"""Decide what to leave out when there is more than the limits allow, by names, sizes and times alone.
+"""Decide what to leave out if the limits are exceeded, by names, sizes and times alone.
 
-Rebuildable files go first, then cold, then warm ones, the oldest first; hot ones never, and of a coupled set all or none.
+Rebuildable files are dropped first, then cold, then warm ones, the oldest first; hot ones never, and a coupled set only
+as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sidecar.program.limits.tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
 
 ORDER = (REBUILDABLE, COLD, WARM)
 MOST_REPORTED, MOST_REPORTED_TEXT = 20_000, 4 << 20
-"""Rows, and bytes of them as they are sent."""
+"""At most this many rows, and bytes of them as they are sent."""
 
 
 class Row(NamedTuple):
@@ -37,16 +38,19 @@ class Limit(NamedTuple):
     each: bool = False
     layouts: Optional[FrozenSet[str]] = None
     taken: int = 0
-    """Weighs already, and is not to be decided on."""
+    """What is already used, and cannot be dropped."""
     says: str = "This memory has {have:,} bytes; {name} allows {most:,}."
     surely: int = 0
-    """Where ``most`` is a guess: so much is known to be too much, and less than that may turn out not to be."""
+    """If ``most`` is an estimate: a total from here on is known to be too much, less may turn out to be allowed."""
 
     def of(self, row: Row) -> int:
+        """Return what a row weighs for this limit; 0 if its layout is not concerned."""
         return self.weigh(row) if self.layouts is None or row.layout in self.layouts else 0
 
 
 class Dropped(NamedTuple):
+    """One path that is left out, and why."""
+
     path: str
     bytes: int
     tier: str
@@ -54,7 +58,7 @@ class Dropped(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """Rows that stay or go together, as hot as the hottest and as new as the newest of them."""
+    """Rows that are kept or dropped together, as hot as the hottest and as new as the newest of them."""
 
     rows: List[Row]
     tier: str
@@ -62,20 +66,23 @@ class _Unit(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, str]:
+        """The order in which units are dropped."""
         return ORDER.index(self.tier), self.mtime, self.rows[0].path
 
 
 def plan_trimming(
     rows: Iterable[Row], limits: Iterable[Limit], tier_of: Callable[[str], str], sets: Iterable[Iterable[str]]
 ) -> list[Dropped]:
-    """What to drop, in the order it goes, so that the rest is within the limits; the same for the same rows.
+    """Return what to drop, in order, so that the rest is within the limits; the same rows give the same result.
 
-    Only limits that trim drop anything. Raise Refusal, naming the limit, when the rest is still over any of them.
+    Only limits that trim drop anything. Raise Refusal, naming the limit, if the rest is still over any of them.
     """
     return _Plan(list(rows), list(limits), tier_of, [list(group) for group in sets]).made()
 
 
 class _Plan:
+    """One plan: what is left, what was dropped, and the totals for each limit."""
+
     def __init__(
         self, rows: list[Row], limits: list[Limit], tier_of: Callable[[str], str], sets: list[list[str]]
     ) -> None:
@@ -91,6 +98,8 @@ class _Plan:
         self.units = self._build_units(sets)
 
     def made(self) -> list[Dropped]:
+        """Return what to drop: units over a limit by themselves, then units in order until all totals are within their
+        limits."""
         free = sorted((unit for unit in self.units if unit.tier != HOT), key=lambda unit: unit.rank)
         kept = []
         for unit in free:
@@ -110,7 +119,8 @@ class _Plan:
         return self.dropped
 
     def _build_units(self, sets: list[list[str]]) -> list[_Unit]:
-        """Everything that can go: files, links and empty folders. A folder that holds something goes with the last of it."""
+        """Return everything that can be dropped: files, links and empty folders. A folder is dropped with the last of
+        its contents."""
         alone = {path: row for path, row in self.left.items() if not (row.folder and path in self.children)}
         groups = [[alone.pop(path) for path in sorted(set(group)) if path in alone] for group in sets]
         units = []
@@ -120,6 +130,7 @@ class _Plan:
         return units
 
     def _list_exceeded(self) -> list[Limit]:
+        """Return the limits on totals that trim and are exceeded."""
         together = zip(self.limits, self.totals)
         return [limit for limit, total in together if limit.trims and not limit.each and total > limit.most]
 
@@ -129,6 +140,7 @@ class _Plan:
             self._remove(row, unit.tier, "over " + why.name + (", with " + first.path if row is not first else ""))
 
     def _remove(self, row: Row, tier: str, reason: str) -> None:
+        """Drop a row, and its folder if nothing is left in it."""
         del self.left[row.path]
         self.dropped.append(Dropped(row.path + "/" * row.folder, row.size, tier, reason))
         self.totals = [total - limit.of(row) for limit, total in zip(self.limits, self.totals)]
@@ -140,6 +152,7 @@ class _Plan:
                 self._remove(self.left[above], tier, "nothing is left in it")
 
     def _check(self) -> None:
+        """Raise Refusal if a limit is still exceeded."""
         for limit, total in zip(self.limits, self.totals):
             if limit.each:
                 for row in self.left.values():
@@ -158,7 +171,7 @@ def _is_over(limit: Limit, unit: _Unit) -> bool:
 
 
 def describe_dropped(dropped: Iterable[Dropped]) -> dict[str, Any]:
-    """What was left out, each path as far as they can all be listed, and how much it was in all."""
+    """Describe what was left out: a bounded list of paths, and totals of all."""
     all_rows, text = list(dropped), 0
     rows: list[dict[str, Any]] = []
     for row in all_rows:

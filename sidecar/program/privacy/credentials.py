@@ -1,7 +1,7 @@
-"""Credentials that can be told by their looks: one row for each kind, and a stream that finds them or blots them out.
+"""Credentials that can be recognised by their form: one row per kind, and a stream that finds or redacts them.
 
-Only kinds with a mark of their own are here, so that hardly anything else is taken for one. ``VERSION`` goes up with every
-change of the rows: what was exported before is then looked at again.
+Only kinds with a characteristic mark are listed, so that hardly anything else matches. ``VERSION`` is raised with every
+change of the rows: what was exported before is then examined again.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from typing import Callable, Dict, List, NamedTuple, Pattern, Tuple
 VERSION = 3
 LONGEST_KEY = 128 * 1024
 HOLD = LONGEST_KEY + 32 * 1024
-"""No credential is longer: so many bytes are held back until it is known what follows them."""
+"""No credential is longer: this many bytes are held back until it is known what follows them."""
 PIECE = 128 * 1024
 KEY_SHARE = 0.8
-"""Of what is between the first and the last line of a key, as much as this is part of long words of base64; in other texts with
-both lines in it, much less."""
+"""The share of the text between a key's first and last line that must be long words of base64; in other texts that
+contain both lines it is much lower."""
 
 
 class Kind(NamedTuple):
-    """Each begins with ``literal``, which is quickly looked for; ``rest`` is what follows it.
+    """One kind: it begins with ``literal``, which is searched quickly; ``rest`` is what follows.
 
-    Where ``rest`` has a group, that is the secret; else the whole is.
+    If ``rest`` has a group, that is the secret; else the whole match is.
     """
 
     name: str
     literal: bytes
     rest: bytes
     edge: bool = True
-    """It does not begin in the middle of a word; what JSON or a URL has escaped, or colours a terminal, is no part of one."""
+    """It does not begin in the middle of a word. JSON or URL escapes and terminal colours before it are not part of a
+    word."""
     long: bool = False
-    """A private key: these are its first line alone, suspicious wherever it is; ``_find_key_end`` says what follows."""
+    """A private key: the row matches its first line only, which is suspicious anywhere; ``_find_key_end`` finds the end."""
 
     @property
     def text(self) -> bytes:
+        """The regular expression of this kind."""
         literal = re.escape(self.literal)
         words = rb"|".join([rb"(?<![A-Za-z0-9_]%s)" % literal] + [rb"(?<=%s%s)" % (no, literal) for no in _NO_WORD])
         return literal + (rb"(?:" + words + rb")" if self.edge else b"") + self.rest
@@ -68,7 +70,7 @@ _DISCORD = rb"[0-9]{17,20}" + _SLASH + rb"([A-Za-z0-9_-]{60,80})"
 _HOOK = rb"([A-Z0-9]{8,14}" + _SLASH + rb"[A-Z0-9]{8,14}" + _SLASH + rb"[A-Za-z0-9]{20,40})"
 _WORDS = rb"[A-Za-z0-9_-]"
 _NO_NAME = rb"(?=[a-z_-]{0,32}[A-Z0-9])"
-"""A name in code may go on as long, but then it is of small letters."""
+"""A name in code may be as long, but then it has only small letters."""
 _BEARER = rb"[ ]{1,4}((?=[A-Za-z._~+/-]{0,64}[0-9])[A-Za-z0-9._~+/-]{24,2000}(?<![.])={0,2})"
 _PLACEHOLDER = rb"(?:\$\(?[A-Za-z_][A-Za-z0-9_]{0,63}\)?|%\([A-Za-z0-9_]{1,64}\)s|\*+|\.+)@"
 _URL = (
@@ -152,7 +154,7 @@ def _compile(text: bytes) -> Pattern[bytes]:
 
 @lru_cache(maxsize=None)
 def _build_quick_patterns() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...]], ...], Tuple[Kind, ...]]:
-    """The literals in a few passes: those that end or begin with the same rare byte are looked for together."""
+    """Return the literals in a few groups: those with the same rare last or first byte are searched together."""
     groups: Dict[bytes, List[Kind]] = {b"_": [], b"-": [], b"A": []}
     others: List[Kind] = []
     for kind in KINDS:
@@ -163,32 +165,34 @@ def _build_quick_patterns() -> Tuple[Tuple[Tuple[Pattern[bytes], Tuple[Kind, ...
 
 
 def _join_literals(key: bytes, kinds: List[Kind]) -> bytes:
+    """Return one expression for the literals of a group."""
     texts = [re.escape(kind.literal) for kind in kinds]
     if key == b"A":
         return key + b"(?:" + b"|".join(text[1:] for text in texts) + b")"
-    # Many a name has such a byte in it, and in most the two before it are of no literal.
+    # Many names contain such a byte, and usually the two bytes before it belong to no literal.
     before = [b"".join(sorted({re.escape(kind.literal[at : at + 1]) for kind in kinds})) for at in (-3, -2)]
     return b"%b(?<=[%b][%b]%b)(?:%b)" % (key, *before, key, b"|".join(b"(?<=" + text + b")" for text in texts))
 
 
 def _list_possible_kinds(data: bytes) -> List[Kind]:
-    """The kinds whose literals are there."""
+    """Return the kinds whose literals are in the data."""
     groups, others = _build_quick_patterns()
     kinds = [kind for quick, kinds in groups if quick.search(data) for kind in kinds if kind.literal in data]
     return kinds + [kind for kind in others if kind.literal in data]
 
 
 def may_hold(data: bytes) -> bool:
-    """Whether there is a credential, or the beginning of a long one."""
+    """Return whether the data contains a credential, or the beginning of a long one."""
     return any(_contains(kind, data) for kind in _list_possible_kinds(data))
 
 
 def _contains(kind: Kind, data: bytes) -> bool:
+    """Return whether a kind is in the data; of a private key, its first line is enough."""
     return b"PRIVATE KEY" in data if kind.long else _compile(kind.text).search(data) is not None
 
 
 def _find_span(kind: Kind, data: bytes, at: int) -> Tuple[int, int] | None:
-    """Where the next one of a kind is."""
+    """Return where the next credential of a kind is."""
     for match in _compile(kind.text).finditer(data, at):
         if not kind.long:
             return match.span(1 if match.re.groups else 0)
@@ -199,10 +203,10 @@ def _find_span(kind: Kind, data: bytes, at: int) -> Tuple[int, int] | None:
 
 
 def _find_key_end(data: bytes, at: int) -> int:
-    """Where a private key ends whose first line ends at ``at``; 0 when none follows.
+    """Return where a private key ends whose first line ends at ``at``; 0 if no key follows.
 
-    That is with its last line, whatever is before the lines and between them. Where there is none, it is with the last line
-    of a single word that looks like part of a key.
+    It ends with its last line, whatever is before and between the lines. Without a last line it ends with the last line
+    that is a single word looking like part of a key.
     """
     dashes = data.find(b"-----", at, at + LONGEST_KEY)
     last = _compile(_LAST_LINE).match(data, dashes) if dashes >= 0 else None
@@ -213,7 +217,7 @@ def _find_key_end(data: bytes, at: int) -> int:
 
 
 def _is_key(between: bytes) -> bool:
-    """Whether what is between a first and a last line is a key, but for what it is indented, quoted and commented with."""
+    """Return whether the text between a first and a last line is a key, apart from indentation, quotes and comment signs."""
     told = _compile(_TOLD).match(between)
     lines = between[told.end() :] if told is not None else between
     key = sum(len(word) for word in _compile(_WORD).findall(lines))
@@ -221,26 +225,28 @@ def _is_key(between: bytes) -> bool:
 
 
 Found = Callable[[int, str], None]
-"""Told the line of each credential, as it is in what is left, and its kind."""
+"""A callback that receives the line of each credential, counted in the result, and its kind."""
 
 
 class CredentialFilter:
-    """Feed it a text in pieces; what comes back is the text, with ``[redacted:KIND]`` for each credential if ``redact``."""
+    """Feed it a text in pieces; it returns the text, with ``[redacted:KIND]`` for each credential if ``redact``."""
 
     def __init__(self, redact: bool, found: Found) -> None:
         self._redact = redact
         self._found = found
         self._buffer = b""
         self._context = 0
-        """So much of the buffer has been given back, and is only looked back at."""
+        """This many bytes of the buffer were already returned, and are only looked back at."""
         self._line = 1
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
-        # In small pieces: where there are many of them, each costs as much as is looked at together.
+        """Take a piece and return what is certain to stay; with ``last``, all that is left."""
+        # In small pieces: with many findings each costs as much as is searched together.
         pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)] or [b""]
         return b"".join([self._feed(piece, False) for piece in pieces[:-1]] + [self._feed(pieces[-1], last)])
 
     def _feed(self, data: bytes, last: bool) -> bytes:
+        """Search one piece together with what was held back, and hold back its end."""
         buffer, at = self._buffer + data, self._context
         out: List[bytes] = []
         limit = len(buffer) if last else len(buffer) - HOLD
@@ -258,7 +264,7 @@ class CredentialFilter:
             if self._redact:
                 mark = b"[redacted:%s]" % best.name.encode()
                 out.append(mark)
-                # What follows is looked at as it will stand: after the mark.
+                # What follows is examined as it will be stored: after the mark.
                 limit -= end - len(mark)
                 buffer, at = mark + buffer[end:], len(mark)
                 nexts.clear()
@@ -270,7 +276,7 @@ class CredentialFilter:
         return b"".join(out)
 
     def _find_next(self, buffer: bytes, at: int, kinds: List[Kind], nexts: Dict[Kind, Tuple[int, int]]) -> Kind | None:
-        """The kind whose next one begins first (of those, the longest); where each of them is, is kept in ``nexts``."""
+        """Return the kind whose next match begins first (the longest of those); the matches are kept in ``nexts``."""
         for kind in list(kinds):
             if kind in nexts and nexts[kind][0] >= at:
                 continue
@@ -287,7 +293,7 @@ class CredentialFilter:
 
 
 def redact_name(text: str) -> Tuple[str, List[str]]:
-    """A name as it may be said, and the kinds of the credentials in it."""
+    """Return a name as it may be shown, and the kinds of the credentials in it."""
     data = text.encode("utf-8", "surrogatepass")
     if not may_hold(data):
         return text, []

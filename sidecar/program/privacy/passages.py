@@ -1,12 +1,12 @@
-"""Take ``<private>…</private>`` out of text, a stream at a time.
+"""Remove ``<private>…</private>`` from text, as a stream.
 
 Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
-(``\\u003cprivate\\u003e``, ``<\\/private>``). A tag that opens counts as soon as a blank or ``>`` follows its name: whatever
-its attributes are, they go with the block. Blocks may be nested: the outermost goes, with all it holds. One that is never
-closed goes on to the end of the text; in a JSON string, to the end of that string, so that what was JSON stays JSON. Where
-something follows that quote which cannot follow it in JSON, it was no JSON after all.
+(``\\u003cprivate\\u003e``, ``<\\/private>``). A tag opens as soon as a blank or ``>`` follows its name; its attributes
+are removed with the block. Blocks may be nested: the outermost is removed with all it contains. A block that is never
+closed extends to the end of the text; in a JSON string, to the end of that string, so that JSON stays JSON. If
+something follows that quote which cannot follow it in JSON, the text was not JSON after all.
 
-What is left is a function of the text alone, however it is cut into pieces, and taking out again changes nothing.
+The result depends on the text alone, however it is cut into pieces, and removing again changes nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Callable, Dict, List, Pattern, Tuple
 
 MARK = b"[private]"
 LONGEST_RUN = 32
-"""Of backslashes before what they escape."""
+"""Backslashes allowed before what they escape."""
 HOLD = 8 * 1024
-"""No tag is longer: so many bytes are held back until it is known what follows them."""
+"""No tag is longer: this many bytes are held back until it is known what follows them."""
 
 _LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
 _BLANK = rb"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u00(?:0[9aAbBcCdD]|20)))"
@@ -30,7 +30,7 @@ _TAIL = _BLANKS + _WORD + rb"(?:" + _BLANK + rb"|" + _MORE + rb")"
 _OPEN = _LESS + _TAIL
 _CLOSE = _LESS + _BLANKS + rb"\\{0,32}/" + _BLANKS + _WORD + _BLANKS + _MORE
 _TAG = rb"(" + _OPEN + rb")|" + _CLOSE
-# An opening tag in two ways, each with a beginning that is quickly looked for.
+# An opening tag in two forms, each with a beginning that can be searched quickly.
 _PLAIN, _AS_JSON = rb"<" + _TAIL, rb"u003[cC](?<=\\u003.)" + _TAIL
 _IN_STRING = rb'(?:[^"\\\n]+|\\.)*'
 _ESCAPED = rb"(?s)\\."
@@ -38,27 +38,28 @@ _AFTER_STRING = rb'"[ \t\r]{0,64}(?:\n|[}\]]|\Z|[,:][ \t\r\n]{0,1024}(?:["{[0-9-
 _JSON_ENDS = (".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb")
 
 Found = Callable[[int, bool], None]
-"""Told the line of each passage, as it is in what is left, and whether it was closed."""
+"""A callback that receives the line of each passage, counted in the result, and whether it was closed."""
 
 
 @lru_cache(maxsize=None)
 def _compile(text: bytes) -> Pattern[bytes]:
-    """When it is first needed: compiling takes longer than looking at most files."""
+    """Compile on first use: compiling takes longer than searching most files."""
     return re.compile(text)
 
 
 def may_hold(data: bytes) -> bool:
-    """Whether there is a tag that opens."""
+    """Return whether the data contains an opening tag."""
     return bool(_compile(_PLAIN).search(data) or _compile(_AS_JSON).search(data))
 
 
 def is_json(name: str) -> bool:
-    """Whether a file is to be read as JSON or JSON lines: how it begins says nothing, for so may any other text."""
+    """Return whether a file is to be read as JSON or JSON lines, by its name. Its beginning proves nothing: any text
+    may begin so."""
     return name.lower().endswith(_JSON_ENDS)
 
 
 def holds_json(data: bytes) -> bool:
-    """Whether a text that is held in memory is JSON, or JSON lines."""
+    """Return whether a text in memory is JSON, or JSON lines."""
     text = data.decode("utf-8", "replace")
     return _is_json_text(text) or all(_is_json_text(line) for line in text.split("\n") if line.strip())
 
@@ -72,7 +73,7 @@ def _is_json_text(text: str) -> bool:
 
 
 class PrivateFilter:
-    """Feed it a text in pieces; what comes back, piece by piece, is the text without what is private."""
+    """Feed it a text in pieces; it returns, piece by piece, the text without private passages."""
 
     def __init__(self, in_json: bool, found: Found) -> None:
         self._json = in_json
@@ -80,16 +81,17 @@ class PrivateFilter:
         self._buffer = b""
         self._depth = 0
         self._bound = False
-        """The block being left out ends with the JSON string it is in."""
+        """The block being removed ends with the JSON string it is in."""
         self._in_string = self._escaped = False
         self._end = -1
-        """Where that string ends, in the piece at hand."""
+        """Where that string ends, in the current piece."""
         self._ahead: Dict[bytes, Tuple[int, int]] = {}
-        """The next tag of either kind in it, as far as it was looked for."""
+        """The next tag of either form in it, if it was searched for."""
         self._line = 1
         self._out: List[bytes] = []
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
+        """Take a piece and return what is certain to stay; with ``last``, all that is left."""
         buffer = self._buffer + data
         limit = len(buffer) if last else len(buffer) - HOLD
         at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
@@ -103,18 +105,20 @@ class PrivateFilter:
         return out
 
     def _feed_outside(self, buffer: bytes, at: int, limit: int) -> int:
+        """Pass text through up to the next opening tag."""
         begin, end = self._find_opening(buffer, at)
         if begin >= limit:
             self._emit(buffer[at:limit])
             return max(at, limit)
         start = _find_tag_start(buffer, begin)
         self._emit(buffer[at:start])
-        # Where a line ends within the tag, no string goes on after it.
+        # If a line ends within the tag, no JSON string continues after it.
         self._depth, self._bound = 1, self._in_string and _find_string_end(buffer, start, end) >= end
         return end
 
     def _find_opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
-        """Where the next tag that opens begins and ends, from ``search`` on; both are beyond the piece when there is none."""
+        """Return where the next opening tag begins and ends, from ``search`` on; both are the piece's end if there is
+        none."""
         for text in (_PLAIN, _AS_JSON):
             if self._ahead[text][0] >= search:
                 continue
@@ -127,6 +131,7 @@ class PrivateFilter:
         return min(self._ahead.values())
 
     def _feed_within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
+        """Skip a block up to its closing tag, the end of its JSON string, or the end of the text."""
         if self._bound and self._end < at:
             self._end = _find_string_end(buffer, at, len(buffer))
         end = self._end if self._bound else len(buffer)
@@ -147,17 +152,18 @@ class PrivateFilter:
                 self._depth = 0
                 self._end_passage(False)
                 return end
-            return at  # this is no JSON
-        # A tag that begins in the string and ends after it counts if this is no JSON.
+            return at  # this is not JSON
+        # A tag that begins in the string and ends after it counts if this is not JSON.
         return _find_string_end(buffer, at, max(at, limit - HOLD))
 
     def _end_passage(self, closed: bool) -> None:
+        """Report the passage and put a mark in its place."""
         self._found(self._line, closed)
         self._escaped = False
         self._out.append(MARK)
 
     def _emit(self, data: bytes) -> None:
-        """Let text through, and keep track of whether a JSON string is open: no string goes on after a line's end."""
+        """Pass text through, and keep track of whether a JSON string is open. No string continues after a line's end."""
         if not data:
             return
         self._out.append(data)
@@ -177,15 +183,16 @@ class PrivateFilter:
 
 
 def _find_string_end(buffer: bytes, at: int, most: int) -> int:
-    """How far the JSON string goes on that is open at ``at``; a backslash without what it escapes is not part of it."""
+    """Return where the JSON string that is open at ``at`` ends; a backslash without what it escapes is not part of it."""
     found = _compile(_IN_STRING).match(buffer, at, most)
     assert found is not None
     return found.end()
 
 
 def _find_tag_start(buffer: bytes, at: int) -> int:
-    """Where a tag begins: of the backslashes before its "u003c", only those that escape it are part of it."""
+    """Return where a tag begins: of the backslashes before its "u003c", only those that escape it are part of it."""
     count = 0
     while buffer[at + count : at + count + 1] == b"\\":
         count += 1
+    # The largest power of two that divides the count: each level of JSON escaping doubles the backslashes.
     return at + count - (count & -count)

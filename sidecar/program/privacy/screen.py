@@ -1,9 +1,9 @@
-"""Every file of an export that is read passes here, and goes on as it may leave.
+"""The privacy screen: every file of an export that is read passes here and continues as it may leave.
 
-A database that SQLite cannot read, as bytes: whether it holds what must not leave, or may.
-
-A value goes on from page to page, and here nobody can follow it. So a tag that a page's end cuts in two is told by its parts:
-one is the beginning of a page, after the number of the next, and the other is anywhere.
+For a database that SQLite cannot read, ``may_hold`` decides from the raw bytes whether it contains, or may contain,
+what must not leave. A value continues from page to page, and without SQLite the chain cannot be followed. So a tag that
+is cut by a page's end is recognised by its parts: one is at the beginning of a page, after the number of the next page,
+and the other is anywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
 class Screen:
-    """One export's policy, and what came of it. ``work`` is a folder of our own."""
+    """One export's privacy settings, and what was found. ``work`` is a folder of the sidecar's."""
 
     def __init__(self, privacy: dict[str, Any], work: str, skipped: Skipped) -> None:
         self._privacy = privacy
@@ -50,21 +50,22 @@ class Screen:
         self._skipped = skipped
         self.report = PrivacyReport()
         self.took = False
-        """Something was taken out, or held back."""
+        """Something was removed, or held back."""
         self._told: Set[str] = set()
 
     def _find_settings(self, found: FoundPath) -> Dict[str, Any]:
+        """Return the privacy settings of the file's layout."""
         table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
         return table
 
     def _choose_policy(self, found: FoundPath, database: bool = False) -> PrivacyPolicy | None:
-        """What holds for a file; ``None`` when nothing does."""
+        """Return the policy for a file; ``None`` if there is nothing to do."""
         table = self._find_settings(found)
         policy = PrivacyPolicy(table["private"] == "remove", table["databases" if database else "credentials"])
         return None if policy == (False, OFF) else policy
 
     def name(self, found: FoundPath) -> bool:
-        """Whether something of this name may leave. A folder is told of once, whatever is in it."""
+        """Return whether something of this name may leave. A folder is reported once, whatever is in it."""
         path, mode = found.path, self._find_settings(found)["credentials"]
         if self._has_private_name(found, path, PRIVATE_NAME):
             return False
@@ -80,7 +81,7 @@ class Screen:
         return bool(mode != REDACT)
 
     def link(self, found: FoundPath, target: str) -> bool:
-        """Whether a link that leads there may leave."""
+        """Return whether a link with this target may leave."""
         if self._has_private_name(found, target, PRIVATE_LINK):
             return False
         mode = self._find_settings(found)["credentials"]
@@ -89,7 +90,7 @@ class Screen:
         return not kinds or mode != REDACT
 
     def _has_private_name(self, found: FoundPath, name: str, reason: str) -> bool:
-        """Whether there is a private passage in a name."""
+        """Return whether a name contains a private passage; it is reported."""
         policy, data = PrivacyPolicy(self._find_settings(found)["private"] == "remove", OFF), os.fsencode(name)
         if not policy.may_concern(data):
             return False
@@ -101,6 +102,7 @@ class Screen:
         return True
 
     def _report_kinds(self, shown: str, kinds: List[str], mode: str, place: str, reason: str) -> None:
+        """Report credentials in a name or a link's target; with ``redact`` the path is skipped."""
         if kinds and mode == REDACT:
             self._skipped.add(shown, reason)
             self.took = True
@@ -109,7 +111,7 @@ class Screen:
             self.report.add(shown, kind, ACTIONS[mode], column=place)
 
     def file(self, found: FoundPath, known: KnownEntry | None) -> reader.Contents | None:
-        """A file's contents as they may leave; ``None`` when they may not."""
+        """Return a file's contents as they may leave; ``None`` if they may not."""
         policy = self._choose_policy(found)
         watch = Watch(policy) if policy is not None else None
         contents = reader.read_changing_file(found.place, known, self._work, watch)
@@ -125,7 +127,8 @@ class Screen:
         self._report_text(found, text)
         if not policy.takes_out:
             return contents
-        # What was read before may not be what was found clean: a writer may have been here in between.
+        # The contents read first may not be the ones that were found clean: another process may have written in
+        # between.
         contents.carried.close()
         stream = open(self._copy, "rb")
         os.unlink(self._copy)
@@ -135,7 +138,7 @@ class Screen:
         return clean._replace(steady=steady)
 
     def text(self, found: FoundPath, data: bytes) -> bytes:
-        """A text that was made in memory, as it may leave."""
+        """Return a text that was made in memory, as it may leave."""
         policy = self._choose_policy(found)
         if policy is None or not policy.may_concern(data):
             return data
@@ -144,16 +147,17 @@ class Screen:
         return clean
 
     def settings(self, found: FoundPath, keys: List[str]) -> None:
-        """Tell of secrets that a layout drops from a settings file, whatever the policy is. A restore leaves a sandbox its
-        own, so a snapshot does not count them as missing."""
+        """Report secrets that a layout drops from a settings file, whatever the policy is. A restore keeps the
+        sandbox's own keys, so a snapshot does not count them as missing."""
         for key in keys:
             self.report.add(found.path, SETTING, "removed", column=credentials.redact_name(key)[0][:LONGEST_KEY_SHOWN])
 
     def note_filtered(self, contents: reader.Contents, known: KnownEntry | None) -> None:
-        """Take note of what a layout itself keeps secrets out of: where it is not as it was, that may be why."""
+        """Note that a file which a layout itself clears of secrets has changed: secrets may be the reason."""
         self.took = self.took or (known is not None and known.entry.digest != contents.digest)
 
     def _report_text(self, found: FoundPath, text: ScrubbedText) -> None:
+        """Report the findings of a text."""
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
@@ -163,9 +167,9 @@ class Screen:
     def database(
         self, found: FoundPath, copy: str, contents: reader.Contents, page: int, sound: bool, fresh: bool, before: bool
     ) -> bool | None:
-        """Clear our copy of a database. Return whether that changed it; ``None`` when it may not leave.
+        """Scrub the copy of a database. Return whether that changed it; ``None`` if it may not leave.
 
-        ``fresh``: by its blocks alone it is known what has not been looked at yet. ``before``: the last copy was changed.
+        ``fresh``: its changed blocks alone tell what was not examined yet. ``before``: the last copy was changed.
         """
         policy = self._choose_policy(found, database=True)
         if policy is None:
@@ -202,17 +206,17 @@ _REST = re.compile(rb"(?i)(r?i?v?a?t?e)[\s>\\]")
 
 
 def may_hold(place: str, policy: PrivacyPolicy) -> bool:
-    """Whether something in a damaged database must not leave, or nobody can say."""
+    """Return whether a damaged database contains something that must not leave, or if that cannot be determined."""
     begins: Set[int] = set()
-    """How much of the word there is somewhere, at the beginning of a tag."""
+    """How much of the word is somewhere at the beginning of a tag."""
     ends: Set[int] = set()
-    """How much of it was missing where a page begins with the rest."""
+    """How much of it is missing where a page begins with the rest."""
     tail = b""
     with open(place, "rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             data = tail + chunk
             tail = chunk[-OVERLAP:]
-            narrow = data.replace(b"\0", b"")  # wide text as well
+            narrow = data.replace(b"\0", b"")  # UTF-16 text as well
             if policy.may_concern(data) or policy.may_concern(narrow):
                 return True
             if not policy.remove:

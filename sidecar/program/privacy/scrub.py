@@ -1,7 +1,7 @@
-"""Take out of an export what must not leave the sandbox, and say where it was, never what.
+"""Remove from an export what must not leave the sandbox, and report where it was, never what it was.
 
-Files are looked at while they are read: only one in which there is something is read again and written, without it, to the
-scratch folder. Nobody's own files are ever written to.
+Files are examined while they are read. Only a file with a finding is read again and written, without the finding, to
+the scratch folder. The sandbox's own files are never written to.
 """
 
 from __future__ import annotations
@@ -27,26 +27,28 @@ TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".tom
 
 
 class PrivacyPolicy(NamedTuple):
-    """What is to be done for the files of one layout: with private passages, and with credentials."""
+    """What to do for the files of one layout: with private passages, and with credentials."""
 
     remove: bool
     credentials: str
 
     @property
     def takes_out(self) -> bool:
+        """Whether something is removed or redacted."""
         return self.remove or self.credentials == REDACT
 
     @property
     def strict(self) -> bool:
-        """Whether there is anything that may not leave."""
+        """Whether anything must not leave."""
         return self.takes_out or self.credentials == REFUSE
 
     @property
     def without_warnings(self) -> PrivacyPolicy:
+        """The same policy without findings that are only warned about."""
         return PrivacyPolicy(self.remove, OFF if self.credentials == WARN else self.credentials)
 
     def may_concern(self, data: bytes) -> bool:
-        """Whether there is anything in these bytes to be done."""
+        """Return whether these bytes contain anything that the policy is about."""
         if self.remove and b"private" in data.lower():
             from sidecar.program.privacy import passages
 
@@ -56,7 +58,7 @@ class PrivacyPolicy(NamedTuple):
 
 
 class Watch:
-    """Sees the bytes of a file go by."""
+    """Watches the bytes of a file while they are read."""
 
     def __init__(self, policy: PrivacyPolicy) -> None:
         self._policy = policy
@@ -64,10 +66,12 @@ class Watch:
         self.hit = self.binary = False
 
     def over(self, stream: BinaryIO) -> _Watched:
+        """Return a stream that reports what is read from it."""
         self._tail = b""
         return _Watched(stream, self)
 
     def inspect(self, data: bytes) -> None:
+        """Examine the next bytes, with an overlap so that a finding across two reads is seen."""
         self.binary = self.binary or b"\0" in data
         if not self.hit:
             data = self._tail + data if self._tail else data
@@ -76,6 +80,8 @@ class Watch:
 
 
 class _Watched:
+    """A stream that passes what is read from it to a ``Watch``."""
+
     def __init__(self, stream: BinaryIO, watch: Watch) -> None:
         self._stream, self._watch = stream, watch
 
@@ -86,14 +92,14 @@ class _Watched:
 
 
 class ScrubbedText:
-    """One text on its way through: feed it in pieces. ``taken`` counts private passages and blotted credentials."""
+    """One text being scrubbed: feed it in pieces. ``taken`` counts private passages and redacted credentials."""
 
     def __init__(self, policy: PrivacyPolicy, in_json: bool) -> None:
         self.rows: List[Tuple[int, str, str]] = []
         self.more: Dict[str, int] = {}
-        """By what was done: those that are not in the list."""
+        """Findings that are not in the list, counted by action."""
         self.unclosed = 0
-        """The line of a private passage that is never closed."""
+        """The line of a private passage that is never closed; 0 if there is none."""
         self.taken = [0, 0]
         self._policy = policy
         self._private: PrivateFilter | None = None
@@ -107,6 +113,7 @@ class ScrubbedText:
         )
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
+        """Take a piece and return scrubbed text."""
         if self._private is not None:
             data = self._private.feed(data, last)
         return self._credentials.feed(data, last) if self._credentials is not None else data
@@ -128,7 +135,7 @@ class ScrubbedText:
 
 
 def scrub_text(data: bytes, policy: PrivacyPolicy) -> Tuple[bytes, ScrubbedText]:
-    """A text that is held in memory, as it may leave."""
+    """Return a text in memory as it may leave, and what was found."""
     from sidecar.program.privacy.passages import holds_json
 
     text = ScrubbedText(policy, policy.remove and holds_json(data))
@@ -136,7 +143,8 @@ def scrub_text(data: bytes, policy: PrivacyPolicy) -> Tuple[bytes, ScrubbedText]
 
 
 def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[ScrubbedText, bool]:
-    """Write a file to ``target`` as it may leave. Return what was in it, and whether it held still meanwhile."""
+    """Write a file to ``target`` as it may leave. Return what was found, and whether the file was unchanged while it
+    was read."""
     from sidecar.program.privacy.passages import is_json
 
     for _ in range(TRIES):
@@ -159,7 +167,7 @@ def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[Scrubbed
 
 
 class PrivacyReport:
-    """What was found and done: counts for all of it, places for the first."""
+    """What was found and done: counts of everything, places of the first findings."""
 
     def __init__(self) -> None:
         self.rows: List[Dict[str, Any]] = []
@@ -171,6 +179,7 @@ class PrivacyReport:
         self.warnings: List[str] = []
 
     def add(self, path: str, name: str, action: str, line: int = 0, column: str = "", row: str = "") -> None:
+        """Add one finding."""
         self.refused += action == ACTIONS[REFUSE]
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
@@ -180,14 +189,14 @@ class PrivacyReport:
             self.more += 1
 
     def add_more(self, more: Dict[str, int]) -> None:
-        """What others have found and only counted."""
+        """Add findings that were only counted."""
         for action, count in more.items():
             self.refused += count if action == ACTIONS[REFUSE] else 0
             self.counts[action] = self.counts.get(action, 0) + count
             self.more += count
 
     def take(self, path: str, taken: List[int]) -> None:
-        """So many private passages and credentials were taken out of a file."""
+        """Record how many private passages and credentials were removed from a file."""
         if taken == [0, 0]:
             return
         if len(self.taken) < MOST_PATHS:
@@ -196,12 +205,14 @@ class PrivacyReport:
             self.taken_more = [self.taken_more[0] + taken[0], self.taken_more[1] + taken[1]]
 
     def text(self, path: str, text: ScrubbedText) -> None:
+        """Add the findings of a scrubbed text."""
         for line, name, action in text.rows:
             self.add(path, name, action, line)
         self.add_more(text.more)
         self.take(path, text.taken)
 
     def answer(self) -> Dict[str, Any]:
+        """Return the report's part of the answer."""
         return {
             "findings": self.rows,
             "findings_more": self.more,

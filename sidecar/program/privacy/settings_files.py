@@ -1,6 +1,6 @@
-"""Settings files travel without what is bound to a machine or secret.
+"""Settings files are exported without keys that are specific to a machine or secret.
 
-The filtered text is a function of what is kept alone, so filtering a restored and merged file gives the same bytes again.
+The filtered text depends only on what is kept, so filtering a restored and merged file gives the same bytes again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECRET = re.compile(r"(key|token|secret|password)\Z", re.IGNORECASE)
 
 
 def _parse_object(data: bytes, made: Callable[[list[tuple[str, Any]]], Any] = dict) -> dict[str, Any] | None:
-    """A JSON object, with each in it ``made`` of its keys and values; ``None`` when it is none."""
+    """Parse a JSON object, building each object in it with ``made``; ``None`` if it is not valid."""
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=made)
     except (ValueError, RecursionError):
@@ -28,16 +28,17 @@ def _encode(value: dict[str, Any]) -> bytes:
 
 
 def drop_keys(data: bytes, drop: list[str]) -> bytes | None:
-    """A JSON file's text without the keys that match ``drop``, at any depth; ``None`` when it is not a JSON object.
+    """Return a JSON file's text without the keys that match ``drop``, at any depth; ``None`` if it is not a JSON
+    object.
 
-    A file that has none of them stays as it is, to the byte.
+    A file without such keys is returned unchanged, to the byte.
     """
     keys, as_it_is = _compile_keys(drop), True
 
     def without(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal as_it_is
         clean = {key: value for key, value in pairs if not keys.match(key)}
-        as_it_is = as_it_is and len(clean) == len(pairs)  # what is there twice is hidden by the second
+        as_it_is = as_it_is and len(clean) == len(pairs)  # a duplicate key is hidden by the second one
         return clean
 
     value = _parse_object(data, without)
@@ -47,7 +48,7 @@ def drop_keys(data: bytes, drop: list[str]) -> bytes | None:
 
 
 def list_secret_keys(data: bytes, drop: list[str]) -> list[str]:
-    """Which of the keys that are dropped hold a secret, not only something of this machine."""
+    """Return which of the dropped keys contain a secret, not only a setting of this machine."""
     keys = _compile_keys(drop)
     found: dict[str, None] = {}
 
@@ -60,7 +61,7 @@ def list_secret_keys(data: bytes, drop: list[str]) -> list[str]:
 
 
 def merge_settings(restored: bytes, present: bytes, drop: list[str]) -> bytes:
-    """A restored settings file, with the dropped keys that the one in place has of its own."""
+    """Return a restored settings file with the dropped keys that the file in place has."""
     value, here = _parse_object(restored), _parse_object(present)
     if value is None or here is None:
         return restored
@@ -70,4 +71,5 @@ def merge_settings(restored: bytes, present: bytes, drop: list[str]) -> bytes:
 
 
 def _compile_keys(drop: list[str]) -> Pattern[str]:
+    """Compile the patterns of dropped keys, ignoring case."""
     return re.compile(compile_patterns(drop).pattern, re.IGNORECASE | re.DOTALL)

@@ -1,7 +1,8 @@
-"""Take what must not leave out of a database: out of our own copy of it, value by value.
+"""Scrub a database: remove what must not leave from the sidecar's own copy of it, value by value.
 
-SQLite is asked, so that indexes come along; triggers are set aside meanwhile, for nobody knows what they would write where,
-and full-text indexes are built anew. What was taken out is overwritten, in free pages and gaps as well. No page moves.
+It is done through SQLite, so that indexes stay consistent. Triggers are dropped for the time being, because what they
+would write is not known, and full-text indexes are rebuilt. What was removed is overwritten, also in free pages and
+unused bytes. No page moves.
 """
 
 from __future__ import annotations
@@ -25,26 +26,31 @@ DAMAGE = "it could not be cleared of what is private without damage"
 
 
 class Unscrubbable(Exception):
-    """It holds what must not leave, and that cannot be taken out of it; the reason is said in words."""
+    """The database contains something that must not leave and cannot be removed; the message says why."""
 
 
 class _Table(NamedTuple):
+    """A table with the columns that identify a row, and its other columns."""
+
     name: str
     keys: List[str]
     columns: List[str]
 
     @property
     def where(self) -> str:
+        """The condition that selects one row."""
         return " AND ".join("%s IS ?" % key for key in self.keys)
 
 
 class _Hit(NamedTuple):
+    """A value with a finding: the key of its row, and its column."""
+
     key: Tuple[Any, ...]
     column: str
 
 
 class _Text(bytes):
-    """A value that is text, as opposed to one that is a blob."""
+    """A value that is text, as opposed to a blob."""
 
 
 def scrub(
@@ -56,11 +62,11 @@ def scrub(
     report: PrivacyReport,
     before: bool = False,
 ) -> bool:
-    """Take out of a copy of a database what must not leave. Return whether the copy was changed.
+    """Remove from a copy of a database what must not leave. Return whether the copy was changed.
 
-    ``changed`` are the pages that are not as they were when it was last looked at; ``None``: all of them. ``before``: there
-    was something in this database earlier. It may be deleted by now, and yet words of it be left in a full-text index, or
-    parts of it in gaps. Raise Unscrubbable.
+    ``changed`` are the pages that changed since it was last examined; ``None``: all. ``before``: something was removed
+    from this database earlier. It may be deleted since, while words of it are still in a full-text index, or parts of
+    it in unused bytes. Raise Unscrubbable.
     """
     if not sound:
         if policy.strict and screen.may_hold(place, policy.without_warnings):
@@ -91,10 +97,10 @@ def scrub(
 
 
 def _index_may_remember(place: str, path: str, report: PrivacyReport) -> bool:
-    """Whether words of what was private and is gone may be in a full-text index that can be built anew.
+    """Return whether a full-text index that can be rebuilt may contain words of private text that was deleted.
 
-    Of one without texts nobody can tell, for the word of a tag may be any other's: that is said, and no reason to lose a whole
-    database. Raise Unscrubbable.
+    For an index without texts that cannot be determined, because the word of a tag may come from any other text: this
+    is a warning, and no reason to lose a whole database. Raise Unscrubbable.
     """
     connection = connect_read_only(place)
     try:
@@ -113,6 +119,7 @@ def _index_may_remember(place: str, path: str, report: PrivacyReport) -> bool:
 
 
 def _connect(place: str) -> sqlite3.Connection:
+    """Open the copy for writing, so that deleted data is overwritten."""
     connection = sqlite3.connect(place, isolation_level=None)
     for setting in ("locking_mode=EXCLUSIVE", "secure_delete=ON", "synchronous=OFF", "ignore_check_constraints=ON"):
         connection.execute("PRAGMA " + setting).fetchall()
@@ -120,10 +127,11 @@ def _connect(place: str) -> sqlite3.Connection:
 
 
 class _Cleaner:
-    """One database, cleaned: what was found where, and how much was taken out. Raise Unscrubbable or sqlite3.Error."""
+    """One database, scrubbed: what was found where, and how much was removed. Raise Unscrubbable or sqlite3.Error."""
 
     def __init__(self, place: str, policy: PrivacyPolicy, remains: bool, anew: bool) -> None:
-        """``remains``: there was something private in it; ``anew``: or may have been, so its indexes are built anew."""
+        """``remains``: unused bytes contained something private; ``anew``: or may have, so its full-text indexes are
+        rebuilt."""
         self._policy = policy
         self._remains = remains
         self._anew = anew
@@ -146,7 +154,7 @@ class _Cleaner:
             self._connection.close()
 
     def _list_tables(self) -> List[str]:
-        """Those with values of their own: a full-text index is built anew from what it is about."""
+        """Return the tables with values of their own: a full-text index is rebuilt from what it indexes."""
         indexes = {index.name + tail for index in self._indexes for tail in fulltext.TABLES[index.module]}
         return [
             name
@@ -155,10 +163,11 @@ class _Cleaner:
         ]
 
     def _clean(self, hits: List[Tuple[_Table, _Hit]]) -> None:
+        """Scrub the values with findings, in one transaction, and rebuild full-text indexes if anything was removed."""
         connection, writes = self._connection, 0
         triggers = [(name, sql) for kind, name, sql in self._schema if kind == "trigger"]
         connection.execute("BEGIN")
-        # A row is found by its key, so keys come last.
+        # A row is selected by its key, so key columns are changed last.
         for table, hit in sorted(hits, key=lambda pair: _quoted(pair[1].column) in pair[0].keys):
             data, clean = self._clean_value(table, hit)
             if clean == data:
@@ -178,13 +187,15 @@ class _Cleaner:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Build the full-text indexes anew that can be: words of what was deleted stay in them for long."""
+        """Rebuild the full-text indexes that can be: words of deleted rows stay in them for long."""
         indexes = [index for index in self._indexes if index.content != ""]
         for index in indexes:
             if index.content and index.module == "fts5":
                 self._connection.execute("INSERT INTO {0}({0}) VALUES ('delete-all')".format(_quoted(index.name)))
         if indexes:
             self._connection.close()
+            # The free pages are sorted so that the new index reuses the pages of the old one in order, and few pages
+            # change.
             pages.sort_free_list(self._place)
             self._connection = _connect(self._place)
             self._connection.execute("BEGIN")
@@ -193,14 +204,14 @@ class _Cleaner:
             self._connection.execute("COMMIT")
 
     def _clean_value(self, table: _Table, hit: _Hit) -> Tuple[bytes, bytes]:
-        """One value as it is, and as it may leave."""
+        """Return one value as it is, and as it may leave."""
         query = "SELECT %s FROM %s WHERE %s" % (_quoted(hit.column), _quoted(table.name), table.where)
         found = self._connection.execute(query, hit.key).fetchone()
         if found is None:
             raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
         data = found[0]
         clean, text = scrub_text(data, self._policy)
-        # A key that is text may itself be what must not leave, so it is not said.
+        # A key that is text may itself be what must not leave, so it is not reported.
         row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
         for _, what, action in text.rows:
             if len(self.rows) < MOST_FINDINGS:
@@ -213,9 +224,9 @@ class _Cleaner:
         return data, clean
 
     def _write(self, table: _Table, hit: _Hit, data: bytes, clean: bytes) -> None:
-        """Put a value in the place of what it was. Where it may not be the same as another, its first mark gets a number."""
+        """Write the scrubbed value. If the column is unique and the value exists already, its first mark gets a number."""
         name, is_text = _quoted(table.name), isinstance(data, _Text)
-        if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which it can do without
+        if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which are optional
             self._connection.execute("DELETE FROM %s WHERE %s" % (name, table.where), hit.key)
             return
         if not is_text and b"\0" in data:
@@ -223,7 +234,7 @@ class _Cleaner:
                 "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
             )
         value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
-        # What a schema says of conflicts may be that a row is to go, or to stay as it was.
+        # The schema's own conflict clause might delete the row or keep the old value.
         statement = "UPDATE OR ABORT %s SET %s = %s WHERE %s" % (name, _quoted(hit.column), value, table.where)
         same, new = (table.name, hit.column, clean), clean
         while True:
@@ -243,6 +254,7 @@ class _Cleaner:
 
 
 def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
+    """Return how to select rows of a table: by rowid, else by its primary key."""
     columns, primary = [], []
     for row in connection.execute("PRAGMA table_xinfo(%s)" % _quoted(name)):
         if row[6] == 0:
@@ -262,7 +274,7 @@ def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
 
 
 def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPolicy) -> Iterator[_Hit]:
-    """Where in a table there is something to be done. Most rows hold nothing, so many are looked at together."""
+    """Yield where in a table something is to be done. Most rows have no finding, so rows are examined in batches."""
     if not table.columns:
         return
     query = "SELECT %s FROM %s" % (", ".join(table.keys + [_quoted(one) for one in table.columns]), _quoted(table.name))

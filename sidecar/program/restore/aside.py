@@ -1,9 +1,10 @@
-"""What a restore replaces and nothing else has is set aside in the sidecar's own folder, outside every root.
+"""Set aside what a restore replaces and no snapshot has, in the sidecar's own folder, outside every root.
 
 ~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/<root>/<path>
 
-Where that is on the same file system a file is moved there in the swap itself, so that it is either in its place or here,
-whenever a run is killed. Elsewhere it is copied before the swap. The newest few are kept, up to a number of bytes.
+On the same file system a file is moved there in the swap itself, so that it is either in its place or set aside,
+whenever a run is killed. On another file system it is copied before the swap. The newest few are kept, up to a number
+of bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from sidecar.program.restore.swap import SET_ASIDE, is_folder
 from sidecar.program.scratch import Scratch
 
 MOST = 5
-"""So many are kept, if there is room."""
+"""At most this many are kept, if their size allows."""
 NAMED = re.compile(r"[0-9]{8}T[0-9]{6}(\.[0-9]{6})?Z-[\w.-]+\Z")
 
 
 class SetAside:
-    """One restore's. Nothing is there until the first ``keep``."""
+    """What one restore sets aside. The folder is created by the first ``keep``."""
 
     def __init__(self, scratch: Scratch, snapshot: str, most_bytes: int) -> None:
         self.top = os.path.join(scratch.base, SET_ASIDE)
@@ -37,7 +38,8 @@ class SetAside:
         self._scratch = scratch
 
     def keep(self, root: str, relative: str, status: os.stat_result) -> str:
-        """Where in here a file or link is to go; the folders for it are there."""
+        """Return where a file or link is to be set aside; its parent folders are created. Raise Refusal if it is over
+        the limit."""
         if not self.files:
             self._make_folder()
         self.files += 1
@@ -53,6 +55,7 @@ class SetAside:
         return os.path.join(self.folder, inside)
 
     def _make_folder(self) -> None:
+        """Create the folder under a free name. Raise Refusal if something else is in the way."""
         if not places.exists(self.top):
             places.make_folder(self.top, 0o700)
         elif not is_folder(self.top):
@@ -64,7 +67,7 @@ class SetAside:
         places.make_folder(self.folder, 0o700)
 
     def can_move_from(self, stage: str) -> bool:
-        """Whether files can be moved here from the file system that a staging folder is on."""
+        """Return whether files can be moved here from a staging folder's file system."""
         probe, target = os.path.join(stage, "probe"), os.path.join(self.folder, "probe")
         os.close(places.open_file(probe, os.O_WRONLY | os.O_CREAT))
         try:
@@ -75,7 +78,7 @@ class SetAside:
         return True
 
     def give_to_user(self) -> None:
-        """Working as root in another user's home: the folders made here are that user's."""
+        """Give the folders to the owner of the home, if this runs as root in another user's home."""
         for folder in (self.top, self.folder):
             self._scratch.give_to_user(folder)
         for place, folders, _ in os.walk(self.folder):
@@ -83,17 +86,18 @@ class SetAside:
                 self._scratch.give_to_user(os.path.join(place, name))
 
     def forget(self) -> None:
-        """Nothing is to be here after all."""
+        """Remove the folder: nothing is set aside after all."""
         if self.files:
             places.remove_tree(self.folder)
 
     def told(self) -> Dict[str, Any]:
+        """Return the folder, files and bytes for the answer."""
         return {"path": self.folder, "files": self.files, "bytes": self.bytes}
 
     def make_room(self) -> None:
-        """Remove the oldest, when there are too many or they are too large together.
+        """Remove the oldest, if there are too many or they are too large together.
 
-        What this restore set aside stays, also where the clock was put back and others bear a later time.
+        What this restore set aside stays, even if the clock was put back and others have a later time.
         """
         room = self._most_bytes - self.bytes
         others = [(size, folder) for size, folder in _list_folders(self.top) if folder != self.folder]
@@ -119,13 +123,13 @@ def copy_entry(source: str, target: str, status: os.stat_result) -> None:
 
 
 def _format_now() -> str:
-    """The time to the microsecond, so that names sort as they were made."""
+    """Return the time to the microsecond, so that names sort in the order they were made."""
     now = time.time_ns()
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now // 10**9)) + ".%06dZ" % (now // 1000 % 10**6)
 
 
 def _list_folders(top: str) -> List[Tuple[int, str]]:
-    """The sizes and folders of all that is set aside, newest first."""
+    """Return the sizes and folders of everything set aside, newest first."""
     names = sorted((name for name in os.listdir(top) if NAMED.match(name)), reverse=True) if is_folder(top) else []
     folders = [os.path.join(top, name) for name in names]
     return [(_measure_folder(folder), folder) for folder in folders if is_folder(folder)]

@@ -1,4 +1,4 @@
-"""What folders that are named after the paths of projects are called here, and what to say of those nobody can tell."""
+"""Name the folders that are called after project paths as they must be called in this sandbox."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ APART = "%s is kept as %s: another project's folder has its name here."
 def name_root_folders(
     roots: list[Root], paths: Iterable[str], request: dict[str, Any], home: str
 ) -> tuple[list[Root], list[str]]:
-    """The roots, their folders named after the paths that projects have here, and what to say of those that are not."""
+    """Return the roots with their folders named after the paths that projects have here, and warnings about the others."""
     named, hints = request["projects"], request.get("keyed", {})
     projects = request.get("project_hints") or []
     if named and not projects and len(set(hints.values())) == 1:
-        projects = list(set(hints.values()))  # the only one there is must be the one that is named now
+        projects = list(set(hints.values()))  # the only project there is must be the one that is named now
     here = {path: find_project_path(hint, projects, named, home) for path, hint in hints.items()}
     moved = {path for path, hint in hints.items() if here[path] != find_project_path(hint, [], named, home)}
     placed, told = [], []
@@ -44,7 +44,7 @@ def name_root_folders(
 
 
 def _belongs_here(name: str, longest: int, named: list[str] | None, home: str) -> bool:
-    """Whether a folder that keeps its name has one that a project has here, or may have in this home."""
+    """Return whether a folder that keeps its name has the name of a project here, or may have one in this home."""
     slugs = [
         project_folders.make_slug(folder, longest)
         for folder in list_project_folders(named, home) + list_project_folders(None, home)

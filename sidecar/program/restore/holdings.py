@@ -1,10 +1,10 @@
-"""What a sandbox holds: whose memory is in the folders that a restore replaces, and what of it no snapshot has.
+"""What a sandbox has: which memories own the folders that a restore replaces, and what of them no snapshot has.
 
-A memory holds a folder when it was restored into it or exported from it, and no other was restored over it since. What it
-last restored or exported is compared by size and time (a sandbox that was paused, or copied, may give the same file another
-number), and by contents where only the time differs. Whatever is not as a stored snapshot has it is *unsaved*. Where nothing
-can be compared (the index cannot be read, or its snapshot is not in the store) all of it is. A file in a folder that no memory
-holds is *foreign*: it came with the sandbox.
+A memory owns a folder if it was restored into it or exported from it, and no other was restored over it since. Files
+are compared with what the memory last restored or exported, by size and time (not by inode: a sandbox that was paused
+or copied may have other inodes), and by contents if only the time differs. What differs from every stored snapshot is
+*unsaved*. If nothing can be compared (the index cannot be read, or its snapshot is not in the store), all of it is
+unsaved. A file in a folder that no memory owns is *foreign*: it came with the sandbox.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ MOST_MEMORIES = 200
 MOST_SHOWN = 5
 MOST_PROJECTS = 100
 SHRUNK_TO, SHRUNK_FROM = 0.5, 64 * 1024
-"""A database that large which lost more than half of its size was replaced by another, and is not ahead of anything."""
+"""A database of at least this size that lost more than half of it was replaced by another one, and is not ahead of
+anything."""
 
 
 class Holding(NamedTuple):
-    """A memory that was restored or exported here."""
+    """A memory that was restored or exported in this sandbox."""
 
     key: str
-    """The name of its folder in the cache."""
+    """The name of its cache folder."""
     folder: str
     lineage: List[str]
     """The snapshots it was restored from and exported to, newest first."""
     stored: List[str]
-    """Those of them that are in the store, as far as that is known here."""
+    """Those of them that are in the store, if known here."""
     sure: bool
-    """Whether the sidecar has said which of them are. A restore is noted only of what is stored; an export may have been cut
-    short after it was noted."""
+    """Whether the sidecar has said which of them are stored. A restore is noted only for a stored snapshot, but an
+    export may have been cut short after it was noted."""
     base: Optional[cache.Base]
-    """What is known of the newest one that is stored and whole."""
+    """What is known of the newest snapshot that is stored and complete."""
     roots: Optional[Dict[str, str]]
-    """Where its roots are. ``None``: notes of an earlier version, which do not tell."""
+    """Where its roots are. ``None``: an earlier version's notes, which do not say."""
     memory: str = ""
     sandbox: str = ""
     reader: bool = False
@@ -56,35 +57,35 @@ class Holding(NamedTuple):
     """When it was last restored or exported."""
 
     def name_of(self, root: Root) -> str:
-        """What it calls the root that is in this folder; "" when it does not hold that."""
+        """Return the memory's name for the root in this folder; "" if it does not own the folder."""
         if self.roots is not None:
             return next((name for name, folder in self.roots.items() if folder == root.place), "")
         return root.name if self.base is None or root.name in _list_roots(self.base) else ""
 
 
 class OldFile(NamedTuple):
-    """A file or link that a restore takes away, and what is known of it."""
+    """A file or link that a restore removes, and what is known of it."""
 
     found: FoundPath
     holding: Optional[Holding]
-    """The memory that it belongs to; ``None``: it came with the sandbox."""
+    """The memory it belongs to; ``None``: it came with the sandbox."""
     path: str
-    """What that memory calls it."""
+    """Its path in that memory."""
     saved: bool
-    """A stored snapshot has it as it is."""
+    """A stored snapshot has it unchanged."""
     savable: bool
-    """An export can take it: not so a link that leads out of the memory."""
+    """An export can save it; not so a link that leads out of the memory."""
     own: str = ""
-    """What the memory that is asked for calls it, if that holds the folder too."""
+    """Its path in the memory that is being restored, if that owns the folder too."""
     steady: bool = False
-    """It is as that memory has it in the store."""
+    """It is unchanged from what that memory has in the store."""
     signature: Sequence[Any] = ()
-    """Of a database and its logs, when it was looked at."""
+    """The stat signature of a database and its logs, when it was examined."""
 
 
 def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) -> List[Holding]:
-    """The memories that this sandbox restored or exported and still has, as far as they can be in the folders of these
-    roots. The one that is asked for comes first."""
+    """Return the memories that this sandbox restored or exported and still has, if they can be in these roots' folders.
+    The one being restored comes first."""
     own = os.path.basename(scratch.memory)
     names = [own] + sorted(name for name in os.listdir(scratch.base) if name != own)
     folders = {root.place for root in roots}
@@ -100,7 +101,7 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
         stored: Optional[List[str]] = request["stored"].get(name)
         known = snapshots if stored is None else [snapshot for snapshot in snapshots if snapshot in stored]
         base = cache.load_base(folder, [snapshot for snapshot in known if snapshot not in request["unusable"]])
-        # The index of a restore has no rules in it, and only what is stored is restored.
+        # The index of a restore has no rules in it, and only stored snapshots are restored.
         sure = stored is not None or (len(snapshots) == 1 and base is not None and not base.rules)
         holding = Holding(name, folder, snapshots, known, sure, base, noted.roots if noted else None)
         if noted is not None:
@@ -110,6 +111,7 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
 
 
 def _read_noted_time(folder: str) -> float:
+    """Return when the memory was last restored or exported; 0 if that is not known."""
     try:
         name = lineage.OF_READER if lineage.is_reader(folder) else lineage.NAME
         return places.read_status(os.path.join(folder, name)).st_mtime
@@ -118,7 +120,7 @@ def _read_noted_time(folder: str) -> float:
 
 
 class Holdings:
-    """The memories of a sandbox, and what of the folders that a restore is about belongs to them."""
+    """The memories of a sandbox, and what of the folders of a restore belongs to them."""
 
     def __init__(self, scratch: Scratch, request: Dict[str, Any], roots: List[Root], home: str) -> None:
         self._request = request
@@ -128,13 +130,14 @@ class Holdings:
         self.own = mine[0] if mine else None
 
     def list_owners(self, root: Root) -> List[Tuple[Holding, str]]:
-        """Who holds a root's folder, and what each calls it. What no other memory holds in a sandbox that this one was in
-        is taken for this one's: better one snapshot too many."""
+        """Return the memories that own a root's folder, each with its name for the root. A folder that no other memory
+        owns is attributed to the one being restored, if that was in this sandbox: better one snapshot too many.
+        """
         holders = [(one, name) for one in self.all for name in [one.name_of(root)] if name]
         return holders or ([(self.own, root.name)] if self.own is not None else [])
 
     def look(self, root: Root) -> Tuple[List[OldFile], List[str]]:
-        """The files and links of a root that are here, and the folders. Raise Refusal when they may not be read."""
+        """Return a root's files and links in this sandbox, and its folders. Raise Refusal if they may not be read."""
         old: List[OldFile] = []
         folders: List[str] = []
         if not is_folder(root.folder):
@@ -164,25 +167,26 @@ class Holdings:
         return old, folders
 
     def check_unchanged(self, one: OldFile) -> None:
-        """Raise Refusal when a database that a snapshot has was written to since it was looked at."""
+        """Raise Refusal if a database that a snapshot has was written to since it was examined."""
         if one.saved and one.signature and one.signature != backup.compute_database_signature(one.found.place):
             raise Refusal(CHANGED, "%s was written to while the memory was put in place." % one.path, True)
 
     @property
     def origin(self) -> str:
-        """The newest snapshot that the memory here came from and that is or was its head; "" when there is none.
+        """The newest snapshot that the memory here came from and that is or was its head; "" if there is none.
 
-        What was exported since and did not become the head (a guard refused it, say) is in the store beside it.
+        What was exported since and did not become the head (because a guard refused it, for example) is stored beside
+        it.
         """
         heads = self._request["heads"]
         return next((one for one in self.own.stored if one in heads), "") if self.own is not None else ""
 
     def is_ahead(self, roots: List[Root], old: List[OldFile]) -> bool:
-        """Whether this sandbox grew out of the snapshot asked for (``keep`` has its id): it is that, or more by now.
+        """Return whether this sandbox grew out of the requested snapshot (``keep`` has its id): it has that, or more.
 
-        Not when it lost its memory: all files of a root that the snapshot has are gone, or one that its layout cannot do
-        without; or, since the last export, a database has been replaced by a much smaller one. Nor when it was restored to be
-        read and is to be written now, or the other way round, and is not as the snapshot is: what a reader wrote never
+        Not if it lost its memory: all files of a root of the snapshot are missing, or one that its layout requires; or,
+        since the last export, a database was replaced by a much smaller one. Nor if a read-only copy is to become
+        writable or the other way round, and it differs from the snapshot: what was written in a read-only copy never
         becomes the head by itself.
         """
         own = self.own
@@ -207,8 +211,8 @@ class Holdings:
         return same and not exported
 
     def unsaved(self, old: List[OldFile]) -> List[Dict[str, Any]]:
-        """Each memory of which something would be lost, and what an export of it has to be told. One of which the sidecar
-        has yet to say what is stored is among them, with the snapshot that has all of it."""
+        """Return each memory of which something would be lost, with what an export of it needs. A memory whose stored
+        snapshots the sidecar has yet to name is included, with the snapshot that has all of it."""
         told = []
         for one in self.all:
             mine = [each for each in old if each.holding is not None and each.holding.key == one.key and each.savable]
@@ -230,7 +234,7 @@ class Holdings:
         return told
 
     def _list_projects(self, holding: Holding, roots: List[Root]) -> Optional[List[str]]:
-        """The projects to name when it is exported: those asked for now, else those it was in, in their order."""
+        """Return the projects to name in an export of a memory: those requested now, else those it was in, in order."""
         named: Optional[List[str]] = self._request["projects"]
         if named is not None and holding is self.own:
             return named
@@ -247,20 +251,20 @@ class Holdings:
         return [projects[number] for number in sorted(projects)][:MOST_PROJECTS] or None
 
     def displaced(self, roots: List[Root]) -> List[str]:
-        """The keys of other memories that a restore of these roots takes something from."""
+        """Return the cache folder names of other memories that a restore of these roots takes something from."""
         held = [one for root in roots for one, _ in self.list_owners(root)]
         return sorted({one.key for one in held if self.own is None or one.key != self.own.key})
 
 
 def format_some(paths: List[str]) -> str:
-    """A few of many, for a sentence."""
+    """Return a few of many paths, for a sentence."""
     more = len(paths) - MOST_SHOWN
     return ", ".join(paths[:MOST_SHOWN]) + (" and %d more" % more if more > 0 else "")
 
 
 def _is_unchanged(found: FoundPath, known: cache.KnownEntry, signature: Sequence[Any]) -> bool:
-    """Whether a file or link is as it was when it was last restored or exported; a database (with this signature) together
-    with its logs."""
+    """Return whether a file or link is unchanged since it was last restored or exported; a database (with this stat
+    signature) together with its logs."""
     if stat.S_ISLNK(found.status.st_mode):
         return known.entry.type == index.LINK and _read_target(found) == known.entry.target
     if known.entry.type != index.FILE:
@@ -274,12 +278,12 @@ def _is_unchanged(found: FoundPath, known: cache.KnownEntry, signature: Sequence
 
 
 def _pick_sizes_and_times(rows: Sequence[Any]) -> List[Any]:
-    return [row[2:4] for row in rows if row and row[2]]  # who only reads a database leaves an empty log
+    return [row[2:4] for row in rows if row and row[2]]  # a process that only reads a database leaves an empty log
 
 
 def _has_contents(found: FoundPath, entry: index.Entry, first_page: str, signature: Sequence[Any]) -> bool:
-    """Whether a file of which only the time is another has the contents that a snapshot has: it was touched, or the log of
-    a database was worked into it, as its worker does when it is stopped."""
+    """Return whether a file of which only the time differs has the contents of a snapshot: it was touched, or a
+    database's log was merged into it, as its worker does when it is stopped."""
     if found.status.st_size != entry.size or not entry.block or any(row and row[2] for row in signature[1:]):
         return False
     try:
@@ -294,6 +298,7 @@ def _has_contents(found: FoundPath, entry: index.Entry, first_page: str, signatu
 
 
 def _is_savable(found: FoundPath) -> bool:
+    """Return whether an export can save it: not a link that leads out of its root."""
     return not stat.S_ISLNK(found.status.st_mode) or _read_target(found) is not None
 
 
@@ -313,7 +318,7 @@ def _list_files(base: cache.Base) -> Set[str]:
 
 
 def _has_needed(origin: cache.Base, name: str, root: Root, here: Dict[str, FoundPath]) -> bool:
-    """Whether a root still has some of the files that it had, and all that its layout needs."""
+    """Return whether a root still has some of the files it had, and all that its layout requires."""
     had = {path for path in _list_files(origin) if path.startswith(name + "/")}
     needed = compile_patterns(root.layout.get("required", [])).match
     lost = any(needed(path[len(name) + 1 :]) for path in had if path not in here)
@@ -321,7 +326,7 @@ def _has_needed(origin: cache.Base, name: str, root: Root, here: Dict[str, Found
 
 
 def _has_databases(base: cache.Base, name: str, here: Dict[str, FoundPath]) -> bool:
-    """Whether the databases of a root are still about as large as they were."""
+    """Return whether a root's databases still have about the size they had."""
     for path in _list_files(base):
         known = base.known(path) if path.startswith(name + "/") and path in here else None
         if known is None or not known.entry.database or known.entry.size < SHRUNK_FROM:

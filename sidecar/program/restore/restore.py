@@ -1,7 +1,7 @@
-"""Restore, inside the sandbox: look what is there, stage beside the target, check everything, then swap.
+"""Restore, inside the sandbox: examine what is there, stage beside the target, check everything, then swap.
 
-A sandbox that holds what is asked for, or more, is left as it is. Where something would be lost that no snapshot has, nothing
-is done, and the answer says what it is: the sidecar saves it and asks again.
+A sandbox that has what is requested, or more, is left unchanged. If something would be lost that no snapshot has,
+nothing is done and the answer says what it is: the sidecar saves it and asks again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REPLACED = "What was exported from here last (%s) never became the head, and is 
 
 
 class Restore:
-    """One run. Until ``swap`` nothing of the target changes."""
+    """One restore. Until ``swap.commit`` nothing of the target changes."""
 
     def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
         self.request = request
@@ -46,11 +46,11 @@ class Restore:
         self.home = home
         self.roots, self.withheld = place_roots(request, home, scratch.contained)
         self.left_alone: dict[str, index.Entry] = {}
-        """What of the snapshot is in roots that are not touched: withheld, or here already."""
+        """Entries of the snapshot in roots that are not touched: withheld, or already here."""
         self.before: cache.Base | None = None
-        """What is here already, when only what was withheld is brought."""
+        """What is already here, if only withheld roots are restored."""
         self.coming: frozenset[str] = frozenset()
-        """The paths that are to be placed, once they are known."""
+        """The paths to be placed, once they are known."""
         self.by_name = {root.name: root for root in self.roots}
         self.seed = request["mode"] == "seed"
         self.skipped: list[dict[str, str]] = []
@@ -59,7 +59,7 @@ class Restore:
         self.holdings = Holdings(scratch, request, self.roots, home)
         self.here: list[OldFile] = []
         self.old: list[OldFile] = []
-        """Of what is here, what the snapshot's own rules covered: that goes."""
+        """Of what is here, what the snapshot's own rules covered: that is removed."""
         self.covers = Coverage(request.get("covered"))
         self.old_folders: list[str] = []
         self.aside = aside.SetAside(scratch, request["snapshot"], request["set_aside_bytes"])
@@ -68,6 +68,7 @@ class Restore:
         self.unversioned: set[str] = set()
 
     def run(self) -> dict[str, Any]:
+        """Restore and return the answer, with status "complete", "kept", "unsaved" or "clear"."""
         self._find_old()
         if self._keeps_all():
             return self._leave_as_is()
@@ -88,7 +89,7 @@ class Restore:
             self._prepare(staged, entries)
             holders = self._stop_workers(entries)
             try:
-                self._find_old()  # again: somebody may have written since, the workers for one before they stopped
+                self._find_old()  # again: there may have been writes since, for example by the workers before they stopped
                 unsaved = self._answer_unsaved()
                 if unsaved:
                     return unsaved
@@ -124,7 +125,8 @@ class Restore:
         }
 
     def _try_note(self, note: Callable[[], None]) -> None:
-        """The memory is in place: that it cannot be noted, on a full disk say, does not make it incomplete."""
+        """Write notes, with a warning if that fails: the memory is in place, so a full disk does not make the restore
+        incomplete."""
         try:
             note()
         except OSError as problem:
@@ -132,7 +134,7 @@ class Restore:
             self.warnings += [told] if told not in self.warnings else []
 
     def _find_old(self) -> None:
-        """Find what is there and is to go. A seed replaces nothing."""
+        """Find what is there and what of it is to be removed. A seed removes nothing."""
         self.here, self.old_folders = [], []
         for root in [] if self.seed else self.roots:
             here, folders = self.holdings.look(root)
@@ -141,15 +143,14 @@ class Restore:
         self.old = [one for one in self.here if self._must_go(one.found)]
 
     def _must_go(self, found: FoundPath) -> bool:
-        """Whether a file that is here makes room: not where the rules of the snapshot did not know it, nor where it yields
-        to what is there."""
+        """Return whether a file in this sandbox is removed: not if the snapshot's rules did not cover it, nor if the
+        snapshot's file yields to the one in place."""
         if found.root.rules.yields(found.relative):
             return False
         return found.path in self.coming or self.covers.has(found.root.name, found.relative)
 
     def _keeps_all(self) -> bool:
-        """Whether all that is here stays as it is. Roots that were withheld, and whose projects are there by now, are brought
-        to what stays."""
+        """Return whether everything here stays unchanged. Withheld roots whose projects exist now are added to what stays."""
         if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
             return False
         noted = notes.read(self.scratch.memory)
@@ -160,7 +161,7 @@ class Restore:
         if not (ahead and late):
             return ahead
         if own is None or own.stored[0] != self.request["snapshot"] or own.base is None:
-            # What is here was exported since: the rest would not fit to it.
+            # What is here was exported since, and the withheld roots of the snapshot would not match it.
             self.withheld = self.withheld + [root for root in self.roots if root.name in late]
             self.roots = rest
             return True
@@ -172,7 +173,7 @@ class Restore:
         return False
 
     def _leave_as_is(self) -> dict[str, Any]:
-        """Leave all as it is, but for whether the memory is here to be read only."""
+        """Leave everything unchanged, except for whether the memory is a read-only copy. Return the answer."""
         own = self.holdings.own
         assert own is not None
         cache.set_reader(self.scratch.memory, self.request["read_only"])
@@ -194,15 +195,16 @@ class Restore:
         }
 
     def _answer_unsaved(self) -> dict[str, Any] | None:
-        """The answer that makes the sidecar save what would be lost first; ``None`` when nothing would be, or all that can
-        be saved is by now: what is not then is set aside."""
+        """Return the answer that makes the sidecar save first what would be lost; ``None`` if nothing would be, or all
+        that can be saved is: the rest is set aside."""
         if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
             return None  # what came with a project that was withheld until now is set aside
         told = self.holdings.unsaved(self.old)
         return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
 
     def _replaced(self) -> list[str]:
-        """What was exported from here before, and is in the store but not in the head; what was just saved is told anyway."""
+        """Return a warning if what was last exported from here is stored but not in the head. What was just saved is
+        reported anyway."""
         own, heads = self.holdings.own, self.request["heads"]
         if self.seed or self.request["saved"] or own is None or not own.stored or not heads:
             return []
@@ -210,6 +212,7 @@ class Restore:
         return [] if last in heads or last == self.request["snapshot"] else [REPLACED % last]
 
     def _describe_discarded(self) -> list[str]:
+        """Return a warning about unsaved files that were discarded on request."""
         gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []
         return ["What was here and in no snapshot is gone, as was asked for: %s." % format_some(gone)] if gone else []
 
@@ -221,10 +224,11 @@ class Restore:
         return [{"name": root.name, "hint": root.hint, "files": files.count(root.name)} for root in self.withheld]
 
     def _is_here(self, path: str) -> bool:
+        """Return whether a path's root is restored, not withheld."""
         return path.split("/")[0] not in {root.name for root in self.withheld}
 
     def _check_versions(self) -> None:
-        """Raise Refusal where the program here is older than the one whose memory this is: it would spoil it."""
+        """Raise Refusal if the program here is older than the one that wrote this memory: it could damage it."""
         for root in self.roots:
             theirs, ours = self.request.get("versions", {}).get(root.name, ""), find_version(root.layout, self.home)
             if not (theirs and ours):
@@ -236,24 +240,27 @@ class Restore:
                 )
 
     def _compare_schemas(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
-        """Where no versions can be compared, the databases can; it is no reason to refuse, for a newer program may be here
-        that has not been started yet."""
+        """Compare database schemas if versions cannot be compared. It is only a warning, because a newer program may be
+        installed that has not been started yet."""
         for path, entry in entries.items():
             name, _, relative = path.partition("/")
             if entry.database and name in self.unversioned and not self.seed:
                 self.warnings += filter(None, [describe_older_schema(self.by_name[name], relative, staged[path].place)])
 
     def _locate(self, path: str) -> str:
+        """Return the local path of a path in the memory."""
         name, _, relative = path.partition("/")
         root = self.by_name[name]
         return os.path.join(root.folder, root.keys.local(relative))
 
     def _name_folders(self, entries: dict[str, index.Entry]) -> None:
+        """Give the roots' folders the names that belong to this sandbox's projects."""
         self.roots, told = name_root_folders(self.roots, entries, self.request, self.home)
         self.by_name = {root.name: root for root in self.roots}
         self.warnings += told
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
+        """Unpack all packs into the staging folders. Return the entries and the checked files."""
         with open(self._get_bundle(), "rb") as bundle:
             sections: list[tuple[index.Index, int, dict[str, Any]]] = []
             at = 0
@@ -269,21 +276,21 @@ class Restore:
         return entries, unpacker.checked()
 
     def _get_bundle(self) -> str:
-        """The file with all packs and indexes: uploaded, or to be fetched."""
+        """Return the file with all packs and indexes: uploaded, or downloaded now."""
         if "links" in self.request:
             path = os.path.join(self.scratch.work, "bundle")
             links.fetch(self.request["links"], path)
             return path
         path = self.request["bundle"]["path"]
         if not os.path.exists(path):
-            # Some SDKs send a command again when its answer was lost; the first time has used it up.
+            # Some SDKs send a command again if its answer was lost; the first run has used up the upload.
             raise Refusal("upload-damaged", "The upload is not there any more.", True)
         with open(path, "rb") as bundle:
             _check_bundle(bundle, self.request["bundle"])
         return str(path)
 
     def _drop_forbidden(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
-        """Without what must never be restored, whatever a snapshot holds."""
+        """Remove entries that must never be restored, whatever a snapshot contains."""
         kept = {}
         for path, entry in entries.items():
             name, _, relative = path.partition("/")
@@ -297,6 +304,7 @@ class Restore:
         return kept
 
     def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[dict[str, str]]:
+        """Check the staged databases. Raise Refusal if one is damaged, unless forced."""
         rows = []
         for path, entry in entries.items():
             if entry.database:
@@ -307,7 +315,7 @@ class Restore:
         return rows
 
     def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
-        """Give staged files their modes, times, owner, and the keys of settings that belong to this sandbox."""
+        """Set the modes, times and owner of staged files, and merge in the settings keys that belong to this sandbox."""
         for path, file in staged.items():
             entry, root = entries[path], self.by_name[path.split("/")[0]]
             drop = root.rules.filters.get(path.split("/", 1)[1])
@@ -324,7 +332,7 @@ class Restore:
             self.scratch.give_to_user(file.place)
 
     def _read_present(self, path: str) -> bytes | None:
-        """A small file that is in place now; ``None`` when there is none to be read."""
+        """Return a small file that is in place now; ``None`` if there is none to read."""
         try:
             return places.read_file(self._locate(path), LONGEST_SETTINGS)
         except (OSError, Refusal):
@@ -361,8 +369,8 @@ class Restore:
         return placed
 
     def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
-        """Old memory goes (``replace``); what nothing else has is set aside. A database's old log goes with it in any mode,
-        for it would spoil the new one."""
+        """Plan the removal of old memory (``replace``); what nothing else has is set aside. The old log of a database
+        is removed with it in any mode, because it would damage the new database."""
         spare = not self.request["discard"]
         for one in self.old:
             found = one.found
@@ -384,7 +392,7 @@ class Restore:
             swap.use_aside_folder(self.aside.folder)
 
     def _plan_logs(self, swap: Swap, name: str, place: str, relative: str, old: set[str], spare: bool) -> None:
-        """Plan what becomes of the logs beside a database. The one in shared memory holds nothing of its own."""
+        """Plan what happens to the logs beside a database. The shared-memory file (-shm) contains nothing of its own."""
         for tail in SQLITE_TAILS:
             log = place + tail
             if log not in old and places.exists(log):
@@ -394,7 +402,7 @@ class Restore:
                 self._plan_removal(swap, name, log, relative + tail, seen, spared)
 
     def _plan_removal(self, swap: Swap, name: str, place: str, relative: str, seen: Any, spare: bool) -> None:
-        """Plan to move an old file away, as it was ``seen``; with ``spare`` it is kept."""
+        """Plan to move an old file away, as it was ``seen``; with ``spare`` it is set aside."""
         stage = self.stages[name]
         if spare:
             target = self.aside.keep(name, relative, seen)
@@ -408,14 +416,15 @@ class Restore:
         swap.remove(place, os.path.join(stage, "old", str(self.removed)), seen)
 
     def _stage_link(self, entry: index.Entry, number: int) -> str:
+        """Create a link in the staging folder and return its path."""
         place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
         places.make_link(entry.target, place)
         self.scratch.give_to_user(place)
         return place
 
     def _stop_workers(self, entries: dict[str, index.Entry]) -> list[Holder]:
-        """Let whoever has a database open that is about to be replaced get done, and stop it. Raise Refusal when that does
-        not work."""
+        """Wait for the processes that have a database open which is about to be replaced, and stop them. Return them.
+        Raise Refusal if one does not stop."""
         stopped: list[Holder] = []
         for root in self.roots:
             mine = [
@@ -437,15 +446,16 @@ class Restore:
         return stopped
 
     def _clear_old_folders(self, entries: dict[str, index.Entry]) -> None:
+        """Remove old folders that are empty now and not part of the snapshot."""
         wanted = {self._locate(folder.path) for folder in list_folders(entries)}
         for folder in sorted(set(self.old_folders) - wanted, reverse=True):
             try:
                 places.remove_folder(folder)
             except OSError:
-                continue  # something that is not memory still lives there
+                continue  # it still contains something that is not memory
 
     def _remember(self, entries: dict[str, index.Entry], staged: dict[str, Staged], placed: list[str]) -> None:
-        """Keep the index of what is here now, so that the next export carries only what changes from here on."""
+        """Write the index of what is here now, so that the next export carries only what changes from now on."""
         known: dict[str, cache.Row] = {}
         ours = set(placed)
         for path, entry in entries.items():
@@ -476,16 +486,18 @@ class Restore:
         self.warnings += notes.write_or_warn(self.scratch.memory, self._build_notes())
 
     def _build_notes(self) -> notes.Notes:
+        """Return the notes to write once the memory is in place."""
         told = dict(self.request["notes"], reader=self.request["read_only"])
         return notes.build_after_restore(told, self._map_root_folders(), [root.name for root in self.withheld])
 
     def _map_root_folders(self) -> dict[str, str]:
+        """Return the folder of each root, those that were already here included."""
         noted = notes.read(self.scratch.memory) if self.before is not None else None
         return dict(noted.roots if noted is not None else {}, **{root.name: root.place for root in self.roots})
 
 
 def _name_stage(folder: str) -> str:
-    """A name for a staging folder on the file system that ``folder`` is, or will be, on."""
+    """Return a name for a staging folder on the file system that ``folder`` is, or will be, on."""
     parent = folder
     while not is_folder(parent):
         parent = os.path.dirname(parent)
@@ -497,6 +509,7 @@ def _read_mode(folder: str) -> int:
 
 
 def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:
+    """Raise Refusal if an upload has not the size and hash that were sent."""
     digest, size = hashlib.sha256(), 0
     for chunk in iter(lambda: bundle.read(1 << 20), b""):
         digest.update(chunk)

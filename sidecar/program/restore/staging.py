@@ -1,7 +1,7 @@
-"""Turn packs back into files, in a staging folder, and check every one of them.
+"""Turn packs back into files in a staging folder, and check every one of them.
 
 Where a member goes is looked up in the snapshot's entries, never taken from the tarball; staged files have numbers for
-names, and links are not made here. So nothing a tarball says can lead outside.
+names, and links are not made here. So nothing in a tarball can lead outside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sidecar.program import places
 
 
 class Section(io.RawIOBase):
-    """Part of an open file, read as a stream of its own."""
+    """Part of an open file, readable as a stream of its own."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self._file, self._left = file, length
@@ -39,18 +39,16 @@ class Section(io.RawIOBase):
 
 
 class Staged(NamedTuple):
-    """An unpacked file: where it is, and its block sums."""
+    """An unpacked file: its path, and its block sums."""
 
     place: str
     sums: bytes
 
 
 class Unpacker:
-    """Lays packs over each other. ``entries`` is the snapshot as it must come out, ``stages`` a folder for each root.
+    """Applies packs in order. ``entries`` is the snapshot as it must come out, ``stages`` a real folder for each root.
 
-    The folders are given by their real paths.
-
-    With ``partial``, blocks of files whose beginnings are in no pack given here are kept too, the rest being a hole.
+    With ``partial``, blocks of a file whose beginning is in none of the packs are kept too; the rest is a hole.
     """
 
     def __init__(self, entries: dict[str, Entry], stages: dict[str, str], partial: bool = False) -> None:
@@ -62,7 +60,7 @@ class Unpacker:
             os.makedirs(stage, exist_ok=True)
 
     def apply(self, stream: BinaryIO, codec: str, index: Index) -> None:
-        """Lay one pack over those before it. Raise Refusal (``pack-damaged``) when it is not a whole tarball."""
+        """Apply one pack after those before it. Raise Refusal (``pack-damaged``) if it is not a complete tarball."""
         patches = {change.entry.path: change for change in index.changes if change.blocks}
         lengths = dict(describe_member(change) for change in index.changes if change.entry.type == FILE)
         most = sum(lengths.values()) + HEADER_ALLOWANCE * (len(index.changes) + 8)
@@ -85,6 +83,7 @@ class Unpacker:
             places.close_folders()  # the sidecar unpacks in many folders, one after the other
 
     def _write(self, path: str, contents: MemberContents) -> None:
+        """Write a file that the pack carries whole."""
         place = self._places.get(path)
         if place is None:
             return
@@ -97,6 +96,7 @@ class Unpacker:
             file.truncate()
 
     def _patch(self, entry: Entry, blocks: list[int], contents: MemberContents) -> None:
+        """Write the changed blocks of a file; skipped if the file is not there, unless ``partial``."""
         place = self._places.get(entry.path)
         if place is None:
             return
@@ -109,11 +109,12 @@ class Unpacker:
             file.truncate(entry.size)
 
     def place(self, path: str) -> str:
-        """Where a file was staged."""
+        """Return where a file was staged."""
         return self._places[path]
 
     def checked(self) -> dict[str, Staged]:
-        """Every file of the snapshot, its contents compared. Raise Refusal (``incomplete``) when one differs or is missing."""
+        """Return every file of the snapshot with its contents compared. Raise Refusal (``incomplete``) if one differs
+        or is missing."""
         staged: dict[str, Staged] = {}
         wrong: list[str] = []
         for path, place in self._places.items():
@@ -138,7 +139,7 @@ class Unpacker:
 
 
 def _write_sparsely(file: BinaryIO, data: bytes) -> None:
-    """Write, leaving holes where a whole chunk is zeros: a sparse file comes back sparse."""
+    """Write, leaving holes where a whole chunk is zeros, so that a sparse file stays sparse."""
     if data.count(0) == len(data) and len(data) >= digests.PLAIN_BLOCK:
         file.seek(len(data), os.SEEK_CUR)
     else:

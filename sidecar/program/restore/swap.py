@@ -1,9 +1,10 @@
-"""Put staged files in the place of a memory's old ones: all, or none.
+"""Put staged files in the place of a memory's old ones: all of them, or none.
 
-Every move is written to a journal first. A run that fails undoes what it moved; one that is killed is undone by the next,
-or, if all was in place by then, is noted as done. An old file goes to a staging folder, which is removed in the end, or is
-set aside for good. The journal lies in the sandbox, where others can write to it, so its paths are believed only as far as
-roots are.
+Every move is written to a journal first, durably. A run that fails undoes its moves. A run that is killed is undone by
+the next run, or, if everything was in place by then, recorded as done. The journal's states are "staging" (nothing
+moved yet), "swapping" (some moves done, to be undone in reverse) and "done" (only notes and clean-up are left). An old
+file goes to a staging folder, which is removed at the end, or is set aside for good. The journal is in the sandbox,
+where the agent can write to it, so its paths are validated like the paths of roots.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHANGED = "memory-changed"
 
 
 class PendingNotes:
-    """What is to be noted once everything is in place, by whoever comes to it: this run, or the next one."""
+    """What to record once everything is in place, by this run or the next one."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class PendingNotes:
         self.snapshot = snapshot
         self.reader = reader
         self.displaced = displaced
-        """Folders in the cache of memories that something was taken from."""
+        """Cache folders of memories from which something was taken."""
         self.memory = memory
 
 
@@ -60,7 +61,7 @@ class Swap:
         self.noted = PendingNotes()
 
     def begin(self) -> None:
-        """Make the staging folders; from here on a run that is killed is cleared up by the next."""
+        """Create the staging folders. From here on, a killed run is cleaned up by the next one."""
         self._write_journal("staging")
         for stage in self._stages:
             places.make_folder(stage, 0o700)
@@ -68,16 +69,17 @@ class Swap:
                 places.make_folder(os.path.join(stage, inner), 0o700)
 
     def remove(self, place: str, aside: str, seen: Optional[os.stat_result] = None) -> None:
-        """Move an old file out of the way, if it still is as it was ``seen``."""
+        """Plan to move an old file out of the way; ``commit`` fails if it is not as it was ``seen``."""
         self._moves.append((place, aside))
         self._away[place] = seen
 
     def use_aside_folder(self, folder: str) -> None:
-        """Some old files go to this folder, and stay there."""
+        """Note a folder to which some old files go, and where they stay."""
         self._asides.append(folder)
 
     def folder(self, place: str, mode: int | None = None) -> None:
-        """Have a folder here, with its parents; with this mode, if one is given."""
+        """Plan to have a folder with its parents, with this mode if one is given. Raise Refusal if something else is
+        there."""
         missing = []
         folder = place
         while folder not in self._modes and not is_folder(folder):
@@ -93,20 +95,21 @@ class Swap:
             self._modes[place] = mode
 
     def put(self, staged: str, place: str) -> None:
-        """Move a staged file here; never through a link."""
+        """Plan to move a staged file here, never through a link. Raise Refusal if something is in the way."""
         parent = os.path.dirname(place)
         if parent not in self._new and places.exists(place) and place not in self._away:
             raise Refusal("in-the-way", "%s is in the way and not part of the memory." % place)
         self._moves.append((staged, place))
 
     def commit(self) -> None:
-        """Carry it out. Raise Refusal when it could not be; then everything is as it was."""
+        """Carry out the plan. Raise Refusal if that fails; then everything is as it was."""
+        # The whole plan is on disk before the first move: from here on, the next run can undo whatever this one moved.
         self._write_journal("swapping")
         try:
             moves = iter(self._moves)
             pending = next(moves, None)
             while pending is not None and pending[0] in self._away:
-                with contextlib.suppress(FileNotFoundError):  # its owner removed it meanwhile
+                with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
                     places.rename(*pending)
                 pending = next(moves, None)
             for folder in self._made:
@@ -123,6 +126,7 @@ class Swap:
             if isinstance(problem, Refusal) and problem.code == CHANGED:
                 raise
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
+        # The point of no return: from here on, the next run completes the notes and clean-up instead of undoing.
         self._write_journal("done")
         for folder, mode in sorted(self._modes.items(), reverse=True):
             descriptor = places.open_folder(folder, places.READ)
@@ -132,8 +136,8 @@ class Swap:
                 os.close(descriptor)
 
     def _check_unchanged(self) -> None:
-        """Raise Refusal when an old file was written to between the last look at it and now. This comes last: whoever had
-        it open when it was moved is done by then."""
+        """Raise Refusal if an old file was written to between the last look at it and its move. This is checked last: a
+        process that had it open when it was moved is done by then."""
         for place, aside in self._moves:
             seen = self._away.get(place)
             if seen is None or not places.exists(aside):
@@ -143,14 +147,16 @@ class Swap:
                 raise Refusal(CHANGED, "%s was written to while the memory was put in place." % place, True)
 
     def end(self) -> None:
-        """Clear up, whatever happened."""
+        """Clean up, whatever happened: undo an unfinished swap, or record a finished one."""
         undo(self._journal, self._contained)
 
     def _give_to_user(self, place: str) -> None:
+        """Give a path to the owner of the home, if this runs as root in another user's home."""
         if os.geteuid() == 0 and self._owner[0] != 0:
             places.change_owner(place, self._owner)
 
     def _write_journal(self, state: str) -> None:
+        """Write the whole plan with its state, and sync it to disk."""
         plan = {
             "state": state,
             "stages": self._stages,
@@ -166,10 +172,10 @@ class Swap:
 
 
 def undo(journal: str, contained: Containment) -> bool:
-    """Bring an unfinished swap back to where it began and remove its staging folders. True when it was cut short.
+    """Undo an unfinished swap and remove its staging folders. Return True if it was cut short.
 
-    One that was cut short after all was in place is noted instead. Raise Refusal when the journal names places where
-    nothing may be moved: then nothing is.
+    A swap that was cut short after everything was in place is recorded instead. Raise Refusal if the journal names
+    paths where nothing may be moved; then nothing is.
     """
     try:
         plan = json.loads(places.read_file(journal, LONGEST_JOURNAL))
@@ -178,6 +184,9 @@ def undo(journal: str, contained: Containment) -> bool:
     memory = os.path.dirname(journal)
     _check_journal(plan, contained, os.path.join(os.path.dirname(memory), SET_ASIDE))
     if plan["state"] == "swapping":
+        # In reverse, because new files were moved to where old ones had been. The journal does not say how far the run
+        # got, so each move is recognised by what exists: it happened if its target does. If both ends of a new file's
+        # move exist, the target is another process's file and the staged one was never moved.
         for source, target in reversed(plan["moves"]):
             is_new = any(source.startswith(stage + "/") for stage in plan["stages"])
             if not places.exists(target) or (is_new and places.exists(source)):
@@ -189,7 +198,7 @@ def undo(journal: str, contained: Containment) -> bool:
             try:
                 places.remove_folder(folder)
             except OSError:
-                continue  # never made, or someone else put something into it meanwhile
+                continue  # never created, or another process put something into it
     if plan["state"] != "done":
         for folder in plan.get("asides", []):
             places.remove_tree(folder)  # what was moved here is back, and what was copied never left its place
@@ -197,14 +206,14 @@ def undo(journal: str, contained: Containment) -> bool:
         if is_folder(stage):
             shutil.rmtree(stage, ignore_errors=True)
     if plan["state"] == "done":
-        _write_pending_notes(plan, memory)  # after that: the disk may have been full
+        _write_pending_notes(plan, memory)  # last, because the disk may have been full until now
     places.remove(journal)
     return bool(plan["state"] != "done")
 
 
 def _step_aside(place: str, memory: str) -> None:
-    """Set a file aside that was made in the place of one that a swap had moved away: it must not keep that one from
-    coming back, nor be lost for it."""
+    """Set aside a file that was created in the place of one that a swap had moved away: it must not keep that one from
+    coming back, and must not be lost either."""
     top = os.path.join(os.path.dirname(memory), SET_ASIDE)
     folder = time.strftime("%Y%m%dT%H%M%SZ-undone-", time.gmtime()) + os.urandom(4).hex()
     places.make_folders(os.path.dirname(memory), SET_ASIDE + "/" + folder)
@@ -212,7 +221,7 @@ def _step_aside(place: str, memory: str) -> None:
 
 
 def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
-    """Note what is in place now, unless the run that put it there did."""
+    """Record what is in place now, unless the run that put it there did."""
     snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
     if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
         lineage.write(memory, [snapshot], reader)
@@ -224,7 +233,7 @@ def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
 
 
 def mark_displaced(folder: str) -> None:
-    """Note that a memory is no longer whole in this sandbox: another was restored over it."""
+    """Record that a memory is no longer complete in this sandbox: another was restored over it."""
     if not is_folder(folder):
         return
     noted = notes.read(folder)
@@ -234,7 +243,7 @@ def mark_displaced(folder: str) -> None:
 
 
 def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
-    """Raise Refusal unless a journal is one that a swap could have written in this sandbox."""
+    """Raise Refusal unless a swap in this sandbox could have written this journal."""
     try:
         stages: List[str] = [_parse_place(stage) for stage in plan["stages"]]
         asides: List[str] = [_parse_place(aside) for aside in plan.get("asides", [])]
@@ -251,7 +260,7 @@ def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str)
         _check_noted(plan)
     except (KeyError, TypeError, ValueError) as problem:
         raise Refusal("journal-damaged", "What a restore left behind cannot be read: %s." % problem) from None
-    # A project that was not there yet had to be made, with the folders above it, and was staged beside the first of those.
+    # A project that did not exist had to be created with its parents, and was staged beside the first of those.
     above = {*made, *map(os.path.dirname, stages)}
     for place in [place for ends in named for place in ends] + [
         place for place in above if not contained.may_lead_to_project(place)
@@ -260,6 +269,7 @@ def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str)
 
 
 def _check_noted(plan: Dict[str, Any]) -> None:
+    """Raise ValueError unless the notes in a journal are valid."""
     snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
     if snapshot and not lineage.SNAPSHOT.match(snapshot):
         raise ValueError("no snapshot")
@@ -270,14 +280,14 @@ def _check_noted(plan: Dict[str, Any]) -> None:
 
 
 def _parse_place(text: Any) -> str:
-    """A path as a swap writes it: absolute, and without parts that lead elsewhere."""
+    """Return a path as a swap writes it: absolute and normalised. Raise ValueError otherwise."""
     if not isinstance(text, str) or os.path.normpath(text) != text or not text.startswith("/"):
         raise ValueError("no path")
     return text
 
 
 def is_folder(place: str) -> bool:
-    """Whether there is a folder at a real path, and no link to one."""
+    """Return whether a real path is a folder, not a link to one."""
     try:
         return stat.S_ISDIR(places.read_status(place).st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,9 +1,11 @@
-"""Copy a SQLite database while others write to it.
+"""Copy a SQLite database while other processes write to it.
 
-The online-backup API takes all pages in one read transaction. Opening a database must not write beside it, though, and
-SQLite does: a reader of a closed WAL database leaves ``-wal`` and ``-shm`` behind. So a database nobody has open is read
-as immutable, or, when a crash left a log beside it, copied with its log and opened in the scratch folder; in both cases
-what was there must be the same afterwards.
+The online-backup API takes all pages in one read transaction. But opening a database must not write beside it, and
+SQLite does: a reader of a closed WAL database leaves ``-wal`` and ``-shm`` behind. So a database that no process has
+open is read as immutable, or, if a crash left a log beside it, copied with its log and opened in the scratch folder. In
+both cases the files must be unchanged afterwards.
+
+Byte offsets are those of https://www.sqlite.org/fileformat2.html, section 1.3 (The Database Header).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from sidecar.program import places
 from sidecar.program.capture.walk import MAGIC
 
 HEADER = 100
-# Counters that a copy gets anew: change counter, schema cookie, version-valid-for and the library's version.
+# Header fields that SQLite sets when it writes a copy (file format, sections 1.3.6, 1.3.9 and 1.3.16): the file change
+# counter, the schema cookie, the version-valid-for number and the library's version.
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
 SQLITE_DONE = 101
@@ -30,13 +33,15 @@ CHUNK = 1 << 20
 
 
 class DatabaseCopy(NamedTuple):
+    """A database copy: its path, its page size, and the result of its check."""
+
     place: str
     page: int
     check: str
 
 
 def compute_database_signature(place: str) -> list[list[int]]:
-    """What ``stat`` says of a database and its logs: any commit changes it."""
+    """Return the stat signature of a database and its logs: any commit changes it."""
     rows = []
     for tail in ("", WAL_TAIL, JOURNAL_TAIL):
         try:
@@ -52,10 +57,10 @@ def copy_database(
 ) -> DatabaseCopy:
     """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
 
-    SQLite opens files by their paths and follows links. With ``strict`` what it opened must be the very file that is found
-    at this path without following any.
-    ``check`` is "ok", or what SQLite complained about: a damaged database is still copied. Raise Refusal
-    (``database-busy``, retryable) when writers leave no gap within ``wait`` seconds, or when it cannot be opened or written.
+    SQLite opens files by their paths and follows links. With ``strict``, what it opened must be the very file found at
+    this path without following any link. ``check`` is "ok" or SQLite's problem: a damaged database is still copied.
+    Raise Refusal (``database-busy``, retryable) if writers leave no gap within ``wait`` seconds, or if the database
+    cannot be opened or the copy not written.
     """
     deadline = time.monotonic() + wait
     try:
@@ -75,8 +80,8 @@ def copy_database(
 
 
 def _clear_tables(place: str, tables: list[str]) -> str:
-    """Remove all rows of these tables, as far as they are there, and overwrite them with zeros; so too what is not in use,
-    for rows that were removed or replaced earlier may be left there. Return what went wrong, if anything did."""
+    """Delete all rows of these tables, where they exist, and overwrite them with zeros. Unused bytes are cleared too,
+    because they may contain rows that were deleted or replaced earlier. Return the problem, or ""."""
     from sidecar.program.sqlite import pages
 
     try:
@@ -98,15 +103,19 @@ def _clear_tables(place: str, tables: list[str]) -> str:
 
 
 def read_page_size(place: str) -> int:
-    """A database file's page size; 0 when it is too short to have one."""
+    """Return a database file's page size; 0 if the file is too short to have one."""
     with open(places.open_file(place), "rb") as file:
+        # Offset 16, two bytes; the value 1 stands for 65536 (file format, section 1.3.2).
         size = int.from_bytes(file.read(HEADER)[16:18], "big")
     return 65536 if size == 1 else size
 
 
 def measure(place: str) -> tuple[int, int]:
-    """How many bytes a copy of a database will have, and how many of them are free pages, by its header and the last commit
-    in its log; nothing is opened by SQLite. It may have changed by the time it is copied. Raise OSError."""
+    """Return how many bytes a copy of a database will have, and how many of them are free pages.
+
+    Read from the header and from the last commit in the log, without opening it in SQLite; it may change before it is
+    copied. Raise OSError.
+    """
     with open(places.open_file(place), "rb") as file:
         header, whole = file.read(HEADER), os.fstat(file.fileno()).st_size
     page = read_page_size(place)
@@ -115,6 +124,9 @@ def measure(place: str) -> tuple[int, int]:
     pages = whole // page
     try:
         with open(places.open_file(place + WAL_TAIL), "rb") as log:
+            # WAL format (file format, section 4.1): a 32-byte header with two salts at offset 16, then frames of a
+            # 24-byte header and a page. A frame belongs to this log if its salts match. Its first four bytes are the
+            # page number; the next four are the database's size in pages for a commit frame, else zero.
             salts, newest = log.read(32)[16:24], header
             while True:
                 frame = log.read(24)
@@ -127,11 +139,12 @@ def measure(place: str) -> tuple[int, int]:
                     pages, header = int.from_bytes(frame[4:8], "big"), newest
     except FileNotFoundError:
         pass
+    # Offset 36: the number of freelist pages (section 1.3.8).
     return pages * page, int.from_bytes(header[36:40], "big") * page if header.startswith(MAGIC) else 0
 
 
 def describe_free_pages(path: str, place: str) -> str:
-    """What to say of a sizeable database most of whose pages hold nothing; empty when that is not so."""
+    """Return a warning about a large database most of whose pages are free; "" if it is not one."""
     try:
         whole, free = measure(place)
     except OSError:
@@ -145,19 +158,20 @@ def describe_free_pages(path: str, place: str) -> str:
 
 
 def connect_read_only(place: str) -> sqlite3.Connection:
-    """A connection to a database file nobody writes to. Nothing is written beside it."""
+    """Return a connection to a database file that no process writes to. Nothing is written beside it."""
     return sqlite3.connect(_make_uri(place, "mode=ro&immutable=1"), uri=True)
 
 
 def quick_check(place: str) -> str:
-    """SQLite's own word on a database file: "ok" or its first complaint. Writes nothing."""
+    """Return SQLite's verdict on a database file: "ok" or its first problem. Nothing is written."""
     try:
         connection = connect_read_only(place)
         try:
             found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             if not found.startswith("NULL value in "):
                 return found
-            # Of tables WITHOUT ROWID some versions say that of keys that are not in the columns' order.
+            # Some versions report this for tables WITHOUT ROWID whose key columns are not in the table's column order,
+            # though they are sound.
             return str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         finally:
             connection.close()
@@ -170,12 +184,14 @@ def _make_uri(place: str, options: str) -> str:
 
 
 def _is_wal(place: str) -> bool:
+    """Return whether a database is in WAL mode (file format, section 1.3.3: both version numbers are 2)."""
     with open(places.open_file(place), "rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
 def _try_strict_copy(source: str, target: str, deadline: float, strict: bool) -> bool:
-    """One try. False when the database, or what lies at its path, changed hands meanwhile and the copy cannot be trusted."""
+    """Try once to copy. Return False if the database, or the file at its path, was replaced in the meantime and the
+    copy cannot be trusted."""
     if not strict:
         return _try_copy(source, target, deadline)
     before = _identify_file(source)
@@ -183,7 +199,8 @@ def _try_strict_copy(source: str, target: str, deadline: float, strict: bool) ->
 
 
 def _identify_file(source: str) -> tuple[int, int]:
-    """Which file is at this path. Raise Refusal when it, or a log that SQLite would read with it, is a link."""
+    """Return which file is at this path, by device and inode. Raise Refusal if it, or a log that SQLite would read with
+    it, is a link."""
     for tail in (WAL_TAIL, SHM_TAIL, JOURNAL_TAIL, ""):
         try:
             status = places.read_status(source + tail)
@@ -197,7 +214,7 @@ def _identify_file(source: str) -> tuple[int, int]:
 
 
 def _has_open(identity: tuple[int, int]) -> bool:
-    """Whether this process has that file open; where the system does not tell, it is believed."""
+    """Return whether this process has that file open; True if the system cannot tell."""
     try:
         numbers = os.listdir("/proc/self/fd")
     except OSError:
@@ -213,12 +230,13 @@ def _has_open(identity: tuple[int, int]) -> bool:
 
 
 def _try_copy(source: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
-    """One try. False when the database changed hands meanwhile and the copy cannot be trusted."""
+    """Try once to copy, in the way that fits the database's journal. Return False if it changed in the meantime and the
+    copy cannot be trusted."""
     if not _is_wal(source):
         try:
             return _run_backup(_make_uri(source, "mode=ro"), target, deadline, itself)
         except sqlite3.OperationalError as problem:
-            # A hot journal: its writer died. Reading needs a roll-back, which happens to our copy instead.
+            # A hot journal: its writer died. Reading needs a rollback, which is done to a copy of both files instead.
             if "readonly" not in str(problem) or not os.path.exists(source + JOURNAL_TAIL):
                 raise
             return _try_copy_offline(source, target, deadline)
@@ -232,7 +250,8 @@ def _try_copy(source: str, target: str, deadline: float, itself: tuple[int, int]
 
 
 def _try_copy_offline(source: str, target: str, deadline: float) -> bool:
-    """Copy a database nobody has open together with its log, and let SQLite recover that copy."""
+    """Copy a database that no process has open together with its log, and let SQLite recover that copy. Return False if
+    it changed."""
     before = compute_database_signature(source)
     twin = target + ".twin"
     try:
@@ -254,7 +273,7 @@ def _copy_file(source: str, target: str) -> None:
 
 
 def _run_backup(source_uri: str, target: str, deadline: float, itself: tuple[int, int] | None = None) -> bool:
-    """Copy a database. False when what SQLite opened is not the file that it should be (``itself``); nothing is copied."""
+    """Copy a database by the backup API. Return False, with nothing copied, if SQLite opened another file than ``itself``."""
     for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
         if os.path.exists(target + tail):
             os.unlink(target + tail)
@@ -280,8 +299,8 @@ def _run_backup(source_uri: str, target: str, deadline: float, itself: tuple[int
 
 
 def _keep_counters(source: str, target: str) -> None:
-    """Where the source's first page differs from the copy's in counters alone, take it as it is: then a database nobody
-    writes to travels byte for byte."""
+    """Take the source's first page as it is if the copy's differs from it in counters only: then a database that is not
+    written to is exported byte for byte."""
     page = read_page_size(target)
     with open(places.open_file(source), "rb") as original, open(target, "r+b") as copy:
         theirs, ours = original.read(page), copy.read(page)
@@ -291,7 +310,7 @@ def _keep_counters(source: str, target: str) -> None:
 
 
 def blank_counters(page: bytes) -> bytes:
-    """A database's first page with its counters blanked: equal before and after a checkpoint or a plain copy."""
+    """Return a database's first page with its counters set to zero: equal before and after a checkpoint or a plain copy."""
     blank = bytearray(page)
     for start, end in COUNTERS:
         blank[start:end] = bytes(end - start)
@@ -299,7 +318,7 @@ def blank_counters(page: bytes) -> bytes:
 
 
 def query_number(place: str, query: str) -> int:
-    """One number from a database file nobody writes to, such as its schema's version; 0 when it has none."""
+    """Return one number from a database file that no process writes to, such as its schema's version; 0 if there is none."""
     try:
         connection = connect_read_only(place)
         try:

@@ -1,7 +1,12 @@
-"""A SQLite database as pages: find text in it without asking for every row, and clear what is not in use.
+"""A SQLite database as pages: find text without querying every row, and overwrite unused bytes.
 
-A value that does not fit into a page goes on in a chain of others, so a text may be cut at a page's end; here it is put
-together again. With the numbers of the pages that changed, only those and the chains they begin are read.
+A value that does not fit into a page continues in a chain of overflow pages, so a text may be cut at a page's end; the
+chain is joined again here. Given the numbers of the changed pages, only those and the chains that begin there are read.
+
+The rules come from https://www.sqlite.org/fileformat2.html, cited below by section: 1.3 The Database Header, 1.4 The
+Lock-Byte Page, 1.5 The Freelist, 1.6 B-tree Pages, 1.7 Cell Payload Overflow Pages, 1.8 Pointer Map or Ptrmap Pages.
+All integers are big-endian, and pages are numbered from 1. Anything that contradicts them raises ``UnexpectedPage``
+before a byte is changed.
 """
 
 from __future__ import annotations
@@ -10,35 +15,44 @@ import mmap
 import os
 from typing import Callable, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
+# The page types of section 1.6: the first byte of a b-tree page.
 BTREE = {2, 5, 10, 13}
 INDEX_INTERIOR, TABLE_INTERIOR, INDEX_LEAF, TABLE_LEAF = 2, 5, 10, 13
 BATCH = 1 << 20
+# The high byte of a page number must stay below 2: other pages begin with a page number (an overflow page with the next
+# of its chain, section 1.7), and the first byte tells them from b-tree pages.
 MOST_PAGES = (1 << 25) - 1
-"""With more of them, a page that begins with another's number may look like one of a tree."""
+"""With more pages, an overflow page could look like a b-tree page."""
 SMALLEST = 512
+# The page that contains this byte is used for locks and never for data (section 1.4).
 PENDING_BYTE = 1 << 30
+# Text encodings other than UTF-8, by the number at offset 56 (section 1.3.13).
 WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 
 Look = Callable[[bytes], bool]
 
 
 class UnexpectedPage(Exception):
-    """These pages are not what they should be: better ask SQLite itself."""
+    """The pages are not what the file format allows: use SQLite itself instead."""
 
 
 class Cell(NamedTuple):
+    """The payload of a cell that continues in overflow pages: where it starts, how much is on the page, and its size."""
+
     start: int
     local: int
     size: int
     overflow: int
-    """The first page of the chain it goes on in; 0 when there is none."""
+    """The first overflow page; 0 if there is none."""
 
 
 class Pages:
-    """An open copy of a database that nobody else has open."""
+    """The pages of a database copy that no other process has open. Raise UnexpectedPage if the file's header is not valid."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
+        # Section 1.3: page size at 16 (1 stands for 65536), bytes reserved at the end of each page at 20, text encoding
+        # at 56.
         size = int.from_bytes(data[16:18], "big")
         self.size = 65536 if size == 1 else size
         if self.size < SMALLEST:
@@ -50,10 +64,11 @@ class Pages:
             raise UnexpectedPage
 
     def read_page(self, number: int) -> bytes:
+        """Return a page's bytes."""
         return self._data[(number - 1) * self.size : number * self.size]
 
     def may_concern(self, look: Look, changed: Iterable[int] | None) -> bool:
-        """Whether ``look`` finds something on these pages (``None``: on all), or nobody can say."""
+        """Return whether ``look`` finds something on these pages (``None``: on all), or if that cannot be determined."""
         look = self.adapt_look(look)
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[bytes] = []
@@ -62,6 +77,7 @@ class Pages:
         weight = 0
         for number in numbers:
             page = self.read_page(number)
+            # The first page begins with the database header of 100 bytes; its b-tree header follows.
             if number not in idle and page[100 if number == 1 else 0] not in BTREE:
                 others.append(number)
                 continue
@@ -76,12 +92,13 @@ class Pages:
             if number in seen:
                 continue
             if changed is not None:
-                return True  # part of a value that begins on a page that did not change
+                return True  # part of a value that begins on an unchanged page, so it cannot be read alone
             batch.append(self.read_page(number))
         return look(b"\0".join(batch))
 
     def adapt_look(self, look: Look) -> Look:
-        """The same look at text as it is encoded here: a wide one may begin at any byte, and blobs are not encoded."""
+        """Return ``look`` adapted to the database's text encoding. UTF-16 text may begin at any byte, and blobs are not
+        encoded, so both are tried."""
         code = self._encoding
         if not code:
             return look
@@ -92,13 +109,17 @@ class Pages:
         return wide
 
     def _iterate_texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
+        """Yield a page, and the joined values that continue in overflow pages."""
         yield page
         for cell in self.iterate_cells(number, page):
             if cell.overflow:
                 yield b"".join(self._iterate_chain(page, cell, seen))
 
     def iterate_cells(self, number: int, page: bytes) -> Iterator[Cell]:
-        """The cells of a page of a tree that go on elsewhere. Raise ``UnexpectedPage``."""
+        """Yield the cells of a b-tree page that continue in overflow pages. Raise UnexpectedPage."""
+        # B-tree page header (section 1.6): type at 0, first freeblock at 1, number of cells at 3, start of cell
+        # contents at 5. The cell pointer array follows after 8 bytes, or 12 on interior pages, which have a right-most
+        # child pointer.
         head = 100 if number == 1 else 0
         kind = page[head]
         if kind == TABLE_INTERIOR:
@@ -106,6 +127,9 @@ class Pages:
         count = int.from_bytes(page[head + 3 : head + 5], "big")
         pointers = head + (12 if kind == INDEX_INTERIOR else 8)
         usable = self.usable
+        # How much of a payload stays on the page, with U the usable size: at most X = U-35 for table leaves and
+        # ((U-12)*64/255)-23 for indexes. If it is larger, K = M+((P-M)%(U-4)) bytes with M = ((U-12)*32/255)-23, or M
+        # if K is over X (sections 1.6 and 1.7).
         most = usable - 35 if kind == TABLE_LEAF else (usable - 12) * 64 // 255 - 23
         least = (usable - 12) * 32 // 255 - 23
         skip = 4 if kind == INDEX_INTERIOR else 0
@@ -127,6 +151,8 @@ class Pages:
             raise UnexpectedPage from None
 
     def _iterate_chain(self, page: bytes, cell: Cell, seen: Set[int]) -> Iterator[bytes]:
+        """Yield the parts of a value along its overflow chain: each page has the number of the next, then data (section
+        1.7). Raise UnexpectedPage if the chain leaves the file or meets another."""
         yield page[cell.start : cell.start + cell.local]
         left, number = cell.size - cell.local, cell.overflow
         room = self.usable - 4
@@ -140,9 +166,10 @@ class Pages:
             number = int.from_bytes(self._data[at : at + 4], "big")
 
     def _read_free_list(self) -> Tuple[List[Tuple[int, int]], List[int]]:
-        """The trunks of the list of free pages, each with how many it names, and the pages they name.
+        """Return the trunk pages of the freelist, each with the number of leaves it lists, and the leaf pages.
 
-        Raise ``UnexpectedPage``.
+        Section 1.5: the header has the first trunk page at offset 32. A trunk page has the number of the next trunk,
+        the number of its leaves, and their page numbers. Raise UnexpectedPage.
         """
         trunks: List[Tuple[int, int]] = []
         leaves: List[int] = []
@@ -161,19 +188,24 @@ class Pages:
         return trunks, leaves
 
     def _list_unused_pages(self) -> Set[int]:
-        """Pages that hold no value: free ones, SQLite's maps of where pages belong, and the one it never uses."""
+        """Return the pages that contain no value: freelist pages, pointer-map pages, and the lock-byte page."""
         trunks, leaves = self._read_free_list()
         unused = PENDING_BYTE // self.size + 1
         idle = {number for number, _ in trunks} | set(leaves) | {unused}
+        # Offset 52 is not zero in auto-vacuum databases (section 1.3.12). Those have a pointer-map page as page 2 and
+        # after every J = U/5 pages that it describes (section 1.8); one that would be the lock-byte page is the next
+        # one.
         if int.from_bytes(self._data[52:56], "big"):
             maps = range(2, self.count + 1, self.usable // 5 + 1)
             idle.update(number + (number == unused) for number in maps)
         return idle
 
     def iterate_slack(self) -> Iterator[Tuple[int, int]]:
-        """Every part of the file that holds nothing, but may hold what was there before. Raise ``UnexpectedPage``."""
+        """Yield every range of the file that is unused but may still contain old data. Raise UnexpectedPage."""
         trunks, leaves = self._read_free_list()
         idle = self._list_unused_pages()
+        # Of a trunk page the part after its list of leaves is unused; leaf pages are unused as a whole (section 1.5).
+        # The ranges are sure to be unused only because the lists are taken from the freelist itself, never guessed.
         for number, count in trunks:
             yield (number - 1) * self.size + 8 + 4 * count, number * self.size
         for number in leaves:
@@ -192,7 +224,7 @@ class Pages:
                 yield (last - 1) * self.size + 4 + left, last * self.size
 
     def _find_chain_end(self, cell: Cell, seen: Set[int]) -> Tuple[int, int]:
-        """The last page of a chain, and how much of it is used."""
+        """Return the last page of an overflow chain, and how many bytes of it are used. Raise UnexpectedPage."""
         left, number, room = cell.size - cell.local, cell.overflow, self.usable - 4
         while True:
             if not 0 < number <= self.count or number in seen:
@@ -206,7 +238,8 @@ class Pages:
 
 
 def read_varint(page: bytes, at: int) -> Tuple[int, int]:
-    """A number as SQLite writes it, and where it ends. Raise IndexError."""
+    """Return a SQLite varint (section 1.6: 7 bits a byte, at most nine bytes, the ninth with 8 bits) and where it ends.
+    Raise IndexError."""
     value = 0
     for count in range(9):
         byte = page[at]
@@ -220,13 +253,17 @@ def read_varint(page: bytes, at: int) -> Tuple[int, int]:
 
 
 def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, int]]:
-    """What lies between a page's list of cells and the first of them, and in the holes between those."""
+    """Yield the unused ranges of a b-tree page: between the cell pointers and the first cell, and in the freeblocks.
+    Raise UnexpectedPage."""
     kind, count = page[head], int.from_bytes(page[head + 3 : head + 5], "big")
     begin = head + (12 if kind in (INDEX_INTERIOR, TABLE_INTERIOR) else 8) + 2 * count
+    # Start of the cell contents; 0 stands for 65536 (section 1.6).
     first = int.from_bytes(page[head + 5 : head + 7], "big") or 65536
     if not begin <= first <= usable:
         raise UnexpectedPage
     yield begin, first
+    # Freeblocks form a chain in rising order: two bytes for the next one, two for the size with these four bytes. The
+    # four bytes stay, so that the chain is intact (section 1.6).
     hole = int.from_bytes(page[head + 1 : head + 3], "big")
     while hole:
         following, size = int.from_bytes(page[hole : hole + 2], "big"), int.from_bytes(page[hole + 2 : hole + 4], "big")
@@ -237,7 +274,8 @@ def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, in
 
 
 def may_concern(place: str, look: Look, changed: Iterable[int] | None) -> bool:
-    """Whether ``look`` finds something on these pages of a database (``None``: on all), or nobody can say."""
+    """Return whether ``look`` finds something on these pages of a database (``None``: on all), or if that cannot be
+    determined."""
     if os.path.getsize(place) < SMALLEST:
         return False
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -248,25 +286,28 @@ def may_concern(place: str, look: Look, changed: Iterable[int] | None) -> bool:
 
 
 def has_remains(place: str, look: Look) -> bool:
-    """Whether ``look`` finds something in what is not in use. Raise ``UnexpectedPage``."""
+    """Return whether ``look`` finds something in the unused bytes of a database. Raise UnexpectedPage."""
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         database = Pages(data)
         return any(map(database.adapt_look(look), _iterate_batches(data, database.iterate_slack())))
 
 
 def clear_unused(place: str) -> None:
-    """Overwrite with zeros what is not in use. Raise Strange; then nothing was done."""
+    """Overwrite unused bytes with zeros. Raise UnexpectedPage, with nothing changed, if the pages are not as expected."""
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        # A list, so that every page was validated before the first write.
         for start, end in list(Pages(data).iterate_slack()):
             if data[start:end].count(0) != end - start:
                 data[start:end] = bytes(end - start)
 
 
 def sort_free_list(place: str) -> None:
-    """Have SQLite use the free pages in the order they are in the file, so that what is built anew lies where it lay before.
+    """Make SQLite use the free pages in file order, so that a rebuilt index ends up where it was before and few pages
+    change.
 
-    Each becomes a part of their list of its own, which is the order they are taken in. Nothing is done where that is not
-    sure to be right.
+    Each free page becomes a trunk page without leaves, which makes the freelist (section 1.5) a chain, and SQLite takes
+    pages from its front. Nothing is done if that might be wrong: for auto-vacuum databases, whose pointer maps would
+    have to follow, and if the list does not have the length that the header says.
     """
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         try:
@@ -275,6 +316,7 @@ def sort_free_list(place: str) -> None:
         except UnexpectedPage:
             return
         free = sorted([number for number, _ in trunks] + leaves)
+        # Offset 52: auto-vacuum; offset 36: the number of freelist pages.
         if int.from_bytes(data[52:56], "big") or not free or len(free) != int.from_bytes(data[36:40], "big"):
             return
         for number, following in zip(free, free[1:] + [0]):
@@ -284,6 +326,7 @@ def sort_free_list(place: str) -> None:
 
 
 def _iterate_batches(data: mmap.mmap, parts: Iterable[Tuple[int, int]]) -> Iterator[bytes]:
+    """Join ranges of the file into batches of about 1 MiB."""
     batch, weight = [], 0
     for start, end in parts:
         batch.append(data[start:end])

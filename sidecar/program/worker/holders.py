@@ -1,6 +1,6 @@
-"""Who has memory files open, and where such a process listens.
+"""Find the processes that have memory files open (holders), and the ports they listen on.
 
-Everything is read from /proc; where there is none, nobody is found.
+Everything is read from /proc; on a system without it no holder is found.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import os
 from typing import Any, NamedTuple
 
-_LEFT = (OSError, ValueError, IndexError, KeyError)  # what reading about a process that is just leaving may raise
+_LEFT = (OSError, ValueError, IndexError, KeyError)  # what reading about a process that is just exiting may raise
 
 
 class Holder(NamedTuple):
-    """A process that has memory files open, and all it takes to start it anew."""
+    """A process that has memory files open, with all that is needed to start it again."""
 
     pid: int
     started: int  # in clock ticks since boot: a reused pid has another
@@ -27,15 +27,16 @@ class Holder(NamedTuple):
     held: list[str]  # which of the paths asked for
 
     def __repr__(self) -> str:
-        """Never its environment, which holds secrets."""
+        """Name the process. Its environment contains secrets and is never shown."""
         return "process %d (%s)" % (self.pid, os.path.basename(self.argv[0]) if self.argv else "?")
 
 
 def find_holders(paths: list[str]) -> list[Holder]:
-    """The processes that have any of these files open, parents before children; never ourselves or our ancestors.
+    """Return the processes that have any of these files open, parents before children; never this process or its
+    ancestors.
 
-    A file that was deleted or replaced while open counts too, by its name. Processes we may not look into are passed
-    over, and where there is no /proc, nobody is found.
+    A file that was deleted or replaced while open counts too, by its name. Processes that this user may not inspect are
+    left out, and without /proc the list is empty.
     """
     inodes = {_read_inode(path): path for path in paths}
     inodes.pop(None, None)
@@ -53,6 +54,7 @@ def find_holders(paths: list[str]) -> list[Holder]:
 
 
 def _find_held(pid: int, inodes: dict[tuple[int, int] | None, str], names: dict[str, str]) -> set[str]:
+    """Return which of the files a process has open, by inode, or by name if it sees the same file system."""
     held = set()
     for link, target in _read_open_files(pid).items():
         if target[:1] == "/":
@@ -80,7 +82,7 @@ def _list_folder(folder: str) -> list[str]:
 
 
 def _read_open_files(pid: int) -> dict[str, str]:
-    """What a process has open: each of its entries in /proc, with what that points at."""
+    """Return what a process has open: its entries in /proc/PID/fd, with their targets."""
     folder = "/proc/%d/fd/" % pid
     found = {}
     for number in _list_folder(folder):
@@ -92,11 +94,12 @@ def _read_open_files(pid: int) -> dict[str, str]:
 
 
 def _strip_deleted(target: str) -> str:
+    """Remove the " (deleted)" that the kernel appends to the path of a deleted file."""
     return target[: -len(" (deleted)")] if target.endswith(" (deleted)") else target
 
 
 def _sees_our_files(pid: int) -> bool:
-    """Whether a path means the same to it as to us: in a container of its own, it need not."""
+    """Return whether a path means the same file to it as to this process; in a container of its own it may not."""
     try:
         return os.readlink("/proc/%d/ns/mnt" % pid) == os.readlink("/proc/self/ns/mnt")
     except OSError:
@@ -104,16 +107,18 @@ def _sees_our_files(pid: int) -> bool:
 
 
 def _read(pid: int, name: str) -> str:
+    """Return a text from a process's folder in /proc."""
     with open("/proc/%d/%s" % (pid, name), "rb") as file:
         return os.fsdecode(file.read())
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat from the third on: the second, a name, may hold anything."""
+    """Return the fields of /proc/PID/stat from the third on; the second, the process's name, may contain anything."""
     return _read(pid, "stat").rpartition(")")[2].split()
 
 
 def _list_ancestors(pid: int) -> list[int]:
+    """Return the process ids of its ancestors, its parent first."""
     found: list[int] = []
     try:
         while pid > 1 and pid not in found[:-1]:
@@ -125,6 +130,7 @@ def _list_ancestors(pid: int) -> list[int]:
 
 
 def _describe(pid: int, held: list[str]) -> Holder:
+    """Read all that is needed to start the process again."""
     status = dict(line.split(":", 1) for line in _read(pid, "status").split("\n") if ":" in line)
     return Holder(
         pid=pid,
@@ -141,6 +147,7 @@ def _describe(pid: int, held: list[str]) -> Holder:
 
 
 def is_gone(holder: Holder) -> bool:
+    """Return whether the process has exited; a process with the same number but another start time is another one."""
     try:
         fields = _read_stat(holder.pid)
         return fields[0] in "ZX" or int(fields[19]) != holder.started
@@ -149,7 +156,7 @@ def is_gone(holder: Holder) -> bool:
 
 
 def find_ports(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
-    """Where the holder may answer, from the first source that says anything, as far as it listens there."""
+    """Return the ports on which the holder may answer, from the first source that names any, if it listens on them."""
     sources: list[list[object]] = [[holder.environ.get(shutdown.get("port_env", ""))]]
     for path in holder.held:
         try:
@@ -164,7 +171,7 @@ def find_ports(holder: Holder, shutdown: dict[str, Any]) -> list[int]:
 
 
 def _list_listening_ports(holder: Holder) -> set[int] | None:
-    """The ports this very process listens on; ``None`` where the system does not tell."""
+    """Return the TCP ports this very process listens on; ``None`` if the system does not say."""
     ports: dict[str, int] = {}
     told = False
     for name in ("tcp", "tcp6"):

@@ -1,10 +1,10 @@
-"""Whoever has memory files open must let go of them before a restore swaps them, and be back afterwards.
+"""Stop the processes that have memory files open before a restore swaps the files, and start them again afterwards.
 
 A process that keeps a database open while its file is replaced goes on writing to the old one, or damages the new one.
-So a restore calls ``find_holders``, ``stop_holders``, swaps only when nobody is left, and ``start_again`` in any case.
-Nobody is ever killed: a process that will not leave is reported, and the restore gives way.
+So a restore calls ``find_holders`` and ``stop_holders``, swaps only if no holder is left, and calls ``start_again`` in
+any case. No process is ever killed: one that does not stop is reported, and the restore is refused.
 
-A memory worker may have taken on more than it has written: wait a little until its queue is empty.
+A memory worker may have accepted more than it has written, so ``wait_until_drained`` waits a little for its queue.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SETTLE = 0.3
 
 
 def stop_holders(holders: list[Holder], *, shutdown: dict[str, Any] | None, timeout: float) -> list[Holder]:
-    """Make the holders let go, and return whoever still has their files open after ``timeout`` seconds.
+    """Stop the holders, and return those that still have their files open after ``timeout`` seconds.
 
-    Ask first where ``shutdown`` says how: ``method`` and ``path`` of an HTTP request to 127.0.0.1, at the port that is
-    in the holder's variable ``port_env``, else under ``settings_key`` in the JSON file ``settings`` (beside the held
-    file, unless absolute), else any of ``ports``. Half of the time is for that; then SIGTERM, and never worse.
-    Whoever opened the files meanwhile, a worker its supervisor brought back for one, is among those returned, and so is
-    process 1, which is left in peace: a sandbox ends with it.
+    If ``shutdown`` says how, they are asked first: ``method`` and ``path`` of an HTTP request to 127.0.0.1, at the port
+    in the holder's variable ``port_env``, else under ``settings_key`` in the JSON file ``settings`` (beside the open
+    file, unless absolute), else any of ``ports``. Half of the time is for that; then SIGTERM is sent, and never
+    SIGKILL. A process that opened the files in the meantime, such as a worker that its supervisor restarted, is among
+    those returned. So is process 1, which is never signalled: the sandbox ends with it.
     """
     deadline = time.monotonic() + timeout
     others = [holder for holder in holders if holder.pid != 1]
@@ -45,7 +45,7 @@ def stop_holders(holders: list[Holder], *, shutdown: dict[str, Any] | None, time
             try:
                 os.kill(holder.pid, signal.SIGTERM)
             except OSError:
-                continue  # left by itself, or not ours to signal: the wait tells
+                continue  # exited by itself, or belongs to another user: the wait shows which
     return (
         _wait_until_gone(others, deadline)
         + [holder for holder in holders if holder.pid == 1]
@@ -54,10 +54,10 @@ def stop_holders(holders: list[Holder], *, shutdown: dict[str, Any] | None, time
 
 
 def start_again(holders: list[Holder]) -> list[str]:
-    """Start the holders that are gone, each in a session of its own; return what went wrong, in sentences.
+    """Start the holders that have exited, each in its own session. Return the problems, as sentences.
 
-    Same arguments, folder, environment and user; no input and no output. A holder below another is left to that one,
-    and one that somebody else has brought back already is not started twice.
+    Arguments, folder, environment and user are the same; there is no input and no output. A holder that is a child of
+    another is left to its parent, and one that was restarted by something else is not started twice.
     """
     pids = {holder.pid for holder in holders}
     back = [newcomer.argv for newcomer in _find_newcomers(holders)]
@@ -90,12 +90,14 @@ def start_again(holders: list[Holder]) -> list[str]:
 
 
 def _find_newcomers(holders: list[Holder]) -> list[Holder]:
+    """Return the processes that have the files open and are not among these."""
     known = {(holder.pid, holder.started) for holder in holders}
     found = find_holders([path for holder in holders for path in holder.held])
     return [holder for holder in found if (holder.pid, holder.started) not in known]
 
 
 def _wait_until_gone(holders: list[Holder], deadline: float) -> list[Holder]:
+    """Wait until they have exited or the deadline; return those still running."""
     alive = [holder for holder in holders if not is_gone(holder)]
     while alive and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -104,6 +106,7 @@ def _wait_until_gone(holders: list[Holder], deadline: float) -> list[Holder]:
 
 
 def _ask_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> bool:
+    """Send the shutdown request to the holder's ports; return whether one of them accepted it."""
     request = "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     for port in find_ports(holder, shutdown):
         within = min(_ASK_WITHIN, deadline - time.monotonic())
@@ -120,6 +123,7 @@ def _ask_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> 
 
 
 def _become_user(holder: Holder) -> None:
+    """Take on the holder's user and groups, in the child process."""
     os.setgroups(holder.groups)
     os.setgid(holder.gid)
     os.setuid(holder.uid)
@@ -130,15 +134,15 @@ _ASK_QUEUE_WITHIN = 2.0
 
 
 def wait_until_drained(root: Root, wait: float, then: str) -> list[str]:
-    """Wait at most so many seconds; return what to say, with what comes of it ``then``, when something is still to be written
-    after that."""
+    """Wait at most ``wait`` seconds until the workers of a root have written what they accepted. Return warnings, with
+    the consequence ``then``, if something is still queued."""
     worker = root.layout.get("worker") or {}
     if not worker.get("busy_path"):
         return []
     try:
         databases = [name for name in os.listdir(root.folder) if root.rules.database(name)]
     except OSError:
-        return []  # the walk will say so
+        return []  # the walk reports it
     settings = dict(worker, settings=os.path.join(root.folder, worker["settings"]))
     deadline = time.monotonic() + wait
     warnings = []
@@ -153,7 +157,7 @@ def wait_until_drained(root: Root, wait: float, then: str) -> list[str]:
 
 
 def _count_queued(holder: Holder, worker: dict[str, Any]) -> int:
-    """How much the worker says it has yet to do; 0 when it does not say."""
+    """Return how many items the worker says are queued; 0 if it does not say."""
     import http.client  # only where there is a worker to ask
 
     for port in find_ports(holder, worker):

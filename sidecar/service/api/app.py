@@ -37,19 +37,20 @@ from sidecar.service.door.tokens import Tokens
 from sidecar.service.warmup import warm_up
 
 OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz"})
-"""What may be seen without a token: probes have none, and the page asks for one."""
+"""Paths that need no token: probes have none, and the page asks for one."""
 ARCHIVES = "/archives"
 
 
 class PlainJSON(JSONResponse):
-    """File names may be bytes that are no text; as escapes they pass through JSON and back."""
+    """JSON in ASCII: file names that are not valid text are kept as escapes, so that they survive encoding and
+    decoding."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> Any:
-    """The ASGI application around a sidecar."""
+    """Build the ASGI application of a service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -87,7 +88,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
 
 
 class TokenGate:
-    """Lets in who has a token, with a request of reasonable size."""
+    """Refuses requests without a valid token, and bodies that are too large."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, most: int) -> None:
         self._app = app
@@ -123,7 +124,7 @@ class TokenGate:
         )
 
     def _limit_body(self, receive: Receive) -> Receive:
-        """Also for bodies that do not say how long they are."""
+        """Enforce the limit also for bodies that do not declare their length."""
         seen = 0
 
         async def counted() -> Message:
@@ -138,6 +139,7 @@ class TokenGate:
 
 
 def _build_openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with examples, problems and the token scheme added. It is built once."""
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)

@@ -1,4 +1,4 @@
-"""Attachments over HTTP: look after this sandbox until told otherwise."""
+"""Attachments over HTTP."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class AttachmentsAnswer:
 
 
 def get_keeper(request: Request) -> Keeper:
+    """Return the keeper of the application."""
     keeper: Keeper = request.app.state.keeper
     return keeper
 
@@ -144,6 +145,7 @@ async def detach(
 
 
 async def _export_last(request: Request, attachment: Attachment) -> ExportReceipt:
+    """Export a sandbox before it is detached."""
     wanted = ExportRequest(
         memory=attachment.memory,
         layouts=tuple(attachment.layouts),

@@ -1,4 +1,4 @@
-"""An example of everything that is sent and answered, for the OpenAPI document. They are made of the real types."""
+"""An example of every request and answer for the OpenAPI document, built from the real types."""
 
 from __future__ import annotations
 
@@ -198,11 +198,11 @@ EXAMPLES: dict[str, Any] = {
         PROBLEM,
     )
 }
-"""By the name of their schema."""
+"""By the name of the schema."""
 
 
 def add_examples(schemas: dict[str, Any]) -> None:
-    """Put each example into its schema."""
+    """Add each example to its schema."""
     for name, example in EXAMPLES.items():
         plain = example.model_dump(by_alias=True, mode="json") if isinstance(example, BaseModel) else asdict(example)
         schemas[name]["examples"] = [plain]

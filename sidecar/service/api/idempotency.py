@@ -1,8 +1,9 @@
-"""Calls that may be sent twice: under one ``Idempotency-Key`` a thing is done once, also across a restart.
+"""Idempotency: under one ``Idempotency-Key`` a call is done once, also across a restart.
 
-The store remembers each key with the snapshot the export will have, from the moment the sandbox was reached: a call that
-names a sandbox that is not there, or that the queue refuses, writes nothing. A call that comes again finds its receipt there;
-or, if the service died in between, whether that snapshot was made: then it is settled, and not made a second time.
+The store records each key, with the id of the snapshot that the export will have, from the moment the sandbox was
+reached: a call that names a missing sandbox, or that the queue refuses, writes nothing. A repeated call finds its
+receipt there. If the service died before the receipt was recorded, the repetition looks for that snapshot: if it was
+stored, the export is finished from there and not made a second time.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ class KeyReused(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class RememberedCall:
-    """A call under a key, as the store remembers it."""
+    """A call under a key, as recorded in the store."""
 
     key: str
     memory: str
     kind: str
     body: str
-    """A digest of what was asked for."""
+    """A digest of the request."""
     snapshot: str
     receipt: dict[str, Any] | None = None
-    """What was answered."""
+    """The answer, once there is one."""
 
 
 class KeyedCall:
-    """A call that came under a key. Raise ``UsageError`` for a key that is too long."""
+    """A call that was received with a key. Raise ``UsageError`` for a key that is too long."""
 
     def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> None:
         if len(key) > LONGEST_KEY:
@@ -60,35 +61,41 @@ class KeyedCall:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Under which it can be found while it waits or runs."""
+        """The key for the index of calls that wait or run."""
         return self.memory, self.key
 
     def check_same(self, other: KeyedCall) -> None:
-        """Raise ``KeyReused`` unless both ask for the same."""
+        """Raise ``KeyReused`` unless both are the same request."""
         if (self.kind, self.digest) != (other.kind, other.digest):
             raise KeyReused(REUSED)
 
 
 class RememberedCalls:
+    """The calls recorded in the store."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def find(self, asked: KeyedCall) -> RememberedCall | None:
-        """The call, if it is remembered. Raise ``KeyReused`` when it was another one."""
+        """Return the recorded call; ``None`` if there is none. Raise ``KeyReused`` if the key was used for another
+        call."""
         call = await self._read_call(asked.memory, asked.key)
         if call is not None and (call.kind, call.body) != (asked.kind, asked.digest):
             raise KeyReused(REUSED)
         return call
 
     async def begin(self, asked: KeyedCall, snapshot: str = "") -> tuple[RememberedCall, bool]:
-        """Remember a call, with the snapshot it is to make; or find it remembered, and say so.
+        """Record a call with the snapshot that it will make. Return it and ``False``, or the call that was recorded
+        already and ``True``.
 
-        Raise ``KeyReused`` when it was another one.
+        Raise ``KeyReused`` if the key was used for another call.
         """
         store = self._engine.repository.store
         call = RememberedCall(asked.key, asked.memory, asked.kind, asked.digest, snapshot)
         await store.prepare()
         try:
+            # Created only if it does not exist: of two services that get the same call, one records it and the other
+            # finds that.
             await store.swap(MemoryKeys.of(asked.memory).call(asked.key), _encode(call), expected=None)
         except SwapLost:
             before = await self.find(asked)
@@ -98,6 +105,8 @@ class RememberedCalls:
         return call, False
 
     async def _read_call(self, memory: str, key: str) -> RememberedCall | None:
+        """Read a recorded call; ``None`` if there is none. Raise ``KeyReused`` if it is damaged or belongs to another
+        key."""
         stored = await self._engine.repository.store.get(MemoryKeys.of(memory).call(key))
         if stored is None:
             return None
@@ -110,7 +119,7 @@ class RememberedCalls:
         return call
 
     def read_receipt(self, call: RememberedCall) -> ExportReceipt | RestoreReceipt | None:
-        """The receipt, if the call was answered before."""
+        """Return the receipt if the call was answered before."""
         if call.receipt is None:
             return None
         if call.kind == "export":
@@ -118,7 +127,11 @@ class RememberedCalls:
         return msgspec.convert(call.receipt, RestoreReceipt)
 
     async def settled(self, call: RememberedCall, sandbox: str) -> ExportReceipt | None:
-        """The receipt of an export that was stored, though nobody was told; ``None`` when it was not."""
+        """Finish an export that was stored before its service died, and return its receipt; ``None`` if it was not
+        stored.
+
+        If it was stored but the head was not moved yet, the head is moved now.
+        """
         repository = self._engine.repository
         try:
             manifest = await repository.manifest(call.memory, call.snapshot)
@@ -131,14 +144,15 @@ class RememberedCalls:
         elif not manifest.rejected and manifest.parent == state.snapshot:
             try:
                 await hold_packs(repository.store, manifest)
-            except BaseCollected:  # it died before it could see that a pack of its base was going: made anew
+            except BaseCollected:
+                # A pack of its base was collected, and the service died before it noticed: it is exported again.
                 await repository.store.delete([MemoryKeys.of(call.memory).snapshot(call.snapshot)])
                 return None
             outcome, state = await advance_head(self._engine, manifest, state, moves=True)
         return _rebuild_receipt(manifest, outcome, state.snapshot, sandbox)
 
     async def end(self, call: RememberedCall, answer: dict[str, Any]) -> None:
-        """Remember the answer."""
+        """Record the answer."""
         ended = RememberedCall(call.key, call.memory, call.kind, call.body, call.snapshot, answer)
         await self._engine.repository.store.put(MemoryKeys.of(call.memory).call(call.key), _encode(ended))
 
@@ -148,6 +162,7 @@ def _encode(call: RememberedCall) -> bytes:
 
 
 def _rebuild_receipt(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
+    """Build a receipt from a manifest. Figures that only the original export knew are missing."""
     return ExportReceipt(
         outcome=outcome,
         memory=manifest.memory,

@@ -1,4 +1,4 @@
-"""Look into the store over HTTP, and change it without a sandbox."""
+"""Memories and snapshots over HTTP: read the store, and change it without a sandbox."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def get_archive(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
     """A snapshot as an ordinary tarball."""
-    # Without a name, so that nothing is left of it whatever becomes of us; it is closed when it was sent.
+    # A file without a name, so that nothing is left of it even if the process dies. It is closed once it was sent.
     file = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         manifest = await download(get_sidecar(request).engine, check_memory_id(memory), snapshot, file, codec)
@@ -163,9 +163,9 @@ async def post_archive(
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
         taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
-        archive = taken.path.rename(scratch.folder / "upload")  # what the receipt calls it
+        archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
         operation = sidecar.adopt(archive, wanted)
-        operation.held = held.pop_all()  # it begins when we wait, and needs the file until it has ended
+        operation.held = held.pop_all()  # the operation needs the file until it has ended
     return await operation.result() if wait else build_accepted_answer(operation)
 
 

@@ -1,4 +1,4 @@
-"""What callers send, and the few answers that are not receipts."""
+"""The request bodies, and the answers that are not receipts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page for people: what is kept, what is looked after, and what happens. It calls the API as anybody would."""
+"""The web page for people: memories, attachments and events. It uses the public API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILES = {
     "/page.js": ("page.js", "text/javascript"),
 }
 HEADERS = {
-    # Everything comes from here, and nothing that a sandbox named could run.
+    # Everything is loaded from this service, and no text that comes from a sandbox can run as a script.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

@@ -1,4 +1,4 @@
-"""Memory ids in paths. They may hold a ``/``, which a caller writes as ``%2F``, and which must not part the path."""
+"""Memory ids in paths. An id may contain a ``/``, written as ``%2F``, which must not split the path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sidecar.errors import BadMemoryId
 from sidecar.service.api.problems import build_answer, build_problem
 
 SLASH = "\ue000"
-"""Stands for a slash inside a segment, between here and the route: a private character, refused when a caller sends it."""
+"""Stands for a slash within a segment until the route decodes it: a private-use character, refused if a caller sends
+it."""
 
 
 class WholeSegments:
-    """Hand each segment of a path on as one, whatever it holds."""
+    """Middleware that decodes each segment of a path on its own, so that an encoded slash stays within its segment."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

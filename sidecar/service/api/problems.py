@@ -1,4 +1,4 @@
-"""Errors over HTTP: ``application/problem+json`` with our code, whether a retry can help, and what to do."""
+"""Errors over HTTP: ``application/problem+json`` with the error's code, whether a retry can help, and a hint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ HTTP_CODES, OTHER_HTTP = (
 )
 """What an error of HTTP itself is called."""
 
-# The first that fits. What a sandbox or its provider did is a failed dependency, not a failure of the service.
+# The first match counts. A failure of a sandbox or its provider is a failed dependency (424), not a failure of the
+# service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
     (UnsupportedMediaType, 415),
@@ -74,11 +75,12 @@ class Problem:
 
 
 def status_of(kind: type[SidecarError]) -> int:
-    """The HTTP status that errors of this kind are answered with."""
+    """Return the HTTP status for errors of this kind."""
     return next((status for known, status in STATUS if issubclass(kind, known)), 500)
 
 
 def build_problem(error: SidecarError) -> Problem:
+    """Return the problem for an error."""
     return Problem(
         status=status_of(type(error)),
         title=error.code.replace("-", " ").capitalize(),
@@ -90,17 +92,20 @@ def build_problem(error: SidecarError) -> Problem:
 
 
 def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the HTTP response for a problem."""
     waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
     body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
     return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer a ``SidecarError`` as a problem."""
     assert isinstance(error, SidecarError)
     return build_answer(build_problem(error))
 
 
 async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that does not match its model."""
     assert isinstance(error, RequestValidationError)
     told = "; ".join(
         f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
@@ -110,6 +115,7 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer an error of HTTP itself, such as an unknown path."""
     assert isinstance(error, HTTPException)
     code = HTTP_CODES.get(error.status_code, OTHER_HTTP)
     title = code.replace("-", " ").capitalize()
@@ -118,7 +124,8 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_caller_gone(request: Request, error: Exception) -> JSONResponse:
-    """A caller hung up before it had sent everything: nothing of ours went wrong, and no one reads the answer."""
+    """Answer a request that was cut short because the caller hung up. Nothing is logged as an error, and the answer is
+    not read."""
     return build_answer(
         Problem(status=400, title="Bad request", detail="The request was cut short.", code="bad-request")
     )

@@ -1,4 +1,4 @@
-"""Is it well, what happens, how much: for machines that watch."""
+"""Health, metrics and events over HTTP, for monitoring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tarballs on their way in: which kinds are taken, how large they may be, how long they may take, and how many at once."""
+"""Uploads of tarballs: accepted content types, and limits on size, time and number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEDIA_TYPES = (
     "application/x-gzip",
     "application/zstd",
 )
-"""What a tarball may be called. Which it really is, its first bytes tell."""
+"""The accepted content types. The actual codec is detected by the first bytes."""
 LONGEST_NUMBER = 20
 
 
@@ -48,7 +48,7 @@ class UploadCut(SidecarError):
 
 
 class Uploads:
-    """Takes tarballs in, so many at a time."""
+    """Receives tarballs, a limited number at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -57,7 +57,8 @@ class Uploads:
     async def take(self, request: Request, scratch: Spool, within: Bounds, seconds: float) -> SpooledFile:
         """Write a request's body to a file.
 
-        Raise ``TooBusy``, ``LimitExceeded`` before more than the limit is on the disk, ``UploadTimeout`` or ``UploadCut``.
+        Raise ``TooBusy``; ``LimitExceeded`` before more than the limit is on the disk; ``UploadTimeout`` or
+        ``UploadCut``.
         """
         _check_length(request.headers, within)
         with self._count_upload():
@@ -82,14 +83,14 @@ class Uploads:
 
 
 def check_media_type(headers: Mapping[str, str]) -> None:
-    """Raise ``UnsupportedMediaType`` unless the body is called something that a tarball is called."""
+    """Raise ``UnsupportedMediaType`` unless the content type is one of a tarball."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in MEDIA_TYPES:
         raise UnsupportedMediaType(f"A tarball is not sent as {kind[:100]!r}." if kind else "The body has no type.")
 
 
 def _check_length(headers: Mapping[str, str], within: Bounds) -> None:
-    """Refuse what says that it is too large before any of it is taken."""
+    """Raise ``LimitExceeded`` if the declared length is too large, before anything is read."""
     length = headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
         within.check("packed_bytes", int(length), f"The tarball has {int(length):,} bytes")

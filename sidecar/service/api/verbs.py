@@ -1,4 +1,4 @@
-"""The two verbs over HTTP, and how they stand."""
+"""Export and restore over HTTP, and the state of their operations."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 
 
 def get_sidecar(request: Request) -> Sidecar:
+    """Return the service of the application."""
     sidecar: Sidecar = request.app.state.sidecar
     return sidecar
 
@@ -107,7 +108,7 @@ async def look_at_operation(request: Request, id: str) -> OperationAnswer:
 
 
 def build_accepted_answer(operation: Operation) -> Response:
-    """The answer to a caller that does not wait."""
+    """Build the answer (202) for a caller that does not wait."""
     from fastapi.encoders import jsonable_encoder
 
     where = f"/v1/operations/{operation.id}"

@@ -1,1 +1,1 @@
-"""Sandboxes that the service looks after."""
+"""Attachments: the sandboxes that the service exports automatically."""

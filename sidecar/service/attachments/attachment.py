@@ -1,4 +1,4 @@
-"""Which sandboxes are looked after, by whom: one small object per memory and sandbox in the store, swapped by compare."""
+"""Attachments in the store: one small object per memory and sandbox, with its owner, changed by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sidecar.ports import ObjectInfo, Store
 
 OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
 ATTACHED = "attached"
-"""What versions before there were conversations call one that is open."""
+"""The state "open" as versions before there were conversations call it."""
 AS_USER = "as-user "
-"""Before the state of one that is exported as a user that was named."""
+"""Prefix of the state of an attachment that is exported as a named user."""
 FORGOTTEN_AFTER = {IDLE: 3600.0, ENDED: 3600.0, LOST: 7 * 86400.0}
-"""Seconds for which one that is not looked after any more is still listed."""
+"""Seconds for which an attachment that is not exported any more is still listed."""
 SETTLED_SECONDS = 3.0
-"""Two writes within one tick of a store's clock (a second, with S3) look the same in a listing. One that looks the same for
-longer than this was not written meanwhile."""
+"""Two writes within one tick of a store's clock (a second, with S3) look the same in a listing. An object that has
+looked the same for longer than this was not written in the meantime."""
 PARALLEL = 8
-"""Requests to the store at once, where there are many attachments."""
+"""The most concurrent requests to the store, when there are many attachments."""
 
 AttachmentKey = tuple[str, str]
-"""A memory, and a sandbox of it."""
+"""A memory and one of its sandboxes."""
 
 
 class NotAttached(SnapshotError):
@@ -110,7 +110,7 @@ class Attachment:
 
     @property
     def forgettable(self) -> bool:
-        """Whether it was told for long enough what became of it."""
+        """Whether it has been listed long enough after its end, and can be removed."""
         return (
             not self.looked_after and _count_seconds_since(self.changed or self.attached) > FORGOTTEN_AFTER[self.state]
         )
@@ -120,13 +120,13 @@ class Attachment:
         return self.problem.partition(":")[0]
 
     def change_state(self, state: str) -> Attachment:
-        """The same in another state, from now on."""
+        """Return it in another state, as of now."""
         return self if state == self.state else replace(self, state=state, changed=format_now())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CareOptions:
-    """How a sandbox is to be looked after. What is not said is as it was before, or as the service is set."""
+    """How a sandbox is to be exported. What is not set stays as it was, or is taken from the service's settings."""
 
     layouts: list[str] = field(default_factory=list)
     projects: list[str] | None = None
@@ -138,7 +138,7 @@ class CareOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoredAttachment:
-    """An attachment as it was read: where it is, and the version that a swap must still find there."""
+    """An attachment as it was read: its key, and the version that a compare-and-swap expects there."""
 
     attachment: Attachment
     key: str
@@ -151,7 +151,7 @@ class StoredAttachment:
 
 @dataclass(slots=True)
 class _CachedAttachment:
-    """What a listing showed of an object, since when, and what was read when."""
+    """What a listing showed of an object (``stamp``, unchanged ``since``), and the attachment that was ``read`` then."""
 
     stamp: tuple[float, int]
     since: float
@@ -164,11 +164,12 @@ class _CachedAttachment:
 
 
 class Attachments:
-    """Those of one store.
+    """The attachments of one store.
 
-    The first lasting one of a memory has the key by which earlier versions know it, so that their services take it over too.
-    Every other one has a key of its own, which they do not list: they could only keep one per memory, and would put a second
-    in the place of the first. When they write one they leave out what they do not know; it is a lasting one then.
+    The first lasting one of a memory has the key that earlier versions know, so that their services take it over too.
+    Every other one has a key of its own, which earlier versions do not list: they handle only one sandbox per memory
+    and would overwrite the first with the second. When earlier versions write an attachment, they leave out fields that
+    they do not know; it is a lasting one then.
     """
 
     def __init__(self, store: Store) -> None:
@@ -177,12 +178,13 @@ class Attachments:
         self._seen: dict[str, _CachedAttachment] = {}
         self.unreadable: set[str] = set()
         self.doubles: list[StoredAttachment] = []
-        """Of a memory and sandbox that there is another attachment for, which rules."""
+        """Second objects for a memory and sandbox; the attachment that ``all`` returns takes precedence."""
 
     async def all(self) -> list[StoredAttachment]:
-        """Those that can be read, one per memory and sandbox; ``unreadable`` are the keys of the others.
+        """Return the attachments that can be read, one per memory and sandbox, and set ``unreadable`` to the keys of
+        the others.
 
-        Only what a listing shows as changed is read again.
+        Only objects that a listing shows as changed are read again.
         """
         infos = [info for prefix in (ATTACHMENTS, CONVERSATIONS) async for info in self._store.list(prefix)]
         turns, unreadable = asyncio.Semaphore(PARALLEL), set()
@@ -202,32 +204,37 @@ class Attachments:
         self.unreadable = unreadable
         found: dict[AttachmentKey, StoredAttachment] = {}
         self.doubles = []
-        # The shared key comes first: an earlier version may have attached there what has a key of its own already.
+        # Objects under the shared key come first and win: an earlier version may have attached there a sandbox that has
+        # a key of its own already.
         for held in [seen.held for _, seen in looked if seen is not None and seen.held is not None]:
             if found.setdefault(held.place, held) is not held:
                 self.doubles.append(held)
         return list(found.values())
 
     async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
+        """Read an object again unless its listing shows that it is unchanged."""
         stamp, began = (info.modified, info.size), time.monotonic()
         seen = self._seen.get(info.key)
         if seen is not None and seen.stamp == stamp and seen.settled:
             return seen
+        # The cached copy counts only if it was read long enough after the stamp was first seen: two writes within one
+        # tick of the store's clock have the same stamp.
         since = seen.since if seen is not None and seen.stamp == stamp else began
         return _CachedAttachment(stamp, since, began, await self._read(info.key))
 
     async def find(self, memory: str, sandbox: str) -> StoredAttachment | None:
-        """Raise ``AttachmentDamaged``, or what a signed store raises, for one that was altered."""
+        """Return the attachment of a sandbox. Raise ``AttachmentDamaged``, or the error of a signed store, if it was
+        altered."""
         first, own = await asyncio.gather(
             self._read(build_attachment_key(memory)), self._read(build_conversation_key(memory, sandbox))
         )
         return first if first is not None and first.attachment.sandbox == sandbox else own
 
     async def find_only(self, memory: str) -> Attachment:
-        """The one sandbox of a memory that is attached. Raise ``NotAttached`` or ``SeveralAttachments``."""
-        await self._read(build_attachment_key(memory))  # one that was altered is not to be passed over
+        """Return the only attached sandbox of a memory. Raise ``NotAttached`` or ``SeveralAttachments``."""
+        await self._read(build_attachment_key(memory))  # raises if it was altered
         rows = [held.attachment for held in await self.all() if held.attachment.memory == memory]
-        # What is listed only a little longer is not in the way of the one that is looked after.
+        # Attachments that have ended and are still listed do not make the active one ambiguous.
         rows = [one for one in rows if one.looked_after] or rows
         if not rows:
             raise NotAttached(f"No sandbox of {memory} is attached.")
@@ -237,6 +244,7 @@ class Attachments:
         return rows[0]
 
     async def _read(self, key: str) -> StoredAttachment | None:
+        """Read the attachment at a key; ``None`` if there is none. Raise ``AttachmentDamaged``."""
         stored = await self._store.get(key)
         if stored is None:
             return None
@@ -249,17 +257,17 @@ class Attachments:
         return StoredAttachment(attachment, key, stored.version)
 
     async def add(self, attachment: Attachment) -> StoredAttachment:
-        """Write a new one, also where something is that was altered. Raise ``HeadMoved`` when its place is taken."""
-        if attachment.lasting and is_plain_id(
-            attachment.memory
-        ):  # others' shared key has a ~, which not every server takes
+        """Write a new attachment, also in the place of an altered object. Raise ``SwapLost`` if its key is taken."""
+        # The shared key of an id that is not plain has a ~, which not every server accepts.
+        if attachment.lasting and is_plain_id(attachment.memory):
             try:
                 return await self._put(attachment, build_attachment_key(attachment.memory))
             except SwapLost:
-                pass  # it is of another sandbox
+                pass  # the shared key is taken by another sandbox
         return await self._put(attachment, build_conversation_key(*attachment.place))
 
     async def _put(self, attachment: Attachment, key: str) -> StoredAttachment:
+        """Create the object, or replace one that cannot be read. Raise ``SwapLost`` if there is a readable one."""
         try:
             return await self._swap_object(attachment, key, None)
         except SwapLost:
@@ -270,14 +278,16 @@ class Attachments:
             raise
 
     async def write(self, attachment: Attachment, before: StoredAttachment) -> StoredAttachment:
-        """Replace one. Raise ``HeadMoved`` when somebody else wrote it since."""
+        """Replace an attachment by compare-and-swap. Raise ``SwapLost`` if another service wrote it since it was read."""
         return await self._swap_object(attachment, before.key, before.version)
 
     async def move(self, held: StoredAttachment) -> StoredAttachment:
-        """Give one a key of its own, out of the sight of earlier versions. Raise ``HeadMoved``."""
+        """Move an attachment to a key of its own, which earlier versions do not list. Raise ``SwapLost``."""
         own = build_conversation_key(*held.place)
         if held.key == own:
             return held
+        # Written before the old object is deleted: a crash in between leaves two, of which ``Ledger`` removes one, and
+        # never none.
         moved = await self._swap_object(held.attachment, own, None)
         there = await self._read(held.key)
         if there is not None and there.place == held.place:
@@ -285,12 +295,12 @@ class Attachments:
         return moved
 
     async def is_taken(self, held: StoredAttachment) -> bool:
-        """Whether another sandbox of the memory has its key now: by a service of an earlier version."""
+        """Whether its key is used for another sandbox of the memory now, by a service of an earlier version."""
         there = await self._read(held.key)
         return there is not None and there.place != held.place
 
     async def take(self, held: StoredAttachment, owner: str) -> StoredAttachment:
-        """Become its owner. Raise ``HeadMoved`` when somebody else was faster."""
+        """Become its owner, with the next generation. Raise ``SwapLost`` if another service was faster."""
         taken = replace(held.attachment, owner=owner, generation=held.attachment.generation + 1)
         return await self.write(taken, held)
 
@@ -298,7 +308,7 @@ class Attachments:
         await self._store.delete([held.key])
 
     async def remove_if_same(self, held: StoredAttachment) -> bool:
-        """Remove one as it was read, and leave alone what somebody has written there since: False."""
+        """Remove an attachment if it is as it was read. Return ``False`` if another service has written it since."""
         there = await self._store.get(held.key)
         if there is not None and there.version != held.version:
             return False
@@ -306,7 +316,7 @@ class Attachments:
         return True
 
     async def remove_all(self, memory: str) -> None:
-        """Those of a memory that is deleted: an export of one would begin it again."""
+        """Remove the attachments of a memory that is deleted: an export of one would create it again."""
         rows = [*await self.all(), *self.doubles]
         await self._store.delete(
             {build_attachment_key(memory), *(row.key for row in rows if row.attachment.memory == memory)}
@@ -317,14 +327,15 @@ class Attachments:
 
 
 def _encode(attachment: Attachment) -> bytes:
-    # Earlier versions always have a time here: that of the attachment, as long as nothing was saved. They know of no user,
-    # and would export from another home: so they do not know its state either, and say so.
+    # Earlier versions expect a time in ``saved``: the time of the attachment, as long as nothing was saved. They do not
+    # know ``user`` and would export from another home; so they get a state that they do not know, and report that
+    # instead.
     state = f"{AS_USER}{attachment.state}" if attachment.user else attachment.state
     return encode_checksummed(asdict(replace(attachment, saved=attachment.saved or attachment.attached, state=state)))
 
 
 def _decode(data: bytes) -> Attachment:
-    """Raise ``ValueError`` or ``msgspec.ValidationError``."""
+    """Parse an attachment. Raise ``ValueError`` or ``msgspec.ValidationError``."""
     attachment = msgspec.convert(decode_checksummed(data), Attachment)
     if attachment.user:
         attachment = replace(attachment, state=attachment.state.removeprefix(AS_USER))
@@ -336,7 +347,7 @@ def _decode(data: bytes) -> Attachment:
 
 
 def _count_seconds_since(moment: str) -> float:
-    """0 where a clock was put back meanwhile."""
+    """Return the seconds since a moment; 0 if the clock was set back in the meantime."""
     try:
         return max(0.0, round((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds(), 1))
     except (ValueError, TypeError):
@@ -344,4 +355,5 @@ def _count_seconds_since(moment: str) -> float:
 
 
 def format_now() -> str:
+    """Return the present time in UTC, as attachments have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Export an attached sandbox, for as long as it is ours to export."""
+"""Export an attached sandbox, as long as this service owns it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
 
 KEPT_ALIVE = 15.0
-"""An export before the end must not keep a sandbox from ending: it is prolonged only when it would end under our hands."""
+"""The margin for prolonging in exports by the service. It is short because a checkpoint must not keep a sandbox from
+ending: it is prolonged only if it would end during the export."""
 CHECKPOINT, SHUTDOWN, DETACHED = "checkpoint", "shutdown", "detached"
 LABELS = (CHECKPOINT, SHUTDOWN, DETACHED)
-"""What snapshots are labelled that nobody asked for one by one."""
+"""The labels of snapshots that the service made automatically."""
 MOST_LOOKED_AT = 20
-"""Of a memory's newest snapshots, when a sandbox is gone."""
+"""How many of a memory's newest snapshots are read when a sandbox is gone."""
 
 
 class ConversationClosed(NotWanted):
@@ -39,15 +40,18 @@ class TakenOver(LeaseLost):
 
 @dataclass(frozen=True, slots=True)
 class AttachmentSaver:
+    """Exports attached sandboxes as operations of the service."""
+
     sidecar: Sidecar
     attachments: Attachments
     lease: Lease
 
     async def save(self, attachment: Attachment, current: Callable[[], Attachment | None], why: str) -> ExportReceipt:
-        """Export it under the label ``why``, as it is attached (``current``) when its turn comes.
+        """Export a sandbox under the label ``why``, with the attachment as it is (``current``) when the operation
+        starts.
 
-        Raise a ``SidecarError`` when it failed, ``ConversationClosed`` when its caller has exported it meanwhile, and
-        ``LeaseLost`` when it is not ours any more.
+        Raise a ``SidecarError`` if the export failed, ``ConversationClosed`` if its caller has exported it in the
+        meantime, and ``LeaseLost`` if this service no longer owns it.
         """
 
         async def work(operation: Operation) -> ExportReceipt:
@@ -72,6 +76,7 @@ class AttachmentSaver:
         return receipt
 
     async def _export_attached(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
+        """Export the sandbox, with the ownership checked before and just before the head moves."""
         engine = self.sidecar.engine
         timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
         request = ExportRequest(
@@ -85,16 +90,20 @@ class AttachmentSaver:
         async def fence() -> None:
             await self._check_ours(attachment)
 
+        # Checked before the export, and again by the engine just before the head moves.
         await fence()
         async with self.sidecar.sandboxes.use(attachment.sandbox, user=attachment.user) as sandbox:
             ours = replace(engine, progress=operation, timing=timing, fence=fence)
             return await self.sidecar.export_from(sandbox, request, ours)
 
     async def _check_ours(self, attachment: Attachment) -> None:
+        """Raise unless the store still has this service as the owner, of the same generation, and its lease is valid."""
         held = await self.attachments.find(*attachment.place)
         there = held.attachment if held else None
         if there is None or not there.looked_after:
             raise ConversationClosed(f"{attachment.sandbox} was detached, or exported by its caller, meanwhile.")
+        # The generation grows with every owner, so it also tells if this service lost the sandbox and took it over
+        # again since.
         if (there.owner, there.generation) != (attachment.owner, attachment.generation):
             raise TakenOver(f"Another service looks after {attachment.sandbox} now.")
         if not self.lease.held:
@@ -102,8 +111,8 @@ class AttachmentSaver:
 
 
 async def was_exported_last(repository: Repository, attachment: Attachment) -> bool:
-    """Whether an export by the caller was the last word on a sandbox that is gone, though no service noted it: it was made by
-    the command line, through a service of an earlier version, or by one that died before it could."""
+    """Whether the caller exported a sandbox that is gone last, although no service recorded it: by the command line,
+    through a service of an earlier version, or through one that died before it could."""
     with contextlib.suppress(SidecarError):
         ids = (await repository.list_snapshot_ids(attachment.memory))[:MOST_LOOKED_AT]
         ids = [one for one in ids if parse_snapshot_time(one).isoformat(timespec="milliseconds") >= attachment.attached]

@@ -1,8 +1,8 @@
-"""Look after sandboxes: while a conversation is open, and those attached until told otherwise.
+"""The keeper: manages the service's attachments, both those of open conversations and lasting ones.
 
-A restore through the service opens a conversation, an export by the caller closes it. In between its sandbox is exported at
-checkpoints, before its provider ends it, when this service stops, and when it takes over from a service that died. What is
-ours is in the ``Ledger``, when it is exported in the ``Schedule``.
+A restore through the service opens a conversation, an export by the caller closes it. In between, the sandbox is
+exported at checkpoints, before its provider ends it, when this service stops, and when it takes over from a service
+that died. The ``Ledger`` knows which attachments this service owns, the ``ExportSchedule`` when they are exported.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Locks
 
 LET_GO_SECONDS = 2.0
-"""To write down, at the end, that we have let go. Without that others see it too, from our lease."""
+"""Time to write, at the end, that this service has released its attachments. If it is not enough, other services see it
+from the lease, which ends."""
 
 
 class Keeper:
+    """Opens, exports, takes over and releases the attachments of this service."""
+
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
         self._jobs = jobs
@@ -74,19 +77,21 @@ class Keeper:
         sidecar.keeper = self
 
     async def start(self) -> None:
-        """Say that we live, take what nobody looks after, and go on doing both."""
+        """Renew the lease, take over attachments without a living owner, and keep doing both."""
         await self.lease.renew()
         self._jobs.every("look around", self.lease.renew_every, self.renew_and_look_around, first=0)
-        # Beside it, because looking around takes its time where there is much to take over.
+        # A separate job, because comparing with the store takes long when there is much to take over, and the lease
+        # must not expire meanwhile.
         self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
 
     @property
     def alive(self) -> bool:
+        """Whether jobs run and the lease is valid."""
         return self._jobs.running and self.lease.held
 
     @property
     def attachments(self) -> list[Attachment]:
-        """Those of this service, also such as are listed only a little longer."""
+        """All attachments of this service, including those that have ended and are listed for a limited time."""
         return self._ledger.attachments
 
     @property
@@ -94,15 +99,15 @@ class Keeper:
         return self._ledger.looked_after
 
     def has_begun(self, attachment: Attachment) -> bool:
-        """Whether somebody restored, attached or exported it through this service: others were only taken over."""
+        """Whether the sandbox was restored, attached or exported through this service, not just taken over."""
         return attachment.place in self._begun_here
 
     def at_risk(self) -> list[Attachment]:
-        """Ours that are lost, or were not saved for two checkpoints or by the last export."""
+        """Return this service's attachments that are lost, or were not saved for two checkpoints or by the last export."""
         return [one for one in self.attachments if one.at_risk]
 
     async def find(self, memory: str, sandbox: str = "") -> Attachment:
-        """The attachment of a memory, or the one of this sandbox. Raise ``NotAttached`` or ``SeveralAttachments``."""
+        """Return the attachment of a memory, or of this sandbox. Raise ``NotAttached`` or ``SeveralAttachments``."""
         if sandbox:
             held = await self._attachments.find(memory, self._sidecar.sandboxes.name_of(sandbox))
             if held is None:
@@ -111,12 +116,12 @@ class Keeper:
         return await self._attachments.find_only(memory)
 
     async def find_all(self) -> list[Attachment]:
-        """Every one there is, by memory and sandbox."""
+        """Return all attachments in the store, by memory and sandbox."""
         found = [held.attachment for held in await self._attachments.all()]
         return sorted(found, key=lambda one: one.place)
 
     async def forget_memory(self, memory: str) -> None:
-        """A memory is deleted: an export of one of its sandboxes would begin it again."""
+        """Remove the attachments of a memory that is deleted: an export of one of its sandboxes would create it again."""
         await self._attachments.remove_all(memory)
         for one in self.attachments:
             if one.memory == memory:
@@ -127,9 +132,9 @@ class Keeper:
     async def open_conversation(
         self, request: RestoreRequest, receipt: RestoreReceipt, care: CareOptions, ends_at: float | None
     ) -> RestoreReceipt:
-        """A caller restored a memory into a sandbox: its conversation is open, from before the caller hears of it.
+        """Open a conversation after a caller restored a memory into a sandbox, before the caller gets the receipt.
 
-        A restore is as good without: when this cannot be written down, the receipt says so.
+        The restore is valid without it: if the attachment cannot be written, a warning is added to the receipt.
         """
         try:
             if await self._opens_conversation(request, receipt):
@@ -141,7 +146,8 @@ class Keeper:
         return receipt
 
     async def _opens_conversation(self, request: RestoreRequest, receipt: RestoreReceipt) -> bool:
-        """Whether what was restored is to be exported again: not for readers, nor for who looks into the past."""
+        """Whether the sandbox is expected to be exported again: not after a read-only restore, nor after one of an
+        earlier snapshot."""
         if receipt.outcome is RestoreOutcome.INCOMPLETE or request.mode != "replace":
             return False
         if request.read_only:
@@ -157,7 +163,7 @@ class Keeper:
         restored: RestoreReceipt | None = None,
         ends_at: float | None = None,
     ) -> Attachment:
-        """Look after a sandbox from now on, beside others of its memory."""
+        """Attach a sandbox, in addition to other sandboxes of its memory. Return the attachment."""
         owner, every = self.lease.instance, self._sidecar.settings.checkpoint_every
         mine, before = await self._ledger.begin(
             place,
@@ -167,7 +173,8 @@ class Keeper:
         self._lost_here.pop(place, None)
         self._begun_here.add(place)
         if before is not None and before.owner not in ("", owner):
-            # Whatever the former owner has under way can no longer become the head.
+            # Rewrite the head, so that an export that the former owner has under way loses its swap and checks its
+            # ownership again.
             await self._sidecar.engine.repository.fence(place[0])
         if care.lasting:
             self._schedule.watch(place)
@@ -177,7 +184,8 @@ class Keeper:
         return mine
 
     async def find_stored(self, memory: str, sandbox: str) -> StoredAttachment | None:
-        """The attachment of a sandbox that its caller is exporting. Trouble with it is no trouble of the export."""
+        """Return the attachment of a sandbox that its caller is exporting. Errors are only logged: they must not fail
+        the export."""
         if (ours := self._ledger.held((memory, sandbox))) is not None:
             return ours
         try:
@@ -187,9 +195,9 @@ class Keeper:
             return None
 
     async def close_conversation(self, receipt: ExportReceipt, row: StoredAttachment | None) -> None:
-        """A caller exported a sandbox: its conversation is closed, unless nothing was kept of it.
+        """Close a conversation after its caller exported the sandbox, unless nothing of it was stored.
 
-        Trouble with writing that down is no trouble of the export: at worst there is one more checkpoint.
+        Errors are only logged: they must not fail the export, and at worst there is one more checkpoint.
         """
         place = (receipt.memory, receipt.sandbox)
         self._begun_here.add(place)
@@ -200,11 +208,11 @@ class Keeper:
             self._log.warning("could not note an export", memory=place[0], sandbox=place[1], **problem.as_dict())
 
     async def report_gone(self, memory: str, sandbox: str, problem: SidecarError) -> None:
-        """A caller found a sandbox gone."""
+        """Handle that a caller found a sandbox gone."""
         await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
     async def detach(self, attachment: Attachment) -> None:
-        """Stop looking after it, unless another has taken its place."""
+        """Remove an attachment, unless the sandbox was attached again in the meantime."""
         held = await self._attachments.find(*attachment.place)
         if held is None or held.attachment.attached != attachment.attached:
             return
@@ -217,15 +225,17 @@ class Keeper:
         self._ledger.drop(place)
         self._lost_here.pop(place, None)
 
-    # Others on the same store
+    # Other services on the same store
 
     async def renew_and_look_around(self) -> None:
-        """Renew the lease; take up what is ours, take over what nobody looks after, let go of what others took."""
+        """Renew the lease, compare the ledger with the store, and take over attachments whose owner has no valid lease."""
         async with self._turn:
             await self.lease.renew()
             await self._take_over(await self._ledger.look_around(await self.lease.list_living()))
 
     async def _take_over(self, orphans: Iterable[StoredAttachment]) -> None:
+        """Become the owner of these attachments by compare-and-swap. Those that another service took first are left
+        out."""
         turns = asyncio.Semaphore(PARALLEL)
 
         async def take(held: StoredAttachment) -> tuple[StoredAttachment, StoredAttachment] | None:
@@ -240,12 +250,15 @@ class Keeper:
                 await self._sidecar.engine.repository.fence(memory)
 
         taken = [both for both in await asyncio.gather(*map(take, orphans)) if both]
-        # Whatever the former owners have under way can no longer become the head.
+        # Rewrite each head once, after the take-over is written: an export that a former owner still has under way
+        # loses its swap, reads the attachment again and finds the new owner. Fencing first would leave a gap in which
+        # it could still succeed.
         await asyncio.gather(*map(fence, {held.attachment.memory for held, _ in taken}))
         for held, ours in taken:
             self._resume_former(held.attachment.owner, ours)
 
     def _resume_former(self, former: str, ours: StoredAttachment) -> None:
+        """Start exporting a sandbox that was taken over from ``former``, and publish that."""
         attachment = ours.attachment
         self._ledger.keep(ours)
         self._schedule.export_soon(ours.place)
@@ -262,7 +275,8 @@ class Keeper:
     # Exports, and sandboxes that are gone
 
     async def save(self, place: AttachmentKey, why: str) -> ExportReceipt:
-        """Export a sandbox of ours, and note whether it is saved. Raise a ``SidecarError`` when the export failed."""
+        """Export a sandbox of this service and record whether it is saved. Raise a ``SidecarError`` if the export
+        failed."""
         attachment = self._ledger.find(place)
         if attachment is None:
             raise NotAttached(f"{place[1]} is not looked after by this service.")
@@ -277,12 +291,13 @@ class Keeper:
             trouble = build_save_problem(problem)
             await self._ledger.note(place, lambda one: apply_problem(one, trouble) if one.looked_after else one)
             raise
-        # One that its caller has exported meanwhile stands as that export said.
+        # If its caller exported it in the meantime, the result of that export stands.
         await self._ledger.note(place, lambda one: apply_checkpoint(one, receipt) if one.looked_after else one)
         return receipt
 
     async def _on_gone(self, place: AttachmentKey, problem: SidecarError) -> None:
-        """A sandbox is gone: within a conversation, that is told as loudly as can be."""
+        """Handle a sandbox that is gone: as ended if its caller exported it last, else as lost, with a critical log
+        entry and an event."""
         async with self._ending.held(place):  # a caller and a checkpoint may find out at the same time
             attachment = self._ledger.find(place)
             if attachment is None or attachment.state in (LOST, ENDED):
@@ -293,14 +308,16 @@ class Keeper:
                 await self._note_lost(attachment, problem)
 
     async def _note_ended(self, attachment: Attachment) -> None:
+        """Record a sandbox that is gone after its export."""
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
         self._log.info("sandbox ended", **about)
         self._sidecar.events.publish("sandbox.ended", **about, last_saved=attachment.saved)
         await self._ledger.note(attachment.place, lambda one: one.change_state(ENDED))
-        # A service of an earlier version would look after it, and call it lost.
+        # A service of an earlier version would try to export it and report it as lost.
         await self._ledger.move_out_of_sight(attachment.place)
 
     async def _note_lost(self, attachment: Attachment, problem: SidecarError) -> None:
+        """Record a sandbox that is gone with unsaved changes, with a critical log entry and an event."""
         about = {"memory": attachment.memory, "sandbox": attachment.sandbox, "conversation": attachment.conversation}
         unsaved = attachment.unsaved_seconds
         self._log.critical("sandbox lost", **about, unsaved_seconds=unsaved)
@@ -322,9 +339,9 @@ class Keeper:
     # The end of this service
 
     async def stop(self, seconds: float, *, with_callers: bool = False) -> list[Attachment]:
-        """Export all that is looked after, what was not saved for longest first, and let go of it. Return what is not saved.
+        """Export all attached sandboxes, the longest unsaved first, and release them. Return those that are not saved.
 
-        ``with_callers``: those who opened conversations here have ended before us, so these are closed.
+        ``with_callers``: the callers that opened conversations here have ended too, so these conversations are closed.
         """
         self._jobs.stop()
         async with self._keep_lease():
@@ -338,7 +355,8 @@ class Keeper:
 
     @contextlib.asynccontextmanager
     async def _keep_lease(self) -> AsyncIterator[None]:
-        """Jobs have ended, and still we have to say that we live: else others take over what we are saving."""
+        """Renew the lease while the body runs: the jobs have ended, and other services must not take over what is still
+        being saved."""
 
         async def renew() -> None:
             while True:
@@ -354,6 +372,7 @@ class Keeper:
             await asyncio.wait([renewing])
 
     async def _save_all(self, deadline: float, *, with_callers: bool) -> list[Attachment]:
+        """Export everything until the deadline. Return the attachments that are not saved."""
         waiting = sorted(self.looked_after, key=lambda one: -one.unsaved_seconds)
         if with_callers:
             self._warn_of_open(waiting)
@@ -363,7 +382,7 @@ class Keeper:
         unsaved = [one.place for one, task in zip(waiting, saving, strict=True) if not task.done() or not task.result()]
         for task in saving:
             task.cancel()
-        # And what its caller's export, the last word on it, did not save.
+        # Also those that their caller exported last, without saving all of it.
         unsaved += [one.place for one in self.attachments if one.state in (IDLE, ENDED) and one.problem]
         standing = {one.place: one for one in [*waiting, *self.attachments]}
         return [standing[place] for place in dict.fromkeys([*unsaved, *self._lost_here]) if place in standing]
@@ -375,22 +394,23 @@ class Keeper:
                 self._log.warning("restored and never exported; it is exported now", **about)
 
     async def _save_last(self, place: AttachmentKey) -> bool:
-        """Whether it is saved, or will be without us."""
+        """Export before the service stops. Return whether the sandbox is saved, or needs no export by this service."""
         try:
             receipt = await self.save(place, SHUTDOWN)
         except (SandboxAsleep, TakenOver):
-            return True  # a sandbox that sleeps keeps what it has
+            return True  # a sleeping sandbox keeps its files
         except ConversationClosed:
             attachment = self._ledger.find(place)
             return attachment is None or not attachment.problem
         except GONE:
             attachment = self._ledger.find(place)
             return attachment is None or attachment.state == ENDED
-        except SidecarError:  # the operation has told what
+        except SidecarError:  # the operation has logged it
             return False
         return find_save_problem(receipt) is None
 
     async def _let_go(self, unsaved: set[AttachmentKey], *, with_callers: bool) -> None:
+        """Write that this service no longer owns its attachments."""
         turns = asyncio.Semaphore(PARALLEL)
 
         async def let_go(one: Attachment) -> None:

@@ -1,7 +1,7 @@
-"""Who is alive: each service says so in the store every few seconds, and none believes its own word for long.
+"""Leases: each service renews its lease in the store every few seconds, so that the others see that it is alive.
 
-Ages are told by the store's clock alone, so services whose clocks differ agree. A service stops acting on its lease well
-before others take it for dead.
+Ages are measured by the store's clock alone, so services with different clocks agree. A service stops acting on its own
+lease well before the others take it for dead, so that two services do not act on one attachment at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sidecar.ids import INSTANCES, build_instance_key
 from sidecar.ports import Store
 
 RENEWED, BELIEVED, DEAD = 0.2, 0.6, 0.8
-"""Parts of a lease: renewed so often, believed by its holder so long, and by others so long."""
+"""Fractions of a lease's duration: after which it is renewed, until which its owner relies on it, and after which other
+services take the owner for dead."""
 
 
 class LeaseLost(SidecarError):
@@ -28,6 +29,9 @@ class LeaseLost(SidecarError):
 
 
 class Lease:
+    """The lease of this service. It is an object in the store, named after the instance, that is written again to renew
+    it."""
+
     def __init__(self, store: Store, seconds: float) -> None:
         self.instance = f"{socket.gethostname()[:40]}-{secrets.token_hex(6)}"
         self.seconds = seconds
@@ -40,10 +44,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this service may still act on what it owns."""
+        """Whether this service may still act on its attachments."""
         return time.monotonic() - self._renewed < self.seconds * BELIEVED
 
     async def renew(self) -> None:
+        """Write the lease. The time before the request counts, so that a slow request does not extend it."""
         began = time.monotonic()
         await self._store.put(
             build_instance_key(self.instance), encode_checksummed({"instance": self.instance, "seconds": self.seconds})
@@ -51,13 +56,15 @@ class Lease:
         self._renewed = began
 
     async def keep(self) -> None:
-        """Renew it, if that was not done for a while."""
+        """Renew the lease if ``renew_every`` seconds have passed since the last time."""
         if time.monotonic() - self._renewed > self.renew_every:
             await self.renew()
 
     async def list_living(self) -> set[str]:
-        """The services that were heard of lately, this one included."""
+        """Return the ids of the services with a valid lease, including this one. Leases that ended long ago are
+        deleted."""
         heard = {info.key: info.modified async for info in self._store.list(INSTANCES)}
+        # The present time by the store's clock: that of this service's own lease, which was renewed just before.
         now = heard.get(build_instance_key(self.instance), max(heard.values(), default=0.0))
         keys = {key for key, modified in heard.items() if now - modified < self.seconds * DEAD}
         gone = [key for key, modified in heard.items() if now - modified > max(3600.0, 10 * self.seconds)]
@@ -66,5 +73,6 @@ class Lease:
         return {key.removeprefix(INSTANCES).removesuffix(".json") for key in keys} | {self.instance}
 
     async def release(self) -> None:
+        """Delete the lease, so that other services take over at once."""
         self._renewed = float("-inf")
         await self._store.delete([build_instance_key(self.instance)])

@@ -1,7 +1,8 @@
-"""The attachments of this service: what it knows of each, in step with what the store says.
+"""The ledger: this service's attachments in memory, kept in step with the store.
 
-The store decides. Other services write there too: a caller may export through one of them, and one of them takes over when we
-are not heard of. So every change is a swap, which is made again on top of what others wrote for as long as it is ours to make.
+The store decides. Other services write there too: a caller may export through any of them, and one of them takes over
+if this service's lease expires. So every change is a compare-and-swap. If it fails, it is applied again on top of what
+the other service wrote, as long as this service still owns the attachment.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from sidecar.service.attachments.attachment import Attachment, AttachmentKey, At
 from sidecar.service.operations import Locks
 
 MOST_TRIES = 10
-"""So often an attachment is swapped again that others write at the same time."""
+"""How often a change is tried again on an attachment that other services write at the same time."""
 Change = Callable[[Attachment], Attachment]
 
 
 @dataclass(slots=True)
 class OwnedAttachment:
-    """An attachment of ours."""
+    """An attachment that this service owns."""
 
     held: StoredAttachment
     opened_here: bool = False
     """A restore through this service opened its conversation."""
     written: float = field(default_factory=time.monotonic)
-    """When we last wrote it; what a listing that began earlier says of it is out of date."""
+    """When this service last wrote it. A listing that began earlier is out of date for it."""
 
     @property
     def attachment(self) -> Attachment:
@@ -41,18 +42,20 @@ class OwnedAttachment:
 
 
 class Ledger:
+    """The attachments that this service owns, by memory and sandbox."""
+
     def __init__(self, attachments: Attachments, instance: str) -> None:
         self._stored = attachments
         self._instance = instance
         self._entries: dict[AttachmentKey, OwnedAttachment] = {}
         self._changing = Locks()
         self.on_change: Callable[[AttachmentKey], None] = lambda place: None
-        """Called with what begins or ends to be ours, or is in another state or saved at other times than before."""
+        """Called with an attachment that this service gained or lost, or whose state or export schedule changed."""
         self._log = structlog.get_logger("sidecar").bind(instance=instance)
 
     @property
     def attachments(self) -> list[Attachment]:
-        """All of ours, also such as are listed only a little longer."""
+        """All attachments of this service, including those that have ended and are listed for a limited time."""
         return [entry.attachment for entry in self._entries.values()]
 
     @property
@@ -84,11 +87,13 @@ class Ledger:
     async def begin(
         self, place: AttachmentKey, make: Callable[[Attachment | None], Attachment], *, opened_here: bool
     ) -> tuple[Attachment, Attachment | None]:
-        """Write one that begins, or goes on, as ``make`` has it from what is there; return both."""
+        """Write an attachment that begins or continues, as ``make`` builds it from the present one. Return the new one
+        and the one before."""
         async with self._changing.held(place):
             entry = self._entries.get(place)
             before = entry.held if entry else await self._find_readable(place)
             for _ in range(MOST_TRIES):
+                # Built again for every attempt, on top of what another service may have written since.
                 mine = make(before.attachment if before else None)
                 with contextlib.suppress(SwapLost):
                     held = await (self._stored.write(mine, before) if before else self._stored.add(mine))
@@ -98,19 +103,21 @@ class Ledger:
         raise _build_busy_error(place)
 
     async def _find_readable(self, place: AttachmentKey) -> StoredAttachment | None:
-        """What is attached; what is refused is replaced, and so it is nothing."""
+        """Return the attachment in the store; ``None`` also if it is refused as altered, since it will be replaced."""
         try:
             return await self._stored.find(*place)
         except ObjectRefused:
             return None
 
     async def note(self, place: AttachmentKey, change: Change) -> None:
-        """Write down how one of ours stands. Nothing of that is worth a failure; it is known here all the same."""
+        """Change an attachment and ignore errors: the change is kept in memory, and written with the next comparison
+        with the store."""
         with contextlib.suppress(SidecarError):
             await self.change(place, change)
 
     async def change(self, place: AttachmentKey, change: Change) -> bool:
-        """Swap one of ours for what ``change`` makes of it. Let go of one that is not ours (any more): False."""
+        """Swap an attachment of this service for what ``change`` makes of it. Return ``False`` and drop it if another
+        service owns it now."""
         async with self._changing.held(place):
             for _ in range(MOST_TRIES):
                 if (entry := self._entries.get(place)) is None:
@@ -126,6 +133,8 @@ class Ledger:
                         return False
                     continue
                 except SidecarError:
+                    # The store failed: keep the change in memory with the old version, so that it can be written later
+                    # (``_take_up``).
                     entry.held = replace(entry.held, attachment=after)
                     self._log_change(before, after)
                     raise
@@ -134,7 +143,7 @@ class Ledger:
         raise _build_busy_error(place)
 
     async def _is_still_ours(self, place: AttachmentKey, entry: OwnedAttachment) -> bool:
-        """Whether one that somebody wrote since is still ours to write, as it is now."""
+        """After a lost swap, read the attachment again and return whether this service still owns it."""
         there = await self._stored.find(*place)
         if there is None and await self._stored.is_taken(entry.held):
             there = await self._stored.move(entry.held)
@@ -144,7 +153,8 @@ class Ledger:
         return True
 
     async def change_foreign(self, row: StoredAttachment, change: Change) -> None:
-        """The same for one that another service looks after, or none; that one sees it when it looks around."""
+        """Change an attachment that another service owns, or none; its owner sees the change at its next comparison
+        with the store."""
         held: StoredAttachment | None = row
         for _ in range(MOST_TRIES):
             if held is None or (after := change(held.attachment)) == held.attachment:
@@ -158,7 +168,8 @@ class Ledger:
             return
 
     async def move_out_of_sight(self, place: AttachmentKey) -> None:
-        """Put one of ours where services of earlier versions do not see it, who would go on looking after it."""
+        """Move an attachment to a key that services of earlier versions do not list: they would go on exporting its
+        sandbox."""
         async with self._changing.held(place):
             if (entry := self._entries.get(place)) is not None:
                 with contextlib.suppress(SidecarError):
@@ -170,7 +181,7 @@ class Ledger:
             self.on_change(after.place)
 
     def _log_recovery(self, before: Attachment, after: Attachment) -> None:
-        """What went wrong was told once, when it began; so is its end."""
+        """Log when a problem is over. It was logged once, when it began."""
         if before.problem and not after.problem:
             about = {"memory": after.memory, "sandbox": after.sandbox, "conversation": after.conversation}
             self._log.warning("saved again", problem=before.problem_code, **about)
@@ -178,7 +189,8 @@ class Ledger:
     # In step with the store
 
     async def look_around(self, living: set[str]) -> list[StoredAttachment]:
-        """Take up what is ours, let go of what others took or detached. Return what no living service looks after."""
+        """Compare with the store: add and update this service's attachments, drop those that other services took or
+        detached. Return the attachments whose owner has no valid lease."""
         began = time.monotonic()
         found = {held.place: held for held in await self._stored.all()}
         await self._clear_doubles(living)
@@ -194,13 +206,16 @@ class Ledger:
         return orphans
 
     async def _clear_doubles(self, living: set[str]) -> None:
-        # Not those of others that live: one may be on its way from one key to the other.
+        """Remove second objects for the same memory and sandbox."""
+        # Not those of other services with a valid lease: one of them may be moving an attachment from one key to the
+        # other.
         for double in self._stored.doubles:
             if double.attachment.owner == self._instance or double.attachment.owner not in living:
                 await self._stored.remove(double)
 
     async def _on_missing(self, place: AttachmentKey, entry: OwnedAttachment, taken: Iterable[str]) -> None:
-        """One of ours is not in the store any more: it was detached, unless somebody altered it or took its key."""
+        """Handle an attachment of this service that is not in the store any more: it was detached, unless its object
+        was altered or its key is used for another sandbox."""
         if entry.held.key in self._stored.unreadable:
             return
         if entry.held.key not in taken:
@@ -211,7 +226,8 @@ class Ledger:
             entry.hold(await self._stored.move(entry.held))
 
     async def _is_orphan(self, held: StoredAttachment, living: set[str]) -> bool:
-        """Whether no living service looks after what was found in the store; else, see what it means to us."""
+        """Whether the owner of an attachment in the store has no valid lease. In all other cases, update this ledger
+        from it."""
         place, attachment, owner = held.place, held.attachment, held.attachment.owner
         if await self._put_back(held):
             return False
@@ -228,12 +244,13 @@ class Ledger:
         return False
 
     async def _take_up(self, held: StoredAttachment) -> None:
-        """One of ours, as another service may have changed it: closed, say."""
+        """Update the ledger from an attachment of this service that another service may have changed, for example
+        closed."""
         entry = self._entries.get(held.place)
         if entry is None:
             self.keep(held)
         elif entry.held.version == held.version:
-            if entry.attachment != held.attachment:  # the store could not take it when it was to be written
+            if entry.attachment != held.attachment:  # an earlier write to the store failed
                 with contextlib.suppress(SwapLost):
                     entry.hold(await self._stored.write(entry.attachment, held))
         else:
@@ -242,7 +259,8 @@ class Ledger:
                 self.on_change(held.place)
 
     async def _put_back(self, held: StoredAttachment) -> bool:
-        """Whether somebody put an earlier state of an attachment of ours back: then ours is written again."""
+        """Whether the store has an earlier state of an attachment of this service, for example restored from a copy:
+        then the present state is written again."""
         entry = self._entries.get(held.place)
         if entry is None or not _is_earlier(held.attachment, entry.attachment):
             return False
@@ -253,6 +271,7 @@ class Ledger:
 
 
 def _needs_new_plan(before: Attachment, after: Attachment) -> bool:
+    """Whether the export schedule depends on the difference."""
     return (before.state, before.lasting, before.checkpoint_every) != (
         after.state,
         after.lasting,

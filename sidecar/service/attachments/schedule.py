@@ -1,4 +1,4 @@
-"""When a sandbox that is looked after is exported: at checkpoints, and before its provider ends it."""
+"""The export schedule of attached sandboxes: at checkpoints, and before the provider ends the sandbox."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ JITTER = 0.1
 GONE = (SandboxGone, SandboxNotFound)
 CHECKPOINTS, ENDS, WATCHES, LOOKS, RETRIES = "checkpoint", "end", "watch", "look", "retry"
 RETRY_SECONDS = 2.0
-"""After a failure that may pass; twice as long after each further one, and never longer than until the next checkpoint."""
+"""The wait after a retryable failure. It doubles with each further failure and never exceeds the time between
+checkpoints."""
 
 
 @dataclass(slots=True)
 class _SandboxEnd:
-    """What is known of when a sandbox ends, and how its exports went."""
+    """When a sandbox ends, as far as it is known, and how its exports went."""
 
     failures: int = 0
-    """Of exports, one after the other."""
+    """The number of exports that failed in a row."""
     planned_for: float = 0.0
-    """The end for which the last export before it is planned or made, when that was late already."""
+    """The end for which the last export is planned or was made, if it was already near when it was planned."""
     unused_until: float = 0.0
-    """Of one whose end each use puts off: its end after an export that found nothing new, as long as that is what it is."""
+    """For a sandbox whose end moves with each use: its end after an export that found nothing new. While that end stays
+    the same, the sandbox was not used."""
 
 
 class ExportSchedule:
-    """Follows the ledger. ``save`` exports a sandbox, ``report_gone`` is called for one that is not there any more."""
+    """Plans the exports of the ledger's attachments. ``save`` exports a sandbox; ``report_gone`` is called for one that
+    no longer exists."""
 
     def __init__(
         self,
@@ -55,13 +58,15 @@ class ExportSchedule:
         self._save = save
         self._report_gone = report_gone
         self._ends: dict[AttachmentKey, _SandboxEnd] = {}
-        # Callers do not have to wait until all checkpoints of thousands of sandboxes are made.
+        # Checkpoints use only half of the slots, so that callers do not wait for the checkpoints of thousands of
+        # sandboxes.
         self._turns = asyncio.Semaphore(max(1, sidecar.settings.concurrency // 2))
         self._log = structlog.get_logger("sidecar")
         ledger.on_change = self.plan
 
     def plan(self, place: AttachmentKey) -> None:
-        """Checkpoints for one that is looked after; one that is not is only looked at, to tell when it has ended."""
+        """Plan checkpoints for an attachment that is to be exported. For one that is idle, only check periodically
+        whether its sandbox has ended."""
         attachment = self._ledger.find(place)
         self._ends.pop(place, None)
         if attachment is not None and attachment.looked_after:
@@ -76,16 +81,16 @@ class ExportSchedule:
             self._jobs.run_once(_name_job(LOOKS, place), every, self._check_presence, place, every)
 
     def export_soon(self, place: AttachmentKey) -> None:
-        """Nobody knows for how long it was not looked after."""
+        """Export within a second, after a take-over: it is not known since when the sandbox was not exported."""
         self._jobs.run_once(_name_job(ENDS, place), random.uniform(0, 1), self._checkpoint, place)
 
     def watch(self, place: AttachmentKey) -> None:
-        """Find out when it ends, from its provider."""
+        """Ask the provider when the sandbox ends."""
         self._jobs.run_once(_name_job(WATCHES, place), 0, self._watch, place)
 
     def plan_end(self, place: AttachmentKey, ends_at: float) -> None:
-        """Plan an export in good time before a sandbox ends; one, and not another, where the time is short already: each
-        might prolong its life a little."""
+        """Plan an export ``lead`` seconds before a sandbox ends. If less time is left, plan only one, because each
+        export might prolong the sandbox a little and lead to another."""
         end, left = self._ends.get(place), ends_at - time.time()
         if end is None:
             return
@@ -101,7 +106,8 @@ class ExportSchedule:
             await self._export(place)
 
     async def _export(self, place: AttachmentKey) -> None:
-        """Export, if there is anything new, and look again when it ends. What went wrong is noted and told by then."""
+        """Export, if the sandbox was used, and then ask again when it ends. Errors were recorded and logged by
+        ``save``."""
         if await self._is_unused(place):
             return
         nothing_new, failures = False, 0
@@ -114,7 +120,8 @@ class ExportSchedule:
         await self._watch(place, nothing_new=nothing_new)
 
     def _schedule_retry(self, place: AttachmentKey) -> int:
-        """Try again soon what may go well then: the next checkpoint can be an hour away. Return how often it failed by now."""
+        """Plan another attempt, since the next checkpoint may be an hour away. Return how many attempts have failed in
+        a row."""
         attachment, end = self._ledger.find(place), self._ends.get(place)
         if attachment is None or end is None:
             return 0
@@ -124,21 +131,21 @@ class ExportSchedule:
         return end.failures + 1
 
     async def _is_unused(self, place: AttachmentKey) -> bool:
-        """Whether nobody has used a sandbox since an export found nothing new in it, and one more would only keep it from its
-        end."""
+        """Whether a sandbox was not used since an export found nothing new in it. Another export would only keep it
+        from ending."""
         end = self._ends.get(place)
         if end is None or not end.unused_until:
             return False
         try:
             presence = await self._read_presence(place)
         except SandboxAsleep:
-            return True  # and it keeps what it has
+            return True  # a sleeping sandbox keeps its files
         except SandboxError:
-            return False  # an export says what is the matter
+            return False  # the export will report the problem
         return presence.slides and presence.ends_at is not None and presence.ends_at <= end.unused_until + 1
 
     async def _watch(self, place: AttachmentKey, *, nothing_new: bool = False) -> None:
-        """Find out when its provider will end a sandbox, and plan an export before that."""
+        """Ask the provider when a sandbox will end, and plan an export before that."""
         attachment = self._ledger.find(place)
         if attachment is None or not attachment.looked_after:
             return
@@ -147,7 +154,7 @@ class ExportSchedule:
         except GONE as problem:
             await self._report_gone(place, problem)
         except SandboxError as problem:
-            if attachment.problem_code != problem.code:  # else it was told
+            if attachment.problem_code != problem.code:  # otherwise it was logged already
                 self._log.warning("cannot see when it ends", memory=place[0], sandbox=place[1], **problem.as_dict())
         else:
             if presence.ends_at is not None:
@@ -156,7 +163,7 @@ class ExportSchedule:
                 end.unused_until = presence.ends_at or 0.0 if presence.slides and nothing_new else 0.0
 
     async def _check_presence(self, place: AttachmentKey, pause: float) -> None:
-        """Whether a sandbox that its caller has exported is still there; ever less often."""
+        """Check whether a sandbox that its caller has exported still exists; each time after twice the pause."""
         attachment = self._ledger.find(place)
         if attachment is None or attachment.state != IDLE or attachment.lasting:
             return
@@ -166,7 +173,7 @@ class ExportSchedule:
             await self._report_gone(place, problem)
             return
         except SandboxError:
-            pass  # whatever it is, its memory is saved
+            pass  # whatever the problem is, its memory is saved
         if pause < FORGOTTEN_AFTER[IDLE]:
             self._jobs.run_once(_name_job(LOOKS, place), 2 * pause, self._check_presence, place, 2 * pause)
 

@@ -1,4 +1,4 @@
-"""How an attachment stands after something has happened to its sandbox. Nothing is written here."""
+"""Compute the new state of an attachment after something has happened to its sandbox. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def apply_opening(
     owner: str,
     every: float,
 ) -> Attachment:
-    """An attachment that begins, or goes on, with a conversation or by name; ``every`` is the service's own setting."""
+    """Return an attachment that begins or continues, by a restore or by a call to attach. ``every`` is the service's
+    own setting."""
     memory, sandbox = place
     base = before if before is not None and before.looked_after else None
-    # A restore says something of the conversation; on all else, an attachment that it finds goes on as it was.
+    # A restore only decides about the conversation; the other settings of an existing attachment continue to apply.
     settings = None if care.lasting else base
     mine = Attachment(
         memory=memory,
@@ -40,7 +41,8 @@ def apply_opening(
         owner=owner,
     )
     if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and restored.snapshot is not None:
-        # A sandbox that was left as it is may have grown since its snapshot was begun; one that was restored has not yet.
+        # A sandbox that was left as it is may have changed since its snapshot was begun; one that was just restored has
+        # not.
         begun = parse_snapshot_time(restored.snapshot).isoformat(timespec="milliseconds")
         return replace(mine, saved=begun if restored.kept else format_now(), snapshot=restored.snapshot)
     if base is not None:
@@ -49,7 +51,7 @@ def apply_opening(
 
 
 def _choose_time_after(restored: RestoreReceipt | None) -> str:
-    """Now; but later than the snapshot that was restored, if the clock is behind that of whoever made it."""
+    """Return the present time, or a time just after the restored snapshot if the clock is behind that of its maker."""
     moments = [datetime.now(UTC)]
     if restored is not None and restored.snapshot is not None:
         moments.append(parse_snapshot_time(restored.snapshot) + timedelta(milliseconds=1))
@@ -57,14 +59,16 @@ def _choose_time_after(restored: RestoreReceipt | None) -> str:
 
 
 def apply_export(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
-    """After its caller's own export, which closes the conversation; but what was kept nowhere has to be exported again."""
+    """Return the attachment after its caller's export, which closes the conversation. If nothing was stored it stays
+    open, to be exported again."""
     trouble = find_save_problem(receipt)
     after = _mark_saved(attachment, receipt) if trouble is None else apply_problem(attachment, trouble)
     return after.change_state(IDLE) if trouble is None or receipt.snapshot is not None else after
 
 
 def apply_checkpoint(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
-    """After an export by the service. Something new since its caller's export means that it is in use again."""
+    """Return the attachment after an export by the service. New contents since its caller's export mean that it is in
+    use again."""
     trouble = find_save_problem(receipt)
     after = _mark_saved(attachment, receipt) if trouble is None else apply_problem(attachment, trouble)
     in_use = attachment.state == IDLE and receipt.outcome is ExportOutcome.COMMITTED
@@ -72,6 +76,7 @@ def apply_checkpoint(attachment: Attachment, receipt: ExportReceipt) -> Attachme
 
 
 def apply_problem(attachment: Attachment, trouble: SaveProblem) -> Attachment:
+    """Return the attachment with the problem recorded."""
     return replace(attachment, problem=trouble.words, hint=trouble.hint)
 
 
@@ -79,6 +84,6 @@ def _mark_saved(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
     fine = replace(attachment, problem="", hint="")
     if not receipt.is_saved:
         return fine
-    # What was written while it was exported may not be in it.
+    # Changes made while the export ran may not be in it, so the time when it began counts.
     began = datetime.now(UTC) - timedelta(milliseconds=receipt.duration_ms)
     return replace(fine, saved=began.isoformat(timespec="milliseconds"), snapshot=receipt.snapshot or "")

@@ -1,4 +1,5 @@
-"""Why the head does not have what a sandbox had after an export of it, and what to do. Saved means that the head has it."""
+"""Why a sandbox is not saved after an export, and what to do about it. Saved means that the head has everything the
+sandbox has."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ LIMIT = "limit-"
 
 @dataclass(frozen=True, slots=True)
 class SaveProblem:
+    """Why a sandbox is not saved."""
+
     kind: str
-    """The same for as long as it is the same trouble: an outcome with the reason's code, or an error's code."""
+    """Stays the same as long as the problem does: an outcome with the reason's code, or an error's code."""
     message: str
     hint: str = ""
 
@@ -24,7 +27,7 @@ class SaveProblem:
 
 
 def find_save_problem(receipt: ExportReceipt) -> SaveProblem | None:
-    """What keeps the sandbox's memory from being saved; ``None`` when it is, or when there is none and never was."""
+    """Return why the sandbox's memory is not saved; ``None`` if it is, or if there is no memory and never was."""
     if receipt.is_saved:
         return None
     reason = receipt.reason
@@ -42,11 +45,12 @@ def find_save_problem(receipt: ExportReceipt) -> SaveProblem | None:
 
 
 def build_save_problem(problem: SidecarError) -> SaveProblem:
-    """The same for an export that failed."""
+    """Return the problem for an export that failed with an error."""
     return SaveProblem(problem.code, problem.message, problem.hint)
 
 
 def _advise(receipt: ExportReceipt, code: str) -> str:
+    """Return what a person can do about an export that is not the head."""
     if code.startswith(LIMIT):
         return "Raise the limit in the config's [limits], or make the memory smaller. Nothing was kept; the sandbox has it."
     advice = []

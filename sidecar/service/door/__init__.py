@@ -1,1 +1,1 @@
-"""Who gets in: connections, hosts, origins, tokens, TLS."""
+"""Access to the service: connections, hosts, origins, tokens and TLS."""

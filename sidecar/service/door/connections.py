@@ -1,13 +1,15 @@
 """The connections of the service: how many there may be, and how long each may take.
 
-uvicorn ends connections that idle between two requests, and nothing else: whoever opens a thousand and sends half a request on
-each has them for good, and when the process may open no more files asyncio logs a traceback for every try to accept one more.
-So connections are accepted here, and looked at once a second:
+uvicorn only closes connections that are idle between two requests. A client that opens a thousand connections and sends
+half a request on each would keep them forever, and once the process may open no more files, asyncio logs a traceback
+for every attempt to accept another. So connections are accepted here, around uvicorn's h11 protocol, and checked once a
+second:
 
-    waiting   no request yet, or half of its head; or a request was answered whose body still arrives. Ends after
-              ``header_timeout``, and earlier when there are too many connections: the one that waits longest goes first.
-    busy      a request is being answered. Never cut while the service works or has nothing to say (a long export, a stream of
-              events); after ``body_timeout`` when the caller neither sends the body it announced nor reads what it is sent.
+    waiting   no request yet, or half of its head; or a request was answered whose body still arrives. Closed after
+              ``header_timeout``, and earlier if there are too many connections: the one that waits longest first.
+    busy      a request is being answered. Never closed while the service works or has nothing to send (a long export, a
+              stream of events); closed after ``body_timeout`` if the caller neither sends the body it announced nor reads
+              what it is sent.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ from sidecar.service.logs import log_repeats, warn
 
 LOOK_SECONDS = 1.0
 AT_ONCE = 64
-"""So many are accepted before those that are there get a turn again."""
+"""How many connections are accepted in a row before the open ones get processing time again."""
 PAUSE_SECONDS = 0.5
-"""Before the next try, when no file could be opened for a connection."""
+"""The wait before the next attempt, after no file could be opened for a connection."""
 SPARE_FILES = 256
-"""Of the files that the process may have open, those which are not for connections: packs, pipes, connections to a store."""
+"""How many of the open files that the process may have are reserved for other uses: packs, pipes, connections to a
+store."""
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 BAD_REQUEST = Problem(
     status=400, title="Bad request", detail="This is not an HTTP request.", code="bad-request", hint="Send HTTP/1.1."
@@ -69,7 +72,7 @@ FULL = Problem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections, and how many seconds for the head of a request and for standing still after it."""
+    """The most connections, and the seconds allowed for the head of a request and for no progress after it."""
 
     connections: int
     head: float
@@ -77,7 +80,7 @@ class ConnectionLimits:
 
 
 def limit_connections(wanted: int) -> int:
-    """As many as wanted, or as the limit of open files leaves room for."""
+    """Return ``wanted``, or fewer if the limit of open files does not allow as many."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return wanted
@@ -85,7 +88,8 @@ def limit_connections(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's own, which tells the listener whether it waits or is busy, and knows how long it stands still."""
+    """uvicorn's h11 connection, extended: it reports to the listener whether it is waiting or busy, and measures how
+    long it makes no progress."""
 
     def __init__(self, listener: Listener, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
@@ -94,9 +98,9 @@ class Connection(H11Protocol):
         self._busy = False
         self._waits_since = self._heard = time.monotonic()
         self._began = 0.0
-        """When the first byte of a head came; 0: none did."""
+        """When the first byte of a head was received; 0: none was."""
         self._unread_since = 0.0
-        """Since when the caller does not read what it is sent; 0: it reads."""
+        """Since when the caller has not read what it is sent; 0: it reads."""
         self._closes_since = 0.0
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,36 +127,38 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        # Called while uvicorn handles h11's error, which says what kind of error it is.
+        """Answer as a problem document, in place of uvicorn's plain text."""
+        # uvicorn calls this while it handles h11's exception, which tells the kind of error; the argument does not.
         too_large = getattr(sys.exception(), "error_status_hint", 0) == HEAD_TOO_LARGE.status
         self._refuse(HEAD_TOO_LARGE if too_large else BAD_REQUEST)
 
     def shutdown(self) -> None:
+        """Close when the service stops. h11 refuses a proper end in some states; then the transport is just closed."""
         with contextlib.suppress(h11.LocalProtocolError):
             super().shutdown()
             return
         self.transport.close()
 
     def drop(self) -> None:
-        """End it now, whatever is still to be sent."""
+        """Close it at once, without sending what is still buffered."""
         if self.transport is not None:
             self.transport.abort()
         elif self.entering is not None:
             self.entering.cancel()
 
     def look(self, now: float, allowance: ConnectionLimits) -> None:
-        """End it if it has taken too long."""
+        """Close it if it has exceeded a time limit. Called once a second."""
         if self.transport is None:
-            return  # what comes before has a time limit of its own
+            return  # the TLS handshake has its own time limit
         if self.transport.is_closing():
-            # It is closed when all was sent, which a caller that does not read would put off for ever.
+            # A closing transport first sends what is buffered, which a caller that does not read could delay forever.
             self._closes_since = self._closes_since or now
             if now - self._closes_since > allowance.head:
                 self.drop()
         elif not self._busy:
             if now - (self._began or self._waits_since) <= allowance.head:
                 return
-            if self._began:  # those that are silent are not worth a word: browsers open some in advance
+            if self._began:  # silent connections are not logged: browsers open some in advance
                 warn("connections are closed that sent no whole request in time", seconds=allowance.head)
             if self._began and self.conn.their_state is h11.IDLE:
                 self._refuse(TOO_SLOW)
@@ -162,15 +168,17 @@ class Connection(H11Protocol):
             warn("connections are closed whose callers do not read their answers", seconds=allowance.body)
             self.drop()
         elif self.flow.read_paused:
-            self._heard = now  # not the caller stands still, but we
+            self._heard = now  # the service paused reading, so the caller is not to blame
         elif self.cycle.more_body and now - self._heard > allowance.body:
             warn("connections are closed whose callers stopped in the middle of a body", seconds=allowance.body)
             self._refuse(TOO_SLOW)
 
     def _should_upgrade(self) -> bool:
-        return False  # there are no WebSockets here, and nothing to log about it
+        """Never upgrade: there are no WebSockets here, and uvicorn would log a warning about it."""
+        return False
 
     def _report_state(self) -> None:
+        """Tell the listener when the connection becomes busy or starts to wait."""
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy is not self._busy:
             self._busy = busy
@@ -178,8 +186,8 @@ class Connection(H11Protocol):
             self._listener.sort(self, busy=busy)
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer, where an answer can still be given, and close."""
-        if self.cycle is not None:  # the application learns that its answer is no longer waited for
+        """Send the problem, if an answer can still be sent, and close."""
+        if self.cycle is not None:  # tell the application that the caller is gone
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body, headers = _build_answer(problem)
@@ -191,7 +199,7 @@ class Connection(H11Protocol):
 
 
 class Listener:
-    """Accepts connections, as many as may be open, and ends those that take too long."""
+    """Accepts connections, up to the limit, and closes those that take too long."""
 
     def __init__(
         self,
@@ -200,6 +208,7 @@ class Listener:
         allowance: ConnectionLimits,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """Start to accept connections on ``listening`` in the running event loop."""
         self._socket = listening
         self._make = make
         self._allowance = allowance
@@ -207,7 +216,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._open: set[Connection] = set()
         self._waiting: dict[Connection, None] = {}
-        """In the order in which they began to wait."""
+        """In the order in which they started to wait."""
         self._at_once = max(1, min(AT_ONCE, allowance.connections // 4))
         self._timer = self._loop.call_later(LOOK_SECONDS, self._check_times)
         self._pause: asyncio.TimerHandle | None = None
@@ -215,7 +224,8 @@ class Listener:
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
-        """Accept no more. What is open stays, until uvicorn closes it."""
+        """Stop accepting. Open connections stay until uvicorn closes them; those still in the TLS handshake are closed
+        here, because uvicorn does not know them yet."""
         self._loop.remove_reader(self._socket)
         self._timer.cancel()
         if self._pause is not None:
@@ -227,15 +237,18 @@ class Listener:
         log_repeats(all_of_them=True)
 
     def sort(self, connection: Connection, *, busy: bool) -> None:
+        """Put a connection among the waiting ones, at the end of the queue, or take it out when it is busy."""
         self._waiting.pop(connection, None)
         if not busy and connection in self._open:
             self._waiting[connection] = None
 
     def forget(self, connection: Connection) -> None:
+        """Remove a closed connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
     def _accept(self) -> None:
+        """Accept the connections that are pending, at most ``AT_ONCE`` in a row, and refuse those above the limit."""
         for _ in range(self._at_once):
             try:
                 accepted, _ = self._socket.accept()
@@ -252,6 +265,7 @@ class Listener:
                 self._turn_away(accepted)
 
     def _start_connection(self, accepted: socket.socket) -> None:
+        """Hand an accepted socket to uvicorn's protocol, through a TLS handshake with a time limit if TLS is on."""
         connection = self._make(self)
         self._open.add(connection)
         self._waiting[connection] = None
@@ -263,6 +277,7 @@ class Listener:
 
         def entered(task: asyncio.Task[object]) -> None:
             connection.entering = None
+            # ``connection_lost`` is never called for a connection that was not established, so it is removed here.
             if task.cancelled() or task.exception() is not None:
                 accepted.close()
                 self.forget(connection)
@@ -272,28 +287,32 @@ class Listener:
         entering.add_done_callback(entered)
 
     def _make_room(self) -> bool:
-        """End the connection that has waited longest. Return whether there was one."""
+        """Close the connection that has waited longest. Return whether there was one."""
         longest = next(iter(self._waiting), None)
         if longest is None:
             return False
         warn("idle connections are closed to make room for others", most=self._allowance.connections)
+        # Forgotten at once: the loop calls ``connection_lost`` only later, and the new connection needs the slot now.
         self.forget(longest)
         longest.drop()
         return True
 
     def _turn_away(self, accepted: socket.socket) -> None:
+        """Answer 503 without a protocol and close. With TLS there is no answer, because that would need a handshake."""
         with accepted, contextlib.suppress(OSError):
             if self._tls is None:
                 body, headers = _build_answer(FULL)
                 lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-                # What was sent already is read: closing over it would take the answer away from the caller as well.
+                # Read what was already sent: closing a socket with unread data resets the connection, and the caller
+                # would lose the answer.
                 with contextlib.suppress(BlockingIOError):
                     accepted.recv(1 << 16)
                 accepted.send(b"HTTP/1.1 503 Service Unavailable\r\n" + lines + b"\r\n" + body)
                 accepted.shutdown(socket.SHUT_WR)
 
     def _wait_for_files(self, problem: OSError) -> None:
-        """Try again in a moment: at once it would fail at once, and keep the processor busy with that."""
+        """Try again after ``PAUSE_SECONDS``: the socket stays readable, so an immediate attempt would fail in a busy
+        loop."""
         warn("a connection could not be accepted", why=problem.strerror, open=len(self._open))
         if problem.errno in OUT_OF_FILES:
             self._make_room()

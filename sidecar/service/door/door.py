@@ -1,10 +1,10 @@
-"""The front door of the API: by which name it was called, from which page, and with what kind of content.
+"""Request checks before any route runs: the host name, the origin and the content type; and the security headers of
+answers.
 
-A browser lets any page send requests to any address, loopback included, and lets a page read the answers of every address
-that its own name resolves to. So a request is refused that was sent to a name which is not ours (a name that was rebound to
-this machine) or by a page that is not ours, whether it has a token or not. Callers that are no browsers notice nothing.
-
-Hosts with their ports, as they stand in the headers ``Host`` and ``Origin``.
+A browser lets any page send requests to any address, loopback included, and lets a page read the answers of every
+address that its own host name resolves to. So a request is refused if it was sent to a host name that is not the
+service's (such as a name that was rebound to this machine), or by a page that is not the service's, whether it has a
+token or not. Callers other than browsers are not affected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sidecar.service.api.page import FILES
 from sidecar.service.api.problems import Problem, build_answer
 
 HEALTH = frozenset({"/healthz", "/readyz"})
-"""For probes, which call by whatever address they have; they tell nothing of any memory."""
+"""Paths for probes, which call by whatever address they have. Their answers contain nothing of any memory."""
 ARCHIVES = "/archives"
-"""Tarballs arrive at paths that end so; the route itself says which types it takes."""
+"""Tarballs are uploaded to paths with this ending; the route itself checks their content type."""
 WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 FROM_OUR_PAGE = frozenset({"same-origin", "none"})
-"""What a browser says of a request that our page made, or that was typed into the address bar."""
+"""Values of ``Sec-Fetch-Site`` for a request from the service's own page, or one typed into the address bar."""
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"transfer-encoding"})
 SAFE_HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -42,7 +42,8 @@ _JSON = re.compile(r"application/(?:[a-z0-9._-]+\+)?json\s*(?:;.*)?", re.DOTALL)
 
 
 class SafeHeaders:
-    """Puts on every answer what keeps browsers from guessing, storing or embedding it, unless the route said otherwise."""
+    """Adds headers to every answer that keep browsers from sniffing, storing or embedding it, unless the route has set
+    them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,16 +61,17 @@ class SafeHeaders:
 
 
 class Hosts:
-    """The names by which the service may be called."""
+    """The host names by which the service may be called."""
 
     def __init__(self, names: Sequence[str], bound_to: str) -> None:
-        """``bound_to`` is the host that it listens on; on loopback nothing but ``names`` and loopback names are its own."""
+        """``bound_to`` is the host that the service listens on. On loopback, only ``names`` and loopback names are
+        accepted."""
         self._any = ANY in names or (not names and not is_loopback(bound_to))
         self._own = frozenset(found for name in names if (found := Authority.parse(name)))
         self._known = functools.lru_cache(maxsize=256)(self._is_own)
 
     def allow(self, said: Sequence[str]) -> bool:
-        """Whether a request may pass whose ``Host`` headers say this: one, and a name that is ours."""
+        """Whether these values of ``Host`` headers are acceptable: exactly one, and a name of the service."""
         return self._any or (len(said) == 1 and self._known(said[0]))
 
     def _is_own(self, said: str) -> bool:
@@ -78,7 +80,7 @@ class Hosts:
 
 
 class RequestGuard:
-    """Refuses what was sent to another name or by another's page, and bodies that are not what they should be."""
+    """Refuses requests to another host name or from another site's page, and bodies of the wrong content type."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
@@ -91,6 +93,7 @@ class RequestGuard:
         await self._app(scope, receive, send)
 
     def _find_objection(self, scope: Scope) -> Problem | None:
+        """Return the problem with a request; ``None`` if it may pass."""
         path: str = scope["path"]
         if path in HEALTH:
             return None
@@ -101,7 +104,7 @@ class RequestGuard:
         hosts = said.get(b"host", [])
         if not self._hosts.allow(hosts):
             return _build_host_problem(hosts)
-        # The page's own files may be linked to from anywhere: they hold nothing of a memory.
+        # The files of the service's own page may be linked to from anywhere: they contain nothing of a memory.
         if path not in FILES and _is_foreign(said, hosts):
             return _build_origin_problem(said)
         if scope["method"] not in WITHOUT_BODY and not path.endswith(ARCHIVES) and not _is_json(said):
@@ -110,6 +113,7 @@ class RequestGuard:
 
 
 def _is_foreign(said: dict[bytes, list[str]], hosts: Sequence[str]) -> bool:
+    """Whether a browser sent the request on behalf of another site's page."""
     if any(site.strip().lower() not in FROM_OUR_PAGE for site in said.get(b"sec-fetch-site", ())):
         return True
     if origins := said.get(b"origin"):
@@ -119,7 +123,8 @@ def _is_foreign(said: dict[bytes, list[str]], hosts: Sequence[str]) -> bool:
 
 
 def _is_json(said: dict[bytes, list[str]]) -> bool:
-    """Whether there is no body, or one that says it is JSON. A page can send any other kind without asking first."""
+    """Whether there is no body, or its content type is JSON. A page can send other content types without a CORS
+    preflight."""
     if b"transfer-encoding" not in said and not any(length.strip("0 ") for length in said.get(b"content-length", ())):
         return True
     kinds = said.get(b"content-type", [])
@@ -172,15 +177,15 @@ _ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/?#@]+)")
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A host and its port. The same host is always written the same way: in lower case, without a dot at the end."""
+    """A host and its port, as in the headers ``Host`` and ``Origin``, normalised: lower case, without a trailing dot."""
 
     name: str
     port: int | None = None
-    """None: not said."""
+    """``None`` if it is not given."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """``None`` for what is no host: names and passwords, paths, characters that no host has."""
+        """Return ``None`` for a text that is not a host: with credentials, a path, or characters that no host has."""
         found = _AUTHORITY.fullmatch(text.strip(" \t").lower())
         if found is None:
             return None
@@ -195,8 +200,8 @@ class Authority:
     def is_origin(self, origin: str) -> bool:
         """Whether a page of this origin came from this host.
 
-        The scheme is not compared: behind a proxy that speaks TLS the browser's differs from ours. So a port that is not
-        said is the one that the origin's scheme stands for, as it is in the browser's ``Host``.
+        The scheme is not compared: behind a proxy that terminates TLS, the browser's scheme differs from the service's.
+        A missing port is therefore the default port of the origin's scheme, as in the browser's ``Host``.
         """
         found = _ORIGIN.fullmatch(origin.strip(" \t").lower())
         other = Authority.parse(found["authority"]) if found else None

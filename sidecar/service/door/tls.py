@@ -9,7 +9,8 @@ from sidecar.service.settings import Service
 
 
 def load_tls(settings: Service) -> ssl.SSLContext | None:
-    """What a service needs to speak TLS; ``None`` where it is to speak plainly. Raise ``BadConfig``, naming the file."""
+    """Return the TLS context of the service; ``None`` if no certificate is configured. Raise ``BadConfig``, naming the
+    file."""
     if not settings.tls_cert:
         return None
     for option, file in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
@@ -22,7 +23,7 @@ def load_tls(settings: Service) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # Of both files together one cannot tell which is wrong; this reads the certificates alone.
+        # Loading both files together does not tell which one is wrong; this reads the certificate alone.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.tls_cert)
     except ssl.SSLError:
         raise _build_config_error("tls_cert", f"the file {settings.tls_cert} holds no certificate (PEM)") from None

@@ -1,4 +1,4 @@
-"""Who may call: bearer tokens, compared without telling by time how much of one was right."""
+"""Bearer tokens: which ones are accepted, compared in constant time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = ("service", "token_file")
 
 
 class Tokens:
-    """The tokens that are accepted; none means that anybody is, which is for loopback alone."""
+    """The accepted tokens. Without any, every caller is accepted, which is allowed on loopback only."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
@@ -25,17 +25,18 @@ class Tokens:
         return bool(self._digests)
 
     def accept(self, authorization: str) -> bool:
+        """Whether the value of an ``Authorization`` header has an accepted token."""
         scheme, _, token = authorization.partition(" ")
         given = hashlib.sha256(token.strip().encode()).digest()
-        # Every one is compared, so that the time tells nothing about which came close.
+        # Every token is compared, so that the time taken does not reveal which one was close.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 
 
 def load_tokens(file: str) -> Tokens:
-    """The tokens of ``MEMORY_SIDECAR_TOKEN`` (several: separated by commas) and of a file, one a line.
+    """Return the tokens of ``MEMORY_SIDECAR_TOKEN`` (separated by commas) and of a file (one per line).
 
-    Raise ``BadConfig`` when the file cannot be read or holds none, or a token is too short to be one.
+    Raise ``BadConfig`` if the file cannot be read or has no token, or if a token is too short.
     """
     given = os.environ.get("MEMORY_SIDECAR_TOKEN", "").split(",")
     if file:
@@ -52,7 +53,7 @@ def load_tokens(file: str) -> Tokens:
 
 
 def check_bind(host: str, tokens: Tokens) -> None:
-    """Raise ``BadConfig`` when anybody on the network could call without a token."""
+    """Raise ``BadConfig`` if the service would listen beyond loopback without any token."""
     if tokens or is_loopback(host):
         return
     raise BadConfig(

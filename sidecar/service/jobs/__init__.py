@@ -1,1 +1,1 @@
-"""What the service does by itself, on a schedule."""
+"""Scheduled work of the service."""

@@ -1,4 +1,4 @@
-"""Now and then, bring a random snapshot back, so that nobody has to hope."""
+"""The drill job: periodically restore a random snapshot into a scratch folder, to prove that snapshots can be restored."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ JITTER = 0.1
 
 
 class DrillJob:
+    """Runs a drill every ``drill_every`` seconds and publishes its result."""
+
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
         self._jobs = jobs
@@ -29,6 +31,7 @@ class DrillJob:
             self._jobs.every("drill", every, self._run_drill, jitter=every * JITTER, first=min(SOON, every))
 
     async def _run_drill(self) -> None:
+        """Run one drill of a random snapshot, then log and publish its result."""
         engine, most = self._sidecar.engine, self._sidecar.settings.drill_bytes
         for memory, snapshot in await choose_drills(engine, "", 1, self._chance, most_bytes=most):
             done = await run_drill(engine, memory, snapshot)

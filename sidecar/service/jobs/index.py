@@ -1,8 +1,7 @@
-"""Keep what can be searched up to date: after each change, now and then, and after Postgres was away.
+"""Update the search index in the background: after each change, every ``every`` seconds, and after Postgres was
+unavailable.
 
-Nobody waits for this, and nothing depends on it: an export is done when it is in the store.
-
-Figures of the index for Prometheus, where there is one.
+No operation waits for this or depends on it: an export is done when it is in the store. Also the metrics of the index.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LONGEST_PAUSE = 60.0
 
 
 class IndexUpdater:
-    """One task that does all of it, memory by memory."""
+    """One task that updates the index, memory by memory."""
 
     def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
         self._index = index
@@ -37,19 +36,20 @@ class IndexUpdater:
         self._wake = asyncio.Event()
         self._failures = 0
         self._rest = asyncio.Event()
-        """Set while there is nothing to do, or nothing that can be done."""
+        """Set while there is nothing to update, or the database cannot be used."""
         self._missed: dict[str, bool] = {}
-        """Memories that failed when they were last looked at, and whether they may go well in a moment."""
+        """Memories whose last update failed, and whether another attempt may succeed."""
         self._told: dict[str, str] = {}
         self._log = structlog.get_logger("sidecar")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Subscribe to the events and start the task."""
         self._events.tell(self._on_event)
         self._task = asyncio.create_task(self._run())
 
     async def close(self, seconds: float) -> None:
-        """Give what has just changed so long, unless Postgres is away, and end."""
+        """Wait at most ``seconds`` for pending updates, unless Postgres is unavailable, then stop the task."""
         if self._task is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -59,7 +59,7 @@ class IndexUpdater:
         await asyncio.wait({self._task}, timeout=seconds)
 
     def update_soon(self, memory: str) -> None:
-        """The head of this memory has moved, or it is gone."""
+        """Enqueue a memory whose head has moved, or that was deleted."""
         self._changed[memory] = None
         self._metrics.behind(len(self._changed))
         self._wake.set()
@@ -71,7 +71,8 @@ class IndexUpdater:
             self.update_soon(event.memory)
 
     async def _run(self) -> None:
-        """Everything at first, every so often, and after each failure; in between, what has changed."""
+        """Update all memories at first, every ``every`` seconds, and after each failure; in between, those that
+        changed."""
         due = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -83,7 +84,7 @@ class IndexUpdater:
                 await self._catch_up(None if all_of_them else list(self._changed))
             except SidecarError as problem:
                 due = time.monotonic() + await self._on_failure(problem)
-            except Exception:  # a mistake of ours; there will be a next time
+            except Exception:  # a bug; it will be tried again
                 self._log.exception("a mistake of ours in indexing")
                 due = time.monotonic() + LONGEST_PAUSE
             else:
@@ -95,13 +96,14 @@ class IndexUpdater:
                     self._rest.set()
 
     async def _catch_up(self, memories: Sequence[str] | None) -> None:
+        """Update these memories, or with ``None`` all that are behind."""
         if memories is None:
             memories = list(dict.fromkeys([*self._changed, *await self._index.behind()]))
             self._missed = {}
         left = dict.fromkeys(memories)
         for memory in memories:
             self._metrics.behind(len({*left, *self._changed, *self._missed}))
-            # Before it is looked at: what changes while it is read is heard of again.
+            # Removed before the memory is read: a change during the read adds it again.
             self._changed.pop(memory, None)
             async for done in self._update_memory(memory):
                 self._log_result(done)
@@ -109,17 +111,18 @@ class IndexUpdater:
         self._metrics.behind(len({*self._changed, *self._missed}))
 
     async def _update_memory(self, memory: str) -> AsyncIterator[IndexResult]:
-        """Raise a ``SinkError`` when it is not this memory's fault."""
+        """Update one memory and yield the results. Raise a ``SearchError`` if the problem is not this memory's."""
         try:
             async for done in self._index.catch_up([memory]):
                 yield done
         except SidecarError:
             raise
-        except Exception as problem:  # a mistake of ours; the other memories have their turn all the same
+        except Exception as problem:  # a bug; the other memories are updated even so
             self._log.exception("a mistake of ours in indexing", memory=memory)
             yield IndexResult(memory=memory, state="failed", problem=f"{type(problem).__name__}: {problem}")
 
     def _log_result(self, done: IndexResult) -> None:
+        """Log, count and publish the result of one update. The same problem of a memory is reported once."""
         about: dict[str, Any] = {
             "snapshot": done.snapshot,
             "records": done.records,
@@ -141,7 +144,8 @@ class IndexUpdater:
             self._events.publish("index.updated", memory=done.memory, **about)
 
     async def _on_failure(self, problem: SidecarError) -> float:
-        """Tell it the first time; return how long to wait before the next try."""
+        """Report the first failure, wait before the next attempt, and return in how many seconds everything is due
+        again."""
         self._failures += 1
         self._rest.set()
         self._metrics.count_failure()
@@ -167,6 +171,8 @@ def _leave_out(told: dict[str, str], memory: str) -> dict[str, str]:
 
 
 class IndexMetrics:
+    """The Prometheus metrics of the search index."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self._success = Gauge(
             "memory_sidecar_index_last_success_timestamp_seconds",

@@ -1,4 +1,4 @@
-"""Housekeeping: now and then, apply the retention rules to the whole store."""
+"""The retention job: periodically apply the retention rules to the whole store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ JITTER = 0.1
 
 
 class RetentionJob:
-    """Several services on one store may all do this at once; what one has done the others find done."""
+    """Runs the retention rules. Several services on one store may do this at once: a service finds done what another
+    has done."""
 
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar

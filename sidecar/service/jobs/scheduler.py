@@ -1,4 +1,4 @@
-"""What is done now and then: each job under a name, one run of it at a time."""
+"""The scheduler: named jobs that run periodically or once, with at most one run of each at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from sidecar.errors import SidecarError
 
 Work = Callable[..., Awaitable[None]]
 LOOK_AT_CLOCK = 2.0
-"""Seconds between two looks at the clock, and by how much it may be put back unnoticed."""
+"""Seconds between two checks of the clock, and by how much it may be set back unnoticed."""
 
 
 class Jobs:
+    """The jobs of one service, on APScheduler."""
+
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._clock: asyncio.Task[None] | None = None
@@ -35,9 +37,9 @@ class Jobs:
     def every(
         self, name: str, seconds: float, work: Work, *args: Any, jitter: float = 0.0, first: float | None = None
     ) -> None:
-        """Do it again and again, in place of any job of that name; the ``first`` time after so many seconds.
+        """Run ``work`` every ``seconds``, in place of any job of that name; the first time after ``first`` seconds.
 
-        A run that is still under way is not joined by another.
+        A run that is due while the previous one is still active is skipped.
         """
         self._scheduler.add_job(
             self._run,
@@ -54,7 +56,7 @@ class Jobs:
         )
 
     def run_once(self, name: str, seconds: float, work: Work, *args: Any) -> None:
-        """Do it in so many seconds, in place of any job of that name."""
+        """Run ``work`` once in ``seconds``, in place of any job of that name."""
         self._scheduler.add_job(
             self._run,
             "date",
@@ -71,7 +73,7 @@ class Jobs:
                 self._scheduler.remove_job(name)
 
     def stop(self) -> None:
-        """No more jobs begin."""
+        """Start no more jobs."""
         if self._clock is not None:
             self._clock.cancel()
         if self._scheduler.running:
@@ -79,8 +81,8 @@ class Jobs:
             self._scheduler.shutdown(wait=False)
 
     async def _follow_clock(self) -> None:
-        """Jobs are due by the clock on the wall. When that is put back, by an hour say, all of them are due an hour early:
-        else nothing would be saved, and nobody told that we live, until it is as late again as it was."""
+        """Move all jobs when the wall clock is set back. APScheduler computes due times by the wall clock: if it is set
+        back by an hour, no job would run for that hour, so nothing would be saved and the lease would expire."""
         known = time.time() - time.monotonic()
         while True:
             await asyncio.sleep(LOOK_AT_CLOCK)
@@ -92,7 +94,7 @@ class Jobs:
             known = ahead
 
     async def _run(self, name: str, work: Work, *args: Any) -> None:
-        """What goes wrong is told, never raised: there will be a next time."""
+        """Run a job. Errors are logged, never raised: the job will run again."""
         try:
             await work(*args)
         except asyncio.CancelledError:  # the scheduler is shut down

@@ -1,6 +1,6 @@
-"""Webhooks: chosen events as signed POSTs, tried again until the receiver takes them or a day is over.
+"""Webhooks: selected events as signed POSTs, retried until the receiver accepts them or a day is over.
 
-An event is in the store until it was sent: a service that dies in between leaves it to the next one.
+An event is kept in the store until it was sent. If a service dies before that, the next one sends it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
 
 def sign(secret: str, at: str, body: bytes) -> str:
-    """What a receiver compares: HMAC-SHA256 over the time and the body, so that neither can be changed or replayed late."""
+    """Return the signature that a receiver compares: HMAC-SHA256 over the time and the body, so that neither can be
+    changed, and a late replay is recognised."""
     return hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 def body_of(event: Event) -> bytes:
+    """Return an event as the JSON body of a call."""
     return json.dumps(asdict(event)).encode()
 
 
 def headers_of(kind: str, body: bytes, at: str, secret: str) -> dict[str, str]:
-    """What a call carries beside its body. ``at`` is in whole seconds since 1970; without a secret nothing is signed."""
+    """Return the headers of a call. ``at`` is in whole seconds since 1970. Without a secret, nothing is signed."""
     headers = {"Content-Type": "application/json", "Memory-Sidecar-Event": kind, "Memory-Sidecar-Time": at}
     if secret:
         headers["Memory-Sidecar-Signature"] = f"sha256={sign(secret, at, body)}"
@@ -47,7 +49,7 @@ def headers_of(kind: str, body: bytes, at: str, secret: str) -> dict[str, str]:
 
 
 class Deliveries:
-    """Sends one webhook's events, in order, at least once each."""
+    """Sends the events of one webhook, in order, each at least once."""
 
     def __init__(self, hook: Webhook, secret: str, client: httpx.AsyncClient, store: Store) -> None:
         self._hook = hook
@@ -61,6 +63,7 @@ class Deliveries:
         self._task = asyncio.create_task(self._run())
 
     def take(self, event: Event) -> None:
+        """Enqueue an event, if the webhook wants its type."""
         if any(fnmatch.fnmatchcase(event.type, pattern) for pattern in self._hook.events):
             name = f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
             self._write_to_outbox(_PendingEvent(f"{self._folder}{name}", event.type, body_of(event)))
@@ -83,7 +86,8 @@ class Deliveries:
                 self._queue.task_done()
 
     async def _load_outbox(self) -> None:
-        """What others left behind. An event that two services send is sent twice, which is more than once."""
+        """Enqueue the events that earlier services left in the store. If two services send the same event, the receiver
+        gets it twice, which "at least once" allows."""
         try:
             found = [info.key async for info in self._store.list(self._folder)]
         except SidecarError as problem:
@@ -99,8 +103,9 @@ class Deliveries:
                 self._log.error("a left-over event is not sent", object=key, why=str(problem))
 
     async def _deliver(self, parcel: _PendingEvent) -> None:
+        """Write the event to the store, send it until it is accepted or ``LONGEST_SECONDS`` are over, then delete it."""
         if not parcel.stored:
-            with contextlib.suppress(SidecarError):  # without the store it is sent all the same
+            with contextlib.suppress(SidecarError):  # it is sent even if it cannot be stored
                 await self._store.put(parcel.key, parcel.body)
         pause, deadline = FIRST_PAUSE, time.monotonic() + LONGEST_SECONDS
         while why := await self._send(parcel):
@@ -114,7 +119,7 @@ class Deliveries:
             await self._store.delete([parcel.key])
 
     async def _send(self, parcel: _PendingEvent) -> str:
-        """Why it was not taken; "" when it was."""
+        """Send the event once. Return why it was not accepted; empty if it was."""
         headers = headers_of(parcel.type, parcel.body, str(int(time.time())), self._secret)
         try:
             answer = await self._client.post(self._hook.url, content=parcel.body, headers=headers)
@@ -123,7 +128,7 @@ class Deliveries:
         return "" if answer.is_success else f"HTTP {answer.status_code}"
 
     async def close(self, seconds: float) -> None:
-        """Deliver what waits, for so long; the rest stays in the store for the next service."""
+        """Deliver the queued events for at most ``seconds``; the rest stays in the store for the next service."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._queue.join()
@@ -134,6 +139,8 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class _PendingEvent:
+    """An event that is not delivered yet, with its key in the store."""
+
     key: str
     type: str
     body: bytes

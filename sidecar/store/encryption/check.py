@@ -1,5 +1,8 @@
-"""Is every object of a store that no snapshot names still what was written? Those of the keys, of the service, and what lies
-beside a memory's snapshots. Only what is sealed or signed tells; in a plain store nothing is found."""
+"""Check the objects of a store that no snapshot names: those of the keys, of the service, and what is beside a memory's
+snapshots.
+
+Only encrypted or signed objects can be checked; in a plain store no problem is found.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from sidecar.store.witnesses import KEPT
 
 OUTBOX = "outbox/"
 LATE = 8
-"""A writer that is so many heads late may still leave a copy."""
+"""A writer that is this many heads late may still leave a copy."""
 
 
 async def check_memory(repository: Repository, memory: str) -> list[str]:
-    """What is wrong with the objects of a memory beside its head, manifests and packs."""
+    """Return problems with a memory's objects other than its head, manifests and packs."""
     keys = MemoryKeys.of(memory)
     listed = [info.key async for info in _get_unfiltered(repository.store).list(keys.prefix)]
     named = [key[len(keys.snapshots) :].removesuffix(".json") for key in listed if key.startswith(keys.snapshots)]
@@ -35,7 +38,7 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
 
 
 async def check_store(repository: Repository) -> list[str]:
-    """What is wrong with what lies beside the memories, and which folders are nobody's."""
+    """Return problems with what is beside the memories, and with folders that belong to no memory."""
     store = repository.store
     prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
     below = [info.key for prefix in prefixes async for info in store.list(prefix)]
@@ -44,6 +47,7 @@ async def check_store(repository: Repository) -> list[str]:
 
 
 async def _check_store_id(store: Store) -> list[str]:
+    """Return the problem with the store's id, if there is one."""
     try:
         await read_store_id(store)
     except (SnapshotDamaged, KeyNeeded) as problem:
@@ -52,7 +56,7 @@ async def _check_store_id(store: Store) -> list[str]:
 
 
 async def check_keys(repository: Repository) -> list[str]:
-    """What is wrong with the objects that say how a store is sealed and signed."""
+    """Return problems with the objects that say how a store is encrypted and signed."""
     signed = repository.store
     if not isinstance(signed, SignedStore):
         return []
@@ -69,6 +73,7 @@ async def check_keys(repository: Repository) -> list[str]:
 
 
 async def _check_mark(repository: Repository, store: Store) -> list[str]:
+    """Return the problem with the object that says that the store is signed."""
     try:
         gone = await store.get(MARK) is None and await repository.memories()
     except SnapshotDamaged as problem:
@@ -77,7 +82,8 @@ async def _check_mark(repository: Repository, store: Store) -> list[str]:
 
 
 async def _check_copies(repository: Repository, memory: str) -> list[str]:
-    """Of the last heads: those that are not there, though older ones are; and those that are there no longer by right."""
+    """Return problems with the copies of the last heads: those that are missing though older ones exist, and outdated
+    ones."""
     if repository.witnesses is None or (head := (await repository.head(memory)).head) is None:
         return []
     keys, there = MemoryKeys.of(memory), await repository.witnesses.list_generations(memory)
@@ -85,7 +91,7 @@ async def _check_copies(repository: Repository, memory: str) -> list[str]:
     there = there[: len(there) - len(stale)]
     last = range(max(there[-1], head.generation - KEPT + 1), head.generation + 1) if there else ()
     gone = [keys.witness(generation) for generation in last if generation not in there]
-    # The head may have moved a moment ago.
+    # The head may have moved just now.
     gone = [key for key in gone if await repository.store.get(key) is None]
     mended = {keys.witness(head.generation): "The next export that moves the head writes it too."}
     return [
@@ -98,7 +104,7 @@ async def _check_copies(repository: Repository, memory: str) -> list[str]:
 
 
 async def _list_refused(store: Store, keys: Iterable[str]) -> list[str]:
-    """Why objects are not believed, one by one."""
+    """Return why objects are refused, one by one."""
     turns = asyncio.Semaphore(PARALLEL_READS)
 
     async def refused(key: str) -> str:
@@ -113,5 +119,5 @@ async def _list_refused(store: Store, keys: Iterable[str]) -> list[str]:
 
 
 def _get_unfiltered(store: Store) -> Store:
-    """What lists also what is not believed."""
+    """Return the store below the signatures, which also lists objects that are refused."""
     return store.inner if isinstance(store, SignedStore) else store

@@ -1,4 +1,4 @@
-"""A store that seals: what goes through it is encrypted before it goes on, and ids and host names in keys are hidden.
+"""A store that encrypts: everything written through it is encrypted, and ids and host names in object keys are hidden.
 
 Each object is an ordinary age file. What is read may also be plain, from before encryption was turned on.
 """
@@ -27,7 +27,8 @@ NOT_OURS = (
 
 
 class EncryptedStore:
-    """Around any store. Without keys it reads and writes as it is, unless that store is encrypted: then ``KeyNeeded``."""
+    """Wraps a store. Without encryption keys it passes everything through, unless the store is encrypted: then it
+    raises ``KeyNeeded``."""
 
     def __init__(self, inner: Store, keys: EncryptionKeys | None) -> None:
         self._inner = inner
@@ -54,20 +55,22 @@ class EncryptedStore:
         await self.opening.open_to_write(fresh=True)
 
     async def probe(self) -> None:
-        """Whether ``prepare`` would do, without a record of our keys being made. Raise as it does."""
+        """Check whether ``prepare`` would succeed, without writing a record of the encryption keys. Raise as it does."""
         await self._inner.prepare()
         self.opening.check_recipients()
         if await self.opening.open_to_read(fresh=True) is None:
             await self.opening.check_nothing_hidden(f"{ROOTS[0]}/")
 
     async def get(self, key: str) -> StoredObject | None:
+        """Read and decrypt an object. Raise ``ObjectRefused`` if it was altered, ``KeyNeeded`` if no key given decrypts
+        it."""
         state = await self.opening.open_to_read()
         stored = await self._inner.get(hidden := _hide(state, key))
         if stored is None:
             await self.opening.check_nothing_hidden(key)
             return None
         if not is_encrypted(stored.data):
-            if hidden != key:  # whoever could name it could have sealed it
+            if hidden != key:  # a writer that could name it could also have encrypted it
                 raise ObjectRefused(f"{key} is damaged: it is not sealed.", version=stored.version)
             return stored
         if state is None:
@@ -83,7 +86,7 @@ class EncryptedStore:
             return await self._inner.put(key, source)
         if isinstance(source, bytes):
             return await self._inner.put(_hide(state, key), await asyncio.to_thread(state.keyring.seal, source))
-        # Beside the source, which is a scratch file: the store below wants to know its size, and to read it twice.
+        # Written beside the source, which is a scratch file: the store below needs its size, and reads it twice.
         sealed = source.with_name(f"{source.name}.age")
         try:
             await asyncio.to_thread(state.keyring.encrypt_file, source, sealed)
@@ -99,6 +102,7 @@ class EncryptedStore:
         return await self._inner.swap(_hide(state, key), sealed, expected=expected)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
+        """Decrypt an object as a stream; a plain one from before encryption is passed through."""
         state = await self.opening.open_to_read()
         async with contextlib.aclosing(_gather_first_line(self._inner.stream(_hide(state, key)))) as chunks:
             try:
@@ -122,9 +126,10 @@ class EncryptedStore:
                 raise await self._make_refusal(key, problem, None) from None
 
     async def _make_refusal(self, key: str, problem: Exception, version: str | None) -> ObjectRefused | KeyNeeded:
-        """Whether an object was altered, or is for a key that we were not given. Raise ``KeyNeeded`` when we lost them all."""
+        """Return the error for an object that cannot be decrypted: altered, or encrypted for a key that was not given.
+        Raise ``KeyNeeded`` if no key fits any more."""
         if isinstance(problem, NotDecrypted):
-            # By the record as it is now: others may have changed the keys since it was read.
+            # According to the current record: another process may have changed the keys since it was read.
             state = await self.opening.open_to_read(fresh=True)
             if state is None or not state.complete:
                 return KeyNeeded(f"{key} is sealed for a key that was not given.")
@@ -138,6 +143,7 @@ class EncryptedStore:
         return None if self._keys else await self._inner.link_to_put(key, size=size, sha256=sha256, seconds=seconds)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """List objects under their plain names; foreign names are logged once and left out."""
         state, empty = await self.opening.open_to_read(), True
         if state is None:
             async for info in self._inner.list(prefix):
@@ -193,17 +199,18 @@ class EncryptedStore:
 
 
 def find_strangers(state: EncryptionState, keys: Iterable[str]) -> set[str]:
-    """Folders, or what lies beside them, whose names were not made with this store's name key."""
+    """Return the folders, or objects beside them, whose names were not made with this store's name key."""
     foreign = [key.split("/") for key in keys if not state.names.is_ours(key)]
     return {"/".join(parts[:4] if state.names.is_ours("/".join(parts[:3])) else parts[:2]) for parts in foreign}
 
 
 def _hide(state: EncryptionState | None, key: str) -> str:
+    """Return the object key as it is stored."""
     return state.names.hide(key) if state is not None else key
 
 
 async def _gather_first_line(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The same chunks; the first holds all of age's first line, however small a store's chunks are."""
+    """Yield the same chunks; the first contains all of age's first line, however small a store's chunks are."""
     first = b""
     async for chunk in chunks:
         first += chunk

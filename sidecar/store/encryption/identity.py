@@ -1,4 +1,5 @@
-"""Change the identity behind a passphrase: the new one beside the old until everything is sealed anew, then alone."""
+"""Change the identity behind a passphrase: the new one is kept beside the old until everything is re-encrypted, then
+alone."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from sidecar.store.encryption.passphrase import (
 
 
 class IdentityChange:
+    """The two steps of that change, before and after everything is re-encrypted."""
+
     def __init__(self, opening: StoreEncryption) -> None:
         self._opening = opening
         self._store = opening.store
 
     async def begin(self) -> None:
-        """Where the passphrase was changed: a new identity, sealed by the new one, that opens nothing yet.
+        """If the passphrase was changed, add a new identity, encrypted with the new passphrase, which decrypts nothing
+        yet.
 
-        Raise ``KeyNeeded`` when no passphrase given opens the old one.
+        Raise ``KeyNeeded`` if no passphrase given decrypts the old one.
         """
         passphrase, previous = self._opening.passphrases
         if not passphrase or not previous:
@@ -32,7 +36,8 @@ class IdentityChange:
             self._opening.reset()
 
     async def end(self) -> None:
-        """Nothing is sealed for an older identity any more: forget it. Where one of its two objects was lost, write both."""
+        """Remove older identities, because nothing is encrypted for them any more. If one of the two objects is
+        missing, write both."""
         passphrase, previous = self._opening.passphrases
         if not passphrase:
             if previous:

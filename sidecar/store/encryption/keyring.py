@@ -1,4 +1,5 @@
-"""The keys of one sidecar: for whom it seals, and what it opens. Sealed data is an ordinary age file."""
+"""The encryption keys of one sidecar: the recipients it encrypts for, and the identities it decrypts with. Encrypted
+data is an ordinary age file."""
 
 from __future__ import annotations
 
@@ -24,19 +25,21 @@ _SECRET = re.compile(r"AGE-SECRET-KEY-1[0-9A-Za-z]+")
 
 
 def is_encrypted(data: bytes) -> bool:
+    """Return whether data is an age file."""
     return data.startswith(MAGIC)
 
 
 class NotDecrypted(Exception):
-    """It is for another key, or it was altered where one cannot tell the two apart."""
+    """It is for another key, or it was altered where age cannot tell the two apart."""
 
 
 class Altered(Exception):
-    """It is for one of these keys, and is not as it was sealed."""
+    """It is for one of these keys, and was altered since it was encrypted."""
 
 
 class Keyring:
-    """Raise ``BadConfig`` for what is no key, and when nothing that is sealed could be opened again."""
+    """Recipients and identities. Raise ``BadConfig`` if one is not valid, and if what is encrypted could not be
+    decrypted again."""
 
     def __init__(self, recipients: Iterable[str], identities: Iterable[str]) -> None:
         opening, public = [], []
@@ -56,27 +59,27 @@ class Keyring:
 
     @property
     def seal_name(self) -> str:
-        """The same for the same recipients."""
+        """A name for the set of recipients: the same for the same recipients."""
         return hashlib.sha256("\n".join(self.recipients).encode()).hexdigest()[:16]
 
     def seal(self, data: bytes, also: Iterable[str] = ()) -> bytes:
-        """``also`` for others than the recipients."""
+        """Encrypt for the recipients, and for those in ``also``."""
         import pyrage
 
         more = [_parse_recipient(text) for text in sorted(set(also) - set(self.recipients))]
         return pyrage.encrypt(data, [*self._recipients, *more])
 
     def encrypt_file(self, source: Path, target: Path) -> None:
-        """Raise ``SpoolFull`` when there is no room for the target."""
+        """Encrypt a file. Raise ``SpoolFull`` if there is no free space for the target."""
         import pyrage
 
         try:
             pyrage.encrypt_file(str(source), str(target), self._recipients)
-        except pyrage.EncryptError as problem:  # it has no other way to say that writing failed
+        except pyrage.EncryptError as problem:  # the library has no other error for a failed write
             raise SpoolFull(f"{source.name} could not be sealed in {target.parent}: {problem}.") from None
 
     def open(self, data: bytes) -> bytes:
-        """Raise ``NotDecrypted`` or ``Altered``."""
+        """Decrypt. Raise ``NotDecrypted`` or ``Altered``."""
         import pyrage
 
         try:
@@ -85,16 +88,17 @@ class Keyring:
             raise _translate_error(problem) from None
 
     def decrypt_stream(self, source: Any, target: Any) -> None:
-        """From something that has ``read`` to something that has ``write``. Raise ``NotDecrypted`` or ``Altered``."""
+        """Decrypt from an object with ``read`` to one with ``write``. Raise ``NotDecrypted`` or ``Altered``."""
         import pyrage
 
         try:
             pyrage.decrypt_io(source, target, self._identities)
-        except (pyrage.DecryptError, OSError) as problem:  # the latter once the header is behind it
+        except (pyrage.DecryptError, OSError) as problem:  # OSError is raised once the header has been read
             raise _translate_error(problem) from None
 
     def can_decrypt(self, recipients: Sequence[str]) -> bool:
-        """Whether what is sealed for these can be opened here: tried, as an SSH key does not tell whose it is."""
+        """Return whether what is encrypted for these can be decrypted here. It is tried, because an SSH key does not
+        tell whose it is."""
         import pyrage
 
         if not recipients or not self._identities:
@@ -105,16 +109,17 @@ class Keyring:
             return False
 
     def room(self, size: int) -> int:
-        """The most bytes that sealing makes of ``size``: a header of random length, and a tag for each block."""
+        """Return at most how many bytes encrypting makes of ``size``: a header of random length, and a tag for each block."""
         return size + _HEADER + _PER_RECIPIENT * len(self.recipients) + _TAG * (size // _BLOCK + 1)
 
 
 def _translate_error(problem: Exception) -> Exception:
+    """Translate the library's error."""
     return NotDecrypted() if _NO_MATCH in str(problem) else Altered(str(problem).partition("\n")[0])
 
 
 def normalise_recipient(text: str) -> str:
-    """A recipient without the comment that an SSH key may carry. Raise ``BadConfig``."""
+    """Return a recipient without the comment that an SSH key may have. Raise ``BadConfig`` if it is not valid."""
     words = text.split()
     normal = " ".join(words[:2]) if words and words[0].startswith("ssh-") else text.strip()
     _parse_recipient(normal)
@@ -122,6 +127,7 @@ def normalise_recipient(text: str) -> str:
 
 
 def _parse_recipient(text: str) -> Recipient:
+    """Parse a recipient. Raise ``BadConfig``, which never shows a secret key."""
     import pyrage
 
     try:
@@ -138,7 +144,7 @@ def _parse_recipient(text: str) -> Recipient:
 
 
 def _parse_identities(text: str) -> list[tuple[Identity, str]]:
-    """The identities in a text, each with its recipient: an OpenSSH private key, or age identities, one a line."""
+    """Return the identities in a text, each with its recipient: an OpenSSH private key, or age identities, one per line."""
     import pyrage
 
     if "PRIVATE KEY-----" in text:
@@ -158,6 +164,7 @@ def _parse_identities(text: str) -> list[tuple[Identity, str]]:
 
 
 def _parse_ssh_identity(text: str) -> tuple[Identity, str]:
+    """Parse an OpenSSH private key without passphrase. Raise ``BadConfig``."""
     import pyrage
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization

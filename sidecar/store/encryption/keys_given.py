@@ -1,4 +1,4 @@
-"""The keys that were given, as texts: from files, and from the environment, whose word counts more."""
+"""Read the configured encryption and signing keys as texts: from files, and from the environment, which takes precedence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ VARIABLES = (
     *("RECIPIENTS", "IDENTITY", "IDENTITY_FILE", "PASSPHRASE", "PASSPHRASE_FILE"),
     "SIGNING_KEY",
 )
-"""What follows the prefix, beside the options of the sections."""
+"""Variable names after the prefix, besides the options of the config sections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenKeys:
+    """All keys that were given."""
+
     recipients: tuple[str, ...] = ()
     identities: tuple[str, ...] = field(default=(), repr=False)
-    """Each the text of an identity file."""
+    """Each is the text of an identity file."""
     passphrase: str = field(default="", repr=False)
     previous_passphrase: str = field(default="", repr=False)
     signing_key: str = field(default="", repr=False)
@@ -42,7 +44,7 @@ class GivenKeys:
 
 
 def read_given_keys(encryption: Encryption, signing: Signing) -> GivenKeys:
-    """Read every key that is set. Raise ``BadConfig`` naming the file or variable; never what is in it."""
+    """Read every key that is set. Raise ``BadConfig`` naming the file or variable, never its contents."""
     open_to_others: list[str] = []
 
     def read(path: str, at: tuple[str, str]) -> str:
@@ -76,7 +78,7 @@ def read_given_keys(encryption: Encryption, signing: Signing) -> GivenKeys:
 
 
 def _check_public(texts: list[str]) -> None:
-    """What is in the config is shown to people, so no secret may be."""
+    """Raise ``BadConfig`` if the config contains a secret: the config is shown to people."""
     for text in texts:
         if parse_key(text).sign is not None:
             raise BadConfig(
@@ -95,6 +97,7 @@ def _split_list(text: str) -> list[str]:
 
 
 def _read_key_file(path: str, at: tuple[str, str]) -> str:
+    """Read a key file. Raise ``BadConfig`` if it cannot be read or is empty."""
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             text = file.read(LONGEST_FILE).strip()
@@ -109,6 +112,7 @@ def _read_key_file(path: str, at: tuple[str, str]) -> str:
 
 
 def _warn_if_weak(path: str) -> list[str]:
+    """Return a warning if other users can read the file."""
     mode = stat.S_IMODE(Path(path).expanduser().stat().st_mode)
     if not mode & 0o077:
         return []

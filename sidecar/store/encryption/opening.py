@@ -1,4 +1,4 @@
-"""Find out how a store is sealed, and make sure that what is about to be written can be found and opened by others."""
+"""Determine how a store is encrypted, and make sure that what is written can be found and decrypted by others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidecar.store.encryption.record import COPY, RECORD, Record, Records
 from sidecar.store.encryption.signatures import Signatures
 
 BELIEVED_SECONDS = 60.0
-"""So long a writer believes that a store is still not encrypted."""
+"""For this long a writer assumes that a store is still not encrypted."""
 LOG = logging.getLogger("sidecar")
 ENCRYPTED = "This store is encrypted, and no key was given."
 
@@ -34,33 +34,33 @@ class KeysLost(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncryptionKeys:
-    """What a sidecar was given to seal and open with."""
+    """The encryption keys that a sidecar was given."""
 
     recipients: tuple[str, ...] = ()
     identities: tuple[str, ...] = field(default=(), repr=False)
     passphrase: str = field(default="", repr=False)
     previous_passphrase: str = field(default="", repr=False)
     signatures: Signatures | None = None
-    """For the store's record of itself."""
+    """For the store's own record."""
     trust_unsigned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EncryptionState:
-    """A sealed store whose record was read."""
+    """An encrypted store whose record was read."""
 
     keyring: Keyring
     record: Record
     version: str | None
     names: HiddenNames
     complete: bool
-    """Whether these keys open everything that was ever sealed here: then what they do not open was altered."""
+    """Whether these keys decrypt everything that was ever encrypted here: then what they do not decrypt was altered."""
     by_copy: bool = False
-    """The record itself was altered or is missing."""
+    """The record itself was altered or is missing, and its copy was used."""
 
 
 class StoreEncryption:
-    """How one store is sealed, as far as it is known by now. Every method raises ``KeyNeeded`` where keys are missing."""
+    """How one store is encrypted, as far as is known. Every method raises ``KeyNeeded`` if encryption keys are missing."""
 
     def __init__(self, store: Store, keys: EncryptionKeys | None) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class StoreEncryption:
         self.state: EncryptionState | None = None
 
     async def open_to_read(self, *, fresh: bool = False) -> EncryptionState | None:
-        """``None`` while nothing was ever sealed here, or no keys were given."""
+        """Return the state for reading; ``None`` while nothing was ever encrypted here, or no encryption keys were given."""
         if (fresh or self.state is None) and self._keys is not None:
             async with self._turn:
                 if fresh or self.state is None:
@@ -79,26 +79,28 @@ class StoreEncryption:
         return self.state
 
     async def open_to_write(self, *, fresh: bool = False) -> EncryptionState | None:
-        """The store has a record, and that knows our recipients; ``None`` when no keys were given."""
+        """Return the state for writing, after making sure that the store's record lists our recipients; ``None``
+        without encryption keys."""
         if self._keys is None:
             await self.check_nothing_hidden()
             return None
         async with self._turn:
             while fresh or self.state is None or not self.state.record.is_known_to(self.state.keyring.recipients):
-                with contextlib.suppress(SwapLost):  # somebody else is at the same: see what came of it
+                with contextlib.suppress(SwapLost):  # another process does the same: read what it wrote
                     self.state = await self._open_record(self._keys)
                     break
             return self.state
 
     def check_recipients(self) -> None:
-        """Raise ``BadConfig`` for one that is none; without asking the store, which may hold the rest of the keys."""
+        """Raise ``BadConfig`` if a recipient is not valid; without asking the store, which may contain the rest of the
+        keys."""
         for text in self._keys.recipients if self._keys else ():
             normalise_recipient(text)
 
     async def check_nothing_hidden(self, missing: str = "") -> None:
-        """Before it is said that a key, or all below a prefix, is missing: is it perhaps only hidden from us?
+        """Check, before an object or prefix is reported as missing, that it is not only hidden.
 
-        Raise ``KeysLost`` too.
+        Raise ``KeyNeeded`` or ``KeysLost`` if it may be.
         """
         if self.state is not None:
             return
@@ -112,7 +114,7 @@ class StoreEncryption:
             self._plain_until = time.monotonic() + BELIEVED_SECONDS
 
     async def settle(self) -> None:
-        """From now on, say that everything here is sealed for today's recipients alone; signed with today's key."""
+        """Record that everything here is encrypted for today's recipients only, signed with today's key."""
         assert self._keys is not None
         state = await self.open_to_write(fresh=True)
         assert state is not None
@@ -121,8 +123,11 @@ class StoreEncryption:
         await self.open_to_write(fresh=True)
 
     async def adopt_readable(self) -> tuple[dict[str, list[str]], list[str]]:
-        """Find again what somebody wrote unencrypted after the record was made. Return all names that are readable; and those
-        that are not adopted, because there is a hidden one of the same name, which would not be found any more."""
+        """Adopt names that were written unencrypted after the record was made, so that they are found again.
+
+        Return all readable names, and those that are not adopted because a hidden one has the same name and would not
+        be found any more.
+        """
         assert self._keys is not None
         state = await self.open_to_write(fresh=True)
         assert state is not None
@@ -138,7 +143,7 @@ class StoreEncryption:
         return free, sorted(twins)
 
     async def check(self) -> list[str]:
-        """What is wrong with the store's record of its keys, or with the copy of it."""
+        """Return problems with the store's record of its keys, or with its copy."""
         state = await self.open_to_read()
         return await self._make_records(self._keys, state.keyring).check() if self._keys and state else []
 
@@ -148,14 +153,15 @@ class StoreEncryption:
 
     @property
     def passphrases(self) -> tuple[str, str]:
-        """The one that is set, and the one that was before."""
+        """The current passphrase, and the previous one."""
         return (self._keys.passphrase, self._keys.previous_passphrase) if self._keys else ("", "")
 
     def reset(self) -> None:
-        """The store's own identity was changed: read it again."""
+        """Forget the keyring, because the store's own identity was changed: it is read again."""
         self._keyring, self.state = None, None
 
     async def _read_state(self, keys: EncryptionKeys, *, making: bool = False) -> EncryptionState | None:
+        """Read the store's record with the given keys; ``None`` if there is none yet."""
         keyring = await self._build_keyring(keys, making=making)
         if keyring is None:
             return None
@@ -168,7 +174,7 @@ class StoreEncryption:
         return EncryptionState(keyring, record, version, record.build_names(), complete, bool(problem))
 
     async def _open_record(self, keys: EncryptionKeys) -> EncryptionState:
-        """Read the record; make it, mend it, or add ourselves to it, where need be. Raise ``HeadMoved`` to be called again."""
+        """Read the record; create it, repair it, or add our recipients if needed. Raise ``SwapLost`` to be called again."""
         state = await self._read_state(keys, making=True)
         assert self._keyring is not None
         records, recipients = self._make_records(keys, self._keyring), self._keyring.recipients
@@ -186,13 +192,14 @@ class StoreEncryption:
         return again
 
     async def _make_record(self, keys: EncryptionKeys, records: Records, recipients: tuple[str, ...]) -> None:
+        """Write the first record, unless hidden names show that there was one: then raise ``KeysLost``."""
         there, hidden = await self._list_names()
         if hidden:
             if await self._read_state(keys) is None:
                 raise _make_lost_error()
             return
         await records.write(Record.new(recipients, there), None)
-        # Whoever wrote unencrypted meanwhile is to find it again.
+        # What another process wrote unencrypted in the meantime must be found again.
         after, _ = await self._list_names()
         if after != there:
             record, version, _ = await records.read()
@@ -203,7 +210,7 @@ class StoreEncryption:
         return Records(self._store, keyring, keys.signatures, keys.trust_unsigned)
 
     async def _build_keyring(self, keys: EncryptionKeys, *, making: bool) -> Keyring | None:
-        """Our keys; what a passphrase opens is in the store. ``None`` when it is not there yet."""
+        """Return the keyring. A passphrase decrypts the identity in the store; ``None`` if that does not exist yet."""
         if self._keyring is not None:
             return self._keyring
         ours: list[str] = []
@@ -215,7 +222,7 @@ class StoreEncryption:
             if keys.passphrase and not found:
                 await self._check_no_identity_lost(keys)
                 if not making:
-                    # What was sealed before there was a passphrase is read until somebody writes.
+                    # What was encrypted before there was a passphrase is read until the first write.
                     return Keyring((), keys.identities) if keys.identities else None
                 ours = await make_identity(self._store, keys.passphrase)
         recipients = [*keys.recipients, *(_derive_recipient(text) for text in ours)]
@@ -223,11 +230,11 @@ class StoreEncryption:
         return self._keyring
 
     async def _check_no_identity_lost(self, keys: EncryptionKeys) -> None:
-        """Raise ``KeysLost`` when this store was sealed for an identity that is not there any more: no other opens it."""
+        """Raise ``KeysLost`` if this store was encrypted for an identity that is missing: no other key decrypts it."""
         sealed = any([await self._store.get(key) for key in (RECORD, COPY)]) or (await self._list_names())[1]
         if keys.identities or not sealed:
             return
-        # Somebody else may just have made both.
+        # Another process may just have created both.
         if not (await read_identities(self._store, [keys.passphrase]))[0]:
             raise KeysLost(
                 f"The passphrase opens nothing: {IDENTITY} and {IDENTITY_COPY}, through which it would, are not in this store.",
@@ -236,7 +243,8 @@ class StoreEncryption:
             )
 
     async def _list_names(self) -> tuple[dict[str, list[str]], set[str]]:
-        """The readable names in the store, by the first part of their keys, and the keys that hidden ones begin with."""
+        """Return the readable names in the store, by the first part of their keys, and the keys that hidden names begin
+        with."""
         names: dict[str, list[str]] = {}
         hidden: set[str] = set()
         for root in ROOTS:
@@ -248,7 +256,8 @@ class StoreEncryption:
 
 
 def _means_empty(missing: str) -> bool:
-    """Whether somebody will take this for a memory, or a store, without any snapshot: that is never said by heart."""
+    """Return whether the caller will conclude that a memory, or a store, has no snapshot: that is never answered from
+    memory."""
     parts = missing.split("/")
     return parts[0] == "memories" and (
         parts[-1] == "head.json" or parts[1:] == [""] or parts[2:] in ([""], ["snapshots", ""])

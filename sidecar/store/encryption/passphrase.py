@@ -1,11 +1,12 @@
-"""A passphrase instead of keys: it opens one object of the store, which holds the identity that all others are sealed for.
+"""A passphrase instead of keys: it decrypts one object of the store, which contains the identity that all others are
+encrypted for.
 
-A passphrase is made slow to try, a second each time; so it seals that one object and nothing else.
+Trying a passphrase is made slow on purpose, about a second each time, so it encrypts that one object only.
 
-Open what a passphrase sealed, however slow this machine is.
-
-The library measures how fast a machine is at the moment, and refuses work that would take it more than some sixteen seconds: a
-store that was made on a fast machine could not be opened on a small or busy one. This does that work all the same.
+``decrypt_with_passphrase`` decrypts however slow this machine is. The library measures how fast a machine is at the
+moment, and refuses work that would take it more than about sixteen seconds: a store that was created on a fast machine
+could not be opened on a small or busy one. The file format is that of https://age-encryption.org/v1 with an scrypt
+recipient.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ COPY = "identity.copy.age"
 
 
 async def read_identities(store: Store, passphrases: Iterable[str]) -> tuple[list[str], str | None, str]:
-    """The identities of a store, the present one first; none when it has none yet. With them, the version that a swap must
-    find, and the passphrase that opened it.
+    """Return the identities of a store, the present one first; none if it has none yet. With them, the version that a
+    swap must find, and the passphrase that decrypted them.
 
-    Raise ``KeyNeeded`` when no passphrase given opens it.
+    Raise ``KeyNeeded`` if no passphrase given decrypts them.
     """
     stored = await store.get(IDENTITY)
     version = stored.version if stored else None
@@ -46,7 +47,7 @@ async def read_identities(store: Store, passphrases: Iterable[str]) -> tuple[lis
 
 
 async def check_identities(store: Store, passphrases: Iterable[str]) -> list[str]:
-    """What is wrong with the identity's object, or with the copy of it: the two are the same."""
+    """Return problems with the identity's object or its copy: the two must be the same."""
     objects = {key: await store.get(key) for key in (IDENTITY, COPY)}
     there = {key: stored.data for key, stored in objects.items() if stored}
     if not there or len(set(there.values())) == 1 < len(there):
@@ -60,14 +61,14 @@ async def check_identities(store: Store, passphrases: Iterable[str]) -> list[str
 
 
 async def write_identities(store: Store, identities: Iterable[str], passphrase: str, expected: str | None) -> None:
-    """Raise ``HeadMoved`` when somebody else wrote them since."""
+    """Write the identities, encrypted, and their copy. Raise ``SwapLost`` if another process wrote them since."""
     data = await asyncio.to_thread(_encrypt, "\n".join(identities) + "\n", passphrase)
     await store.swap(IDENTITY, data, expected=expected)
     await store.put(COPY, data)
 
 
 async def make_identity(store: Store, passphrase: str) -> list[str]:
-    """A new identity, or the one that somebody else made meanwhile."""
+    """Return a new identity, or the one that another process created in the meantime."""
     made = [generate_identity()]
     try:
         await write_identities(store, made, passphrase, None)
@@ -77,6 +78,7 @@ async def make_identity(store: Store, passphrase: str) -> list[str]:
 
 
 def generate_identity() -> str:
+    """Return a new age identity."""
     import pyrage
 
     return str(pyrage.x25519.Identity.generate())
@@ -89,7 +91,7 @@ def _encrypt(text: str, passphrase: str) -> bytes:
 
 
 def _decrypt(data: bytes, passphrase: str) -> str:
-    """Empty when it is another passphrase, or the object is damaged: age cannot tell the two apart."""
+    """Decrypt; "" if it is another passphrase or the object is damaged: age cannot tell the two apart."""
     import pyrage
 
     try:
@@ -104,9 +106,9 @@ def _decrypt(data: bytes, passphrase: str) -> str:
 
 
 REFUSED = "Excessive work"
-"""How the library's complaint begins."""
+"""How the library's error begins."""
 MOST_WORK = 22
-"""The exponent of the work; one more is twice as much. Larger ones are somebody's bad joke."""
+"""The exponent of the scrypt work factor; one more is twice the work. Larger values are malicious."""
 BLOCK_BYTES = 64 << 10
 _FORM = re.compile(
     rb"(age-encryption\.org/v1\n-> scrypt ([A-Za-z0-9+/]{22}) ([1-9][0-9]?)\n([A-Za-z0-9+/]{43})\n---) ([A-Za-z0-9+/]{43})\n"
@@ -114,7 +116,7 @@ _FORM = re.compile(
 
 
 def decrypt_with_passphrase(data: bytes, passphrase: str) -> bytes:
-    """What a file of age's holds, of one block. Raise ``ValueError`` for another passphrase, or when it is damaged."""
+    """Return the contents of an age file of one block. Raise ``ValueError`` for another passphrase, or if it is damaged."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -151,6 +153,7 @@ def decrypt_with_passphrase(data: bytes, passphrase: str) -> bytes:
 
 
 def _decode_base64(text: bytes) -> bytes:
+    """Decode base64 without padding. Raise ValueError unless it is canonical."""
     data = base64.b64decode(text + b"=" * (-len(text) % 4))
     if base64.b64encode(data).rstrip(b"=") != text:
         raise ValueError("not as it was written")
@@ -158,5 +161,5 @@ def _decode_base64(text: bytes) -> bytes:
 
 
 def _derive_key(key: bytes, salt: bytes, about: bytes) -> bytes:
-    """HKDF with SHA-256, 32 bytes."""
+    """HKDF with SHA-256 (RFC 5869), 32 bytes."""
     return hmac.digest(hmac.digest(salt or bytes(32), key, "sha256"), about + b"\1", "sha256")

@@ -1,6 +1,7 @@
-"""What a sealed store knows of itself: the key that hides its names, and for whom its objects have been sealed.
+"""The record of an encrypted store: the key that hides its names, and the recipients its objects are encrypted for.
 
-One small object, sealed for all of those and kept twice, so that no damage to one of them hides a whole store.
+It is one small object, encrypted for all of those recipients and kept twice, so that damage to one copy does not hide a
+whole store.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ NAME_KEY_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
+    """The contents of the record."""
+
     names: str
     """The key that hides names, in base64."""
     sets: list[list[str]]
-    """Each set of recipients for whom objects in this store may be sealed."""
+    """Each set of recipients for whom objects in this store may be encrypted."""
     plain: dict[str, list[str]]
-    """Names, by the first part of their key, that were there before and stay readable."""
+    """Names, by the first part of their key, that existed before encryption and stay readable."""
 
     @classmethod
     def new(cls, recipients: Iterable[str], plain: dict[str, list[str]]) -> Self:
+        """Return a record with a new name key."""
         names = base64.b64encode(secrets.token_bytes(NAME_KEY_BYTES)).decode()
         return cls(names=names, sets=[list(recipients)], plain=plain)
 
@@ -44,12 +48,14 @@ class Record:
         return HiddenNames(base64.b64decode(self.names), self.plain)
 
     def is_known_to(self, recipients: Iterable[str]) -> bool:
+        """Return whether this set of recipients is recorded."""
         return list(recipients) in self.sets
 
     def with_recipients(self, recipients: Iterable[str]) -> Self:
         return replace(self, sets=[*self.sets, list(recipients)])
 
     def list_recipients(self) -> set[str]:
+        """Return all recipients of all sets."""
         return {recipient for one in self.sets for recipient in one}
 
 
@@ -63,9 +69,10 @@ class Records:
     trust_unsigned: bool = False
 
     async def read(self) -> tuple[Record | None, str | None, str]:
-        """The record, the version that a swap must find, and what is wrong with the object, if its copy had to serve.
+        """Return the record, the version that a swap must find, and the problem with the object if its copy had to be
+        used.
 
-        Raise ``KeyNeeded`` when it is for other keys, ``ObjectRefused`` when neither is as it was written.
+        Raise ``KeyNeeded`` if it is for other keys, ``ObjectRefused`` if neither is valid.
         """
         stored = await self.store.get(RECORD)
         problem: KeyNeeded | ObjectRefused | None = None
@@ -87,7 +94,7 @@ class Records:
         return record, version, problem.message if problem else f"{RECORD} is missing; its copy is used."
 
     async def check(self) -> list[str]:
-        """What is wrong with the record and its copy, of which one may serve for the other."""
+        """Return problems with the record and its copy, of which one may replace the other."""
         found: dict[str, Record] = {}
         problems = []
         for key in (RECORD, COPY):
@@ -106,24 +113,27 @@ class Records:
         return [f"{problem} `rekey` writes both anew." for problem in problems]
 
     async def write(self, record: Record, expected: str | None) -> None:
-        """Raise ``HeadMoved`` when somebody else wrote it since."""
+        """Write the record and its copy. Raise ``SwapLost`` if another process wrote it since."""
         data = self._encrypt(record)
         if expected is None:
-            # Of several that begin at once one wins, and only that one's names may be in the copy.
+            # If several processes start at once one wins, and only the winner's name key may be in the copy.
             await self.store.swap(RECORD, data, expected=None)
             await self.store.put(COPY, data)
         else:
-            # The copy is never older: whoever can open it, and not the record itself, knows that this one was altered.
+            # The copy is never older than the record: a reader that can decrypt the copy and not the record knows that
+            # the record was altered.
             await self.store.put(COPY, data)
             await self.store.swap(RECORD, data, expected=expected)
 
     def _encrypt(self, record: Record) -> bytes:
+        """Sign the record if a signing key is given, and encrypt it for all its recipients."""
         data = encode_checksummed({"format": FORMAT, **asdict(record)})
         if self.signatures is not None and self.signatures.can_sign:
             data = self.signatures.sign(RECORD, data)
         return self.keyring.seal(data, record.list_recipients())
 
     def _decrypt(self, key: str, data: bytes) -> Record:
+        """Decrypt and validate a record. Raise ``KeyNeeded`` or ``ObjectRefused``."""
         if not is_encrypted(data):
             raise ObjectRefused(f"{key}, which holds the key to this store's names, is not what was written.")
         try:
@@ -141,6 +151,7 @@ class Records:
             raise ObjectRefused(f"{key} is not valid: {wrong}.") from None
 
     def _check_signature(self, key: str, data: bytes) -> bytes:
+        """Return a record without its signature, after checking it. Raise ``NotSigned``."""
         if self.signatures is None or (self.trust_unsigned and not is_signed(data)):
             return strip_signature(data)
         try:

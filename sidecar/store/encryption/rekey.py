@@ -1,8 +1,9 @@
-"""Seal and sign everything anew, for the keys that are set now: after a key was changed, or when keys are first used.
+"""Re-encrypt and re-sign everything for the keys that are set now: after a key was changed, or when keys are first
+used.
 
-Packs never change, so each is written again under a fresh id; then the manifests that named the old one are swapped for ones
-that name the new one, one by one. At any moment every snapshot can be restored, and what is done is not done again. Old
-packs go the way of all that nothing needs any more. Exports may run meanwhile.
+Packs never change, so each is written again under a fresh id; then the manifests that named the old pack are swapped,
+one by one, for manifests that name the new one. Every snapshot can be restored at any time, and what is done is not
+repeated. Old packs are collected like all packs that are not needed any more. Exports may run at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sidecar.store.repository import Repository
 
 OUTBOX = "outbox/"
 MOST_PASSES = 5
-"""Exports that run meanwhile may build on old packs again: so often it is looked whether one did."""
+"""Exports that run at the same time may build on old packs again: at most this many passes check whether one did."""
 
 TWIN = (
     "{name} was written without keys, and this store has another of that name, which is hidden and stays the one that counts."
@@ -55,7 +56,7 @@ class Rekeyed:
 
     memory: str
     packs: int = 0
-    """Sealed anew."""
+    """Packs that were re-encrypted."""
     bytes: int = 0
     snapshots: int = 0
     objects: int = 0
@@ -65,20 +66,23 @@ class Rekeyed:
 
 @dataclass(slots=True, kw_only=True)
 class RekeyReport:
+    """What was done to a store."""
+
     memories: list[Rekeyed] = field(default_factory=list)
     objects: int = 0
-    """Of the service, beside the memories."""
+    """Objects of the service, beside the memories."""
     problems: list[str] = field(default_factory=list)
     readable_names: list[str] = field(default_factory=list)
     """Names of memories that can be read in the store, from before it was encrypted."""
     finished: bool = False
-    """Nothing in the store needs an older key any more, but for packs that wait to be collected."""
+    """Nothing in the store needs an older key any more, except packs that wait to be collected."""
 
 
 async def rekey(repository: Repository, memory: str, progress: Progress) -> RekeyReport:
-    """Do it for one memory, or for the whole store. What cannot be done is told; run again, it goes on from there.
+    """Re-encrypt one memory, or the whole store. What cannot be done is reported; running it again continues from
+    there.
 
-    Raise ``UsageError`` when there are no keys, and ``KeyNeeded`` when what is there cannot be opened.
+    Raise ``UsageError`` if no keys are set, and ``KeyNeeded`` if what is there cannot be decrypted.
     """
     signed, sealed = _find_layers(repository.store)
     report, identity = RekeyReport(), None
@@ -97,7 +101,7 @@ async def rekey(repository: Repository, memory: str, progress: Progress) -> Reke
         report.problems += await _list_unknown(repository.store, memories)
         report.objects = await _rekey_others(repository.store, report.problems)
     if not memory:
-        for row in report.memories:  # an export may have ended meanwhile that began on old packs
+        for row in report.memories:  # an export may have ended in the meantime that began on old packs
             await _rekey_until_settled(repository, row, progress, first=False)
     done = not report.problems and not any(row.problems for row in report.memories)
     if done and not memory:
@@ -110,6 +114,7 @@ async def rekey(repository: Repository, memory: str, progress: Progress) -> Reke
 
 
 def _find_layers(store: Store) -> tuple[SignedStore, EncryptedStore | None]:
+    """Return the signing and the encrypting layer of a store. Raise ``UsageError`` if no keys are set."""
     if not isinstance(store, SignedStore) or not isinstance(store.inner, EncryptedStore):
         raise UsageError("This store is opened without keys.")
     if not store.signs and not store.inner.encrypts:
@@ -118,13 +123,14 @@ def _find_layers(store: Store) -> tuple[SignedStore, EncryptedStore | None]:
 
 
 async def _list_unknown(store: Store, memories: list[str]) -> list[str]:
-    """Folders of memories whose ids nobody can tell, as nothing in them is believed."""
+    """Return problems with folders of memories whose ids are not known, because no object in them is valid."""
     known = {build_memory_key(memory) for memory in memories}
     folders = {info.key[len(ROOT) :].partition("/")[0] async for info in store.list(ROOT)}
     return [f"Nothing in {ROOT}{folder}/ is believed." for folder in sorted(folders - known)]
 
 
 async def _rekey_memory(repository: Repository, memory: str, progress: Progress) -> Rekeyed:
+    """Re-encrypt a memory's packs, manifests and small objects."""
     done = Rekeyed(memory=memory)
     progress.step(f"sealing {memory} anew")
     await _rekey_until_settled(repository, done, progress, first=True)
@@ -145,7 +151,7 @@ async def _rekey_until_settled(repository: Repository, done: Rekeyed, progress: 
 
 
 async def _rekey_manifests(repository: Repository, done: Rekeyed, progress: Progress, *, again: bool) -> bool:
-    """Swap each manifest for one whose packs are sealed for today's keys. Return whether there was anything to do."""
+    """Swap each manifest for one whose packs are encrypted for today's keys. Return whether there was anything to do."""
     store, keys, wanted = repository.store, MemoryKeys.of(done.memory), repository.store.seal
     found: dict[str, tuple[Manifest, str]] = {}
     damaged: list[str] = []
@@ -155,7 +161,7 @@ async def _rekey_manifests(repository: Repository, done: Rekeyed, progress: Prog
         except SnapshotDamaged as damage:
             damaged.append(damage.message)
         except SnapshotNotFound:
-            continue  # forgotten meanwhile
+            continue  # forgotten in the meantime
     done.problems += [] if again else damaged
     ready = {
         _identify_contents(pack): pack
@@ -189,7 +195,7 @@ async def _read_manifest(store: Store, keys: MemoryKeys, memory: str, snapshot: 
 async def _rekey_pack(
     store: Store, done: Rekeyed, pack: Pack, ready: dict[tuple[str, str], Pack], progress: Progress
 ) -> Pack:
-    """The same pack sealed for today's keys, under a name of its own. Raise ``SnapshotDamaged``."""
+    """Return the same pack encrypted for today's keys, under a new id. Raise ``SnapshotDamaged``."""
     if pack.sealed == store.seal:
         return pack
     if _identify_contents(pack) not in ready:
@@ -207,11 +213,13 @@ async def _rekey_pack(
 
 
 def _identify_contents(pack: Pack) -> tuple[str, str]:
+    """Return what identifies a pack's contents, whatever its id."""
     return pack.sha256, pack.index_sha256
 
 
 async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, version: str) -> bool:
-    """Put a manifest in the place of the old one, unless that is gone by now, or a pack of the new one is."""
+    """Replace a manifest, unless it was changed or deleted since, or a pack of the new one was collected. Return
+    whether it was replaced."""
     try:
         written = await store.swap(key, new.encode(), expected=version)
     except SwapLost:
@@ -226,14 +234,15 @@ async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, v
 
 
 async def _rekey_others(store: Store, problems: list[str]) -> int:
-    """The store's own name, and what services have beside the memories. One that died is taken for alive a little longer."""
+    """Rewrite the store's id and what services keep beside the memories. A service that died is taken for alive a
+    little longer."""
     prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
     keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _rewrite(store, key, problems) for key in (STORE_ID, *keys)])
 
 
 async def _rewrite(store: Store, key: str, problems: list[str]) -> bool:
-    """Write a small object anew as it is, unless somebody else just did."""
+    """Rewrite a small object as it is, unless another process just did. Return whether it was rewritten."""
     try:
         stored = await store.get(key)
         if stored is not None:

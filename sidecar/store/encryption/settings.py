@@ -1,4 +1,4 @@
-"""What can be set about keys. The keys themselves are in files, or in the environment, never in the config."""
+"""The settings about keys. The keys themselves are in files or in the environment, never in the config."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encryption:
+    """The section ``[encryption]``."""
+
     recipients: list[str] = field(default_factory=list)
     """Who can open what is stored: `age1…` or `ssh-ed25519 …`. Empty: the public keys of the identities.
     Also in MEMORY_SIDECAR_RECIPIENTS."""
@@ -22,6 +24,8 @@ class Encryption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
+    """The section ``[signing]``."""
+
     key_file: str = ""
     """A file with an Ed25519 private key (PEM, OpenSSH or base64), or with `hmac-sha256:` and a secret in base64. The key
     itself in MEMORY_SIDECAR_SIGNING_KEY."""

@@ -1,4 +1,4 @@
-"""Signatures: a line after an object's bytes that says whose they are, over the bytes and the object's name.
+"""Signatures: a line after an object's bytes, made with a key over the bytes and the object's name.
 
     signed ed25519 3f1c9d0a77e2b4c8 base64…        or        signed hmac-sha256 …
 
@@ -20,18 +20,18 @@ from sidecar.errors import BadConfig
 HMAC_PREFIX = "hmac-sha256:"
 SHORTEST_SECRET = 16
 LONGEST_LINE = 160
-"""More than a line ever has."""
+"""More than a signature line ever has."""
 _LINE = re.compile(rb"\nsigned (ed25519|hmac-sha256) ([0-9a-f]{16}) ([A-Za-z0-9+/]{40,90}={0,2})\n\Z")
 _ABOUT = b"memory-sidecar signed object\0"
 
 
 class BadSignature(Exception):
-    """The message says what is wrong with it, after the object's name."""
+    """The message says what is wrong with the signature; it is to follow the object's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One key: ``sign`` only where its private part is known."""
+    """One signing key; ``sign`` is set only if its private part is known."""
 
     kind: str
     name: str
@@ -40,7 +40,7 @@ class SigningKey:
 
 
 class Signatures:
-    """What this sidecar signs with, if anything, and whose signatures it believes."""
+    """The key this sidecar signs with, if any, and the keys whose signatures it trusts."""
 
     def __init__(self, key: str, trusted: Iterable[str]) -> None:
         self._own = parse_key(key) if key else None
@@ -54,13 +54,14 @@ class Signatures:
         return self._own is not None
 
     def sign(self, key: str, data: bytes) -> bytes:
+        """Return the bytes with a signature line."""
         assert self._own is not None
         assert self._own.sign is not None
         signature = base64.b64encode(self._own.sign(_build_message(key, data))).decode()
         return data + f"\nsigned {self._own.kind} {self._own.name} {signature}\n".encode()
 
     def checked(self, key: str, signed: bytes) -> bytes:
-        """The bytes without their signature. Raise ``BadSignature``."""
+        """Return the bytes without their signature, after checking it. Raise ``BadSignature``."""
         found = _LINE.search(signed, max(0, len(signed) - LONGEST_LINE))
         if found is None:
             raise BadSignature("is not signed")
@@ -78,12 +79,13 @@ class Signatures:
 
 
 def strip_signature(data: bytes) -> bytes:
-    """An object's bytes without the signature it may have, which is not checked."""
+    """Return an object's bytes without the signature it may have, which is not checked."""
     found = _LINE.search(data, max(0, len(data) - LONGEST_LINE))
     return data[: found.start()] if found else data
 
 
 def is_signed(data: bytes) -> bool:
+    """Return whether data ends with a signature line."""
     return _LINE.search(data, max(0, len(data) - LONGEST_LINE)) is not None
 
 
@@ -95,7 +97,7 @@ _AT = ("signing", "key_file")
 
 
 def parse_key(text: str) -> SigningKey:
-    """A key from any of the forms people have. Raise ``BadConfig``, which never repeats it."""
+    """Parse a signing key in any of the usual forms. Raise ``BadConfig``, which never repeats it."""
     text = "\n".join(line for line in text.strip().splitlines() if not line.startswith("#"))
     if text.startswith(HMAC_PREFIX):
         return _make_shared_key(_decode_base64(text.removeprefix(HMAC_PREFIX)))
@@ -127,6 +129,7 @@ def parse_key(text: str) -> SigningKey:
 
 
 def _make_ed25519_key(public: object, sign: Callable[[bytes], bytes] | None) -> SigningKey:
+    """Return an Ed25519 key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -143,6 +146,7 @@ def _make_ed25519_key(public: object, sign: Callable[[bytes], bytes] | None) -> 
 
 
 def _make_shared_key(secret: bytes) -> SigningKey:
+    """Return a key from a shared secret. Raise ``BadConfig`` if it is too short."""
     if len(secret) < SHORTEST_SECRET:
         raise BadConfig(f"A secret to sign with has at least {SHORTEST_SECRET} bytes.", at=_AT)
 

@@ -1,4 +1,4 @@
-"""A store that signs: every small object says whose it is, and one that does not is refused by its name.
+"""A store that signs: every small object is signed, and one that is not is refused.
 
 Packs and their indexes are not signed: the manifests, which are, name them by size and hash.
 """
@@ -20,19 +20,20 @@ from sidecar.store.encryption.signatures import LONGEST_LINE, BadSignature, Sign
 CHUNK = 1 << 20
 AT_ONCE = 8
 BELIEVED_SECONDS = 60.0
-"""So long it is believed that a store is still not signed."""
+"""For this long it is assumed that a store is still not signed."""
 LOG = logging.getLogger("sidecar")
 MARK = "signed"
-"""An object that says that a store is signed, so that nobody adds to it without a key."""
+"""An object that says that a store is signed, so that nothing is added to it without a key."""
 ABOUT_IT = b"What is in this store is signed.\n"
 OBEYED_UNREAD = ("pins", "damaged")
-"""Objects below a memory that count by being listed: each is looked at before it does."""
+"""Objects below a memory that take effect by being listed: each is checked before it does."""
 NO_KEY = "This store is signed, and no key to sign with was given."
 NO_KEY_HINT = "Set [signing] key_file (MEMORY_SIDECAR_SIGNING_KEY_FILE). Nothing was changed."
 
 
 class SignedStore:
-    """Signs with, and believes, the keys given; without any, it reads what is signed unchecked, and adds nothing to it."""
+    """Signs with, and trusts, the keys given. Without any it reads signed objects unchecked, and adds nothing to a
+    signed store."""
 
     def __init__(self, inner: Store, signatures: Signatures | None, *, trust_unsigned: bool = False) -> None:
         self._inner = inner
@@ -59,6 +60,7 @@ class SignedStore:
         return self._inner.room(size + (LONGEST_LINE if self._signatures else 0))
 
     async def prepare(self) -> None:
+        """Prepare the store to be written, and mark it as signed. Raise ``KeyNeeded`` if a signing key is missing."""
         await self._inner.prepare()
         if self._signatures is None:
             await self._check_unsigned()
@@ -68,7 +70,7 @@ class SignedStore:
             await self.mark()
 
     async def probe(self) -> None:
-        """Whether ``prepare`` would do, without leaving anything in the store. Raise as it does."""
+        """Check whether ``prepare`` would succeed, without leaving anything in the store. Raise as it does."""
         if isinstance(self._inner, EncryptedStore):
             await self._inner.probe()
         else:
@@ -79,7 +81,7 @@ class SignedStore:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
 
     async def _check_unsigned(self) -> None:
-        """Raise ``KeyNeeded`` when others have begun to sign what is here."""
+        """Raise ``KeyNeeded`` if another sidecar has begun to sign this store."""
         if not self._seen_signed and time.monotonic() >= self._unsigned_until:
             self._seen_signed = await self._inner.get(MARK) is not None
             self._unsigned_until = time.monotonic() + BELIEVED_SECONDS
@@ -87,6 +89,7 @@ class SignedStore:
             raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
 
     async def _is_marked(self) -> bool:
+        """Return whether the store has a valid object that says that it is signed."""
         try:
             return await self.get(MARK) is not None
         except ObjectRefused as problem:
@@ -94,11 +97,12 @@ class SignedStore:
             return False
 
     async def mark(self) -> None:
-        """Say that this store is signed, where it is."""
+        """Write the object that says that this store is signed, if it is."""
         if self._signatures is not None:
             await self._inner.put(MARK, self._sign(MARK, ABOUT_IT))
 
     async def get(self, key: str) -> StoredObject | None:
+        """Read an object without its signature. Raise ``NotSigned`` if the signature is missing or not trusted."""
         stored = await self._inner.get(key)
         if stored is None or _is_pack(key):
             return stored
@@ -121,6 +125,7 @@ class SignedStore:
         return await self._inner.swap(key, self._sign(key, data), expected=expected)
 
     def _sign(self, key: str, data: bytes) -> bytes:
+        """Return data with a signature, or unchanged in an unsigned store. Raise ``KeyNeeded`` if a key is missing."""
         if self._signatures is None:
             if self._seen_signed:
                 raise KeyNeeded(NO_KEY, hint=NO_KEY_HINT)
@@ -149,6 +154,7 @@ class SignedStore:
         return await self._inner.link_to_put(key, size=size, sha256=sha256, seconds=seconds)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """List objects, without those that take effect by being listed and are not validly signed."""
         found = [info async for info in self._inner.list(prefix)]
         doubted = [info for info in found if self._signatures is not None and _may_skip_reading(info.key)]
         good: dict[ObjectInfo, bool] = {}
@@ -160,6 +166,7 @@ class SignedStore:
                 yield info
 
     async def _is_ours(self, info: ObjectInfo) -> bool:
+        """Return whether a listed object is validly signed; one that is not is logged and ignored."""
         if info not in self._looked_at:
             try:
                 self._looked_at[info] = await self.get(info.key) is not None
@@ -200,17 +207,19 @@ class SignedStore:
 
 
 def _is_pack(key: str) -> bool:
+    """Return whether a key is that of a pack or a pack's index."""
     parts = key.split("/")
     return len(parts) == 4 and parts[0] == "memories" and parts[2] == "packs"
 
 
 def _may_skip_reading(key: str) -> bool:
+    """Return whether an object takes effect by being listed alone."""
     parts = key.split("/")
     return len(parts) == 4 and parts[0] == "memories" and parts[2] in OBEYED_UNREAD
 
 
 def _name_object(key: str) -> str:
-    """An object as a person knows it."""
+    """Return an object's name as people know it."""
     parts = key.split("/")
     if len(parts) == 4 and parts[2] == "snapshots":
         return f"Snapshot {parts[3].removesuffix('.json')} ({key})"

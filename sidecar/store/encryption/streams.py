@@ -1,4 +1,4 @@
-"""Open a sealed object while it arrives: age reads and writes in a thread of its own, a few chunks at a time."""
+"""Decrypt an object while it arrives: age reads and writes in a thread of its own, a few chunks at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from sidecar.store.encryption.keyring import Keyring
 
 PIECE = 1 << 18
 AHEAD = 2
-"""Pieces that wait to be taken: so little is in memory however large the object."""
+"""Pieces that wait to be taken: so little is in memory, however large the object."""
 
 
 class _Abandoned(Exception):
-    """Nobody wants the rest."""
+    """The rest is not needed any more."""
 
 
 class _Bridge:
-    """Between a thread that blocks and a loop that must not: what the one reads and writes, the other fetches and takes."""
+    """Connects a thread that blocks with an event loop that must not: what the thread reads and writes, the loop
+    fetches and takes."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self._chunks = chunks
@@ -29,7 +30,7 @@ class _Bridge:
         self.ready: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
         self.abandoned = False
         self.problem: BaseException | None = None
-        """What went wrong outside of age, which would only say that reading failed."""
+        """What went wrong outside of age, which would only report that reading failed."""
 
     def read(self, size: int = -1) -> bytes:
         if not self._incoming:
@@ -45,7 +46,7 @@ class _Bridge:
         return len(data)
 
     def flush(self) -> None:
-        """What is left is handed over at the end."""
+        """Do nothing; what is left is passed on at the end."""
 
     def finish(self) -> None:
         if self._outgoing:
@@ -57,6 +58,9 @@ class _Bridge:
         self._wait(lambda: self.ready.put(piece))
 
     def _wait(self, wanted: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a coroutine in the loop and wait for it in the thread. Raise _Abandoned if the result is not needed any
+        more."""
+
         async def done() -> Any:
             return await wanted()
 
@@ -71,8 +75,8 @@ class _Bridge:
 
 
 async def decrypt_stream(chunks: AsyncIterator[bytes], keyring: Keyring) -> AsyncGenerator[bytes]:
-    """What is sealed in ``chunks``, in pieces. Raise ``Unopened`` or ``Altered``, perhaps at the end only:
-    who takes it compares it as a whole."""
+    """Yield the decrypted contents of ``chunks``, in pieces. Raise ``NotDecrypted`` or ``Altered``, perhaps only at the
+    end: the caller must check the whole before using it."""
     bridge, loop = _Bridge(chunks), asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -85,7 +89,7 @@ async def decrypt_stream(chunks: AsyncIterator[bytes], keyring: Keyring) -> Asyn
             problem = bridge.problem or raised
         loop.call_soon_threadsafe(_settle, ended, problem)
 
-    # Not one of the pool's threads: the store below needs those to get on, and would wait for us while we wait for it.
+    # Not a thread of the pool: the store below needs those to continue, and each would wait for the other.
     threading.Thread(target=work, name="opening", daemon=True).start()
     try:
         while True:
@@ -106,7 +110,7 @@ async def decrypt_stream(chunks: AsyncIterator[bytes], keyring: Keyring) -> Asyn
                 bridge.ready.get_nowait()
             await asyncio.wait({ended}, timeout=0.05)
         if not ended.cancelled():
-            ended.exception()  # heard, also when nobody waited for it
+            ended.exception()  # retrieved, so that it is not logged as never retrieved
 
 
 def _settle(ended: asyncio.Future[None], problem: BaseException | None) -> None:
