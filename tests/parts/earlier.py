@@ -16,7 +16,7 @@ from tests.parts.homes import PROJECT, Ran
 WITHOUT_IDS = "c71683173505ac23eb192849a40568692387865a"
 """The last version that knew no ids of stores and left no notes in sandboxes."""
 
-WITH_TILDES = "4ec018f1354705fc5ea7dcd39eca988b5337ca27"
+WITH_TILDES = "50c46266f017404a20ab4faac4052f3bb76fc921"
 """The last version that gave every id that is not plain a folder with a ``~``."""
 
 BEFORE_OWNED = "f35a996"
