@@ -34,7 +34,7 @@ WRITTEN = 100
 LONG_TERM = """# What I know
 
 - The deploy key lives in the vault, not in the repo.
-- Sam reviews database changes; ask before the migration.
+- The database team reviews migrations; ask before one.
 """
 TODAY = "Moved the queue to Redis. Next: the flaky test in the importer.\n"
 

@@ -109,7 +109,7 @@ def test_the_printed_calls_end_in_a_restored_memory_on_any_machine(tmp_path: Pat
         )
     assert ran.returncode == 0 and ran.stderr == "", ran
     assert "committed" in ran.stdout and "complete" in ran.stdout
-    assert ran.stdout.endswith("Sam reviews database changes; ask before the migration.\n")
+    assert ran.stdout.endswith("The database team reviews migrations; ask before one.\n")
     assert [path.name for path in home.iterdir()] == []
 
 
