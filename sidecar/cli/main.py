@@ -119,7 +119,7 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 async def _run(args: argparse.Namespace) -> Result:
     """Read the config, open the store and run a command that needs them."""
-    from sidecar.cli.search import update_index
+    from sidecar.cli.index_update import update_index
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine

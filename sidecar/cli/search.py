@@ -1,20 +1,15 @@
-"""``search`` and ``index``: search the records of memories, and update the search index.
-
-Also updates the index after a command has changed a memory, within a time limit. The command is done by then, so
-nothing here changes its outcome or exit code.
-"""
+"""``search`` and ``index``: search the records of memories, and update the search index."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from sidecar.cli.result import Result, Table, format_time
 from sidecar.engine import Engine
 from sidecar.engine.queries import build_not_found_error
-from sidecar.errors import NoIndex, SidecarError, UsageError
+from sidecar.errors import NoIndex, UsageError
 from sidecar.host.sizes import format_count
 from sidecar.ids import check_memory_id
 from sidecar.search import KINDS
@@ -111,33 +106,3 @@ def _describe_result(one: IndexResult) -> str:
     if one.state == "removed":
         return f"{format_count(one.removed, 'record')} removed: there is no such memory any more"
     return one.problem or "up to date"
-
-
-CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
-LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
-
-
-async def update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
-    """Update the index and return the result, with a warning if that did not succeed in time."""
-    if engine.index is None or args.command not in CHANGING:
-        return result
-    memory = args.new if args.command == "fork" else args.memory
-    try:
-        async with asyncio.timeout(seconds):
-            await engine.index.update_memory(memory)
-    except TimeoutError:
-        return _add_warning(
-            result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}"
-        )
-    except SidecarError as problem:
-        return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
-    except Exception as problem:  # a bug here must not cost the command its receipt
-        return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
-    except asyncio.CancelledError:  # SIGTERM: the receipt is printed even so
-        return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
-    return result
-
-
-def _add_warning(result: Result, warning: str) -> Result:
-    document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
-    return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

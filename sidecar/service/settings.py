@@ -11,7 +11,7 @@ from sidecar.errors import BadConfig
 from sidecar.host.loopback import is_loopback
 from sidecar.host.sections import check_least
 from sidecar.policy.local_folders import LocalPolicy
-from sidecar.service.door.door import ANY, Authority
+from sidecar.service.door.authorities import ANY, Authority
 from sidecar.service.event_types import EVENTS
 
 FORMS = ("auto", "json", "console")

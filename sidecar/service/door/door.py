@@ -10,17 +10,15 @@ token or not. Callers other than browsers are not affected.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar.host.loopback import is_loopback
 from sidecar.service.api.page import FILES
 from sidecar.service.api.problems import Problem, build_answer
+from sidecar.service.door.authorities import ANY, Authority
 
 HEALTH = frozenset({"/healthz", "/readyz"})
 """Paths for probes, which call by whatever address they have. Their answers contain nothing of any memory."""
@@ -165,47 +163,3 @@ def _build_content_problem(said: dict[bytes, list[str]]) -> Problem:
         code="unsupported-media-type",
         hint="Send the header Content-Type: application/json.",
     )
-
-
-ANY = "*"
-DEFAULT_PORTS = {"http": 80, "https": 443}
-_AUTHORITY = re.compile(
-    r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{0,5}))?"
-)
-_ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/?#@]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Authority:
-    """A host and its port, as in the headers ``Host`` and ``Origin``, normalised: lower case, without a trailing dot."""
-
-    name: str
-    port: int | None = None
-    """``None`` if it is not given."""
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Return ``None`` for a text that is not a host: with credentials, a path, or characters that no host has."""
-        found = _AUTHORITY.fullmatch(text.strip(" \t").lower())
-        if found is None:
-            return None
-        port = int(found["port"]) if found["port"] else None
-        if found["address"] is None:
-            return cls(found["name"], port)
-        try:
-            return cls(f"[{ipaddress.IPv6Address(found['address'])}]", port)
-        except ValueError:
-            return None
-
-    def is_origin(self, origin: str) -> bool:
-        """Whether a page of this origin came from this host.
-
-        The scheme is not compared: behind a proxy that terminates TLS, the browser's scheme differs from the service's.
-        A missing port is therefore the default port of the origin's scheme, as in the browser's ``Host``.
-        """
-        found = _ORIGIN.fullmatch(origin.strip(" \t").lower())
-        other = Authority.parse(found["authority"]) if found else None
-        if found is None or other is None:
-            return False
-        default = DEFAULT_PORTS[found["scheme"]]
-        return (self.name, self.port or default) == (other.name, other.port or default)
