@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sidecar.cli.arguments import EXAMPLES, build_parser, list_commands
 from sidecar.cli.main import main
-from tests.parts.homes import empty_home, run_cli, write
+from tests.parts.homes import PROJECT, empty_home, run_cli, write
 
 COMMANDS = sorted(list_commands(build_parser()))
 
@@ -138,3 +139,16 @@ def test_one_file_is_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["export", "m", f"--sandbox=local:{home}", f"--store=file:{store}"]) == 3
     said = capsys.readouterr().out
     assert "1 file" in said and "1 files" not in said, said
+
+
+def test_an_export_loads_neither_a_web_framework_nor_what_searches(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/MEMORY.md").write_text("x")
+    program = (
+        "import sys\nfrom sidecar.cli import main\n"
+        f"code = main(['export', 'm', '--store=file:{tmp_path}/store', '--sandbox=local:{tmp_path}/home'])\n"
+        "slow = ('fastapi', 'starlette', 'pydantic', 'boto3', 'sidecar.search.port')\n"
+        "print(code, [name for name in slow if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines()[-1] == "0 []", ran.stdout + ran.stderr
