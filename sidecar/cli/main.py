@@ -83,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sidecar.cli.keys import run_keygen
 
             return _print(run_keygen(args), wants_json)
+        if args.command == "token":
+            from sidecar.cli.tokens import run_token
+
+            return _print(run_token(args), wants_json)
         if args.command == "completion":
             from sidecar.cli.completion import run_completion
 
