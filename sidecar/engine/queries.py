@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from sidecar.engine.core import View
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.format.index import Entry
 from sidecar.host.spool import open_spool
@@ -105,9 +106,13 @@ class Difference:
     changed: list[ChangeRow]
 
 
-async def list_memories(repository: Repository) -> list[MemoryRow]:
-    """List every memory of the store."""
-    return [await _build_memory_row(repository, memory) for memory in await repository.memories()]
+async def list_memories(repository: Repository, view: View | None = None) -> list[MemoryRow]:
+    """List every memory of the store, or those that ``view`` shows."""
+    if view is None:
+        found = await repository.memories()
+    else:
+        found = [memory for memory in await repository.memories(view.may_see_folder) if view.sees(memory)]
+    return [await _build_memory_row(repository, memory) for memory in found]
 
 
 async def describe_memory(repository: Repository, memory: str) -> MemoryRow:

@@ -12,12 +12,14 @@ from sidecar.engine.archives.notes import TarballNotes
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.privacy import redact
 from sidecar.engine.sandbox.dialogue import ExportAnswer
-from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
+from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up, list_owners
+from sidecar.errors import SandboxNotAllowed
 from sidecar.format.index import Entry, Index
 from sidecar.host.sizes import format_count
 from sidecar.layouts import Layout
 from sidecar.ports import SandboxStatus
 from sidecar.program.capture.roots import split_number
+from sidecar.program.notes import OTHER_MEMORY
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.store.manifest import Manifest, count_scrubbed
 from sidecar.store.repository import HeadState, Survey
@@ -28,7 +30,7 @@ together."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
 LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
 
-
+NOT_YOURS = "This sandbox holds a memory that this token is not for."
 NOT_TAKEN = (
     "Databases that the layouts do not know were seen and not taken: {paths}. `databases` in the config's [layouts.…] adds"
     " one."
@@ -129,11 +131,20 @@ class ExportRun:
         """What the sandbox is to record in its notes about this memory."""
         allowed = {*self.request.allow, *self.engine.guards.allow}
         free = self.request.force or self.request.adopt
+        # The sandbox would record that its files are this memory now, whoever they belonged to.
+        unseen = {OTHER_MEMORY} if self.engine.view is not None else set()
         return {
             **build_notes(self.sandbox, self.request, self.state.store_id),
             "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
-            "allow": [code for code in MIX_UPS if free or code in allowed],
+            "allow": [code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
         }
+
+    def check_owner(self, answer: ExportAnswer) -> None:
+        """Raise ``SandboxNotAllowed`` if, by the sandbox's notes, its files belong to a memory that the caller may not
+        see: nothing of it is to be stored where the caller can read it."""
+        view = self.engine.view
+        if view is not None and not all(map(view.sees, list_owners(self.notes, answer))):
+            raise SandboxNotAllowed(NOT_YOURS, hint="Name a sandbox that holds your own memory.")
 
     def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
         """Return the reason why this export would continue a memory of another store, or another memory; ``None`` if it

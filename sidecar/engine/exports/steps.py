@@ -95,6 +95,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 read_ahead(run, scratch),
             ):
                 answer, grown = await _fetch_and_check(run, scratch)
+            run.check_owner(answer)
             if answer.status == "refused":
                 return run.receipt(ExportOutcome.REJECTED, run.state, answer, reason=explain_refusal(answer))
             if grown.arrived is None:
@@ -198,7 +199,7 @@ async def _begin_run(
         connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
     )
     await prepared
-    warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state, survey)]
+    warnings = [*warnings, *await describe_new_store(engine, request.memory, state, survey)]
     if not request.adopt:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
         # the store even if this export fails.

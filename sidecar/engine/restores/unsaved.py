@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.core import CountedSandbox, Engine, View
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
 from sidecar.engine.privacy import redact
@@ -137,6 +137,8 @@ class SaveFirst:
         repository, name, known = self.engine.repository, "", False
         if row.key == build_memory_key(self.manifest.memory):
             return self.manifest.memory
+        if self.engine.view is not None and not self._is_seen(row, self.engine.view):
+            raise NotSavedFirst(f"{_describe_unsaved(row)} is of a memory that this token is not for.")
         if _KEY.match(row.key):
             name = row.memory or (row.key if is_plain_id(row.key) else await find_memory(repository.store, row.key))
         with contextlib.suppress(BadMemoryId):
@@ -150,6 +152,14 @@ class SaveFirst:
         raise NotSavedFirst(
             f"{_describe_unsaved(row)} is of the memory {name or row.key!r}, which this store does not know."
         )
+
+    def _is_seen(self, row: UnsavedMemory, view: View) -> bool:
+        """Whether the files belong to a memory that the caller may see; the store is not asked for a name that the
+        sandbox does not tell."""
+        try:
+            return build_memory_key(row.memory or row.key) == row.key and view.sees(row.memory or row.key)
+        except BadMemoryId:
+            return False
 
     def _choose_projects(self, row: UnsavedMemory) -> tuple[str, ...] | None:
         """Return the projects of the request, or else those that the sandbox names. For a folder of this machine, only

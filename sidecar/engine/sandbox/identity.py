@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sidecar.engine.core import CountedSandbox
+from sidecar.engine.core import CountedSandbox, Engine, View
 from sidecar.engine.privacy import redact
 from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, SandboxNotes
 from sidecar.errors import MemoryNotFound
@@ -74,34 +74,37 @@ async def read_identified_head(repository: Repository, memory: str) -> HeadState
     return await repository.add_store_id(await repository.head(memory))
 
 
-async def describe_new_store(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
-    """Return a warning if the first export of a memory is also the first one of the store."""
-    if survey.snapshots or await has_other_memories(repository, memory):
+async def describe_new_store(engine: Engine, memory: str, state: HeadState, survey: Survey) -> list[str]:
+    """Return a warning if the first export of a memory is also the first one of the store. A caller that may not see
+    all memories is not told."""
+    repository = engine.repository
+    if survey.snapshots or engine.view is not None or await has_other_memories(repository, memory):
         return []
     return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
 
 
-async def describe_absence(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
+async def describe_absence(engine: Engine, memory: str, beside: Sequence[str]) -> list[str]:
     """Return warnings for a memory that has nothing to restore. ``beside`` are the snapshots that it has beside a
     missing head."""
+    repository = engine.repository
     words = (NEVER_HEAD if beside else ABSENT).format(
         memory=memory, store=repository.store.url, snapshots=_join_some(beside)
     )
-    if alike := await find_look_alikes(repository.store, memory):
+    if alike := await find_look_alikes(repository.store, memory, engine.view):
         return [words, f"Is it {' or '.join(map(repr, alike))}?"]
-    if beside or await has_other_memories(repository, memory):
+    if beside or engine.view is not None or await has_other_memories(repository, memory):
         return [words]
     return [words, NOTHING.format(store=repository.store.url) + SHOULD_IT]
 
 
-async def build_absence_error(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
+async def build_absence_error(engine: Engine, memory: str, beside: Sequence[str]) -> MemoryNotFound:
     """Build the error for a memory that must exist and has nothing to restore, with the same information as
     ``describe_absence``."""
-    _, *more = words = await describe_absence(repository, memory, beside)
+    _, *more = words = await describe_absence(engine, memory, beside)
     if beside:
         hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
         return MemoryNotFound(" ".join(words), hint=hint)
-    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
+    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {engine.repository.store.url}.", *more]))
 
 
 def _join_some(names: Sequence[str]) -> str:
@@ -162,8 +165,7 @@ def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reaso
 
     ``told`` is what the sandbox was asked to record, ``store`` the store's URL for the message.
     """
-    own = answer.notes.checked() if answer.notes is not None else None
-    others = [found for one in answer.others if (found := one.checked()) is not None]
+    own, others = _check_notes(answer)
     code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
     if code == UNKNOWN_LINEAGE:
         assert own is not None
@@ -177,6 +179,21 @@ def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reaso
     return None
 
 
+def list_owners(told: dict[str, Any], answer: ExportAnswer) -> list[str]:
+    """Return the other memories that the exported folders belong to, by the notes that the sandbox had before; none if
+    they belong to the memory that is exported."""
+    own, others = _check_notes(answer)
+    if notes.find_objection(told, own, others, answer.folders, answer.lineage) != OTHER_MEMORY:
+        return []
+    return [one.memory for one in notes.find_owners(told, others, answer.folders)]
+
+
+def _check_notes(answer: ExportAnswer) -> tuple[notes.Notes | None, list[notes.Notes]]:
+    """Return the sandbox's notes of the memory, if there are any, and of others, as far as they are valid."""
+    own = answer.notes.checked() if answer.notes is not None else None
+    return own, [found for one in answer.others if (found := one.checked()) is not None]
+
+
 MOST_FOLDERS = 5_000
 """How many memories are compared at most. A store lists a thousand per request."""
 MOST_READ = 6
@@ -186,16 +203,18 @@ ALIKE = 0.8
 """The least similarity of two ids, as a ratio of ``difflib``."""
 
 
-async def find_look_alikes(store: Store, memory: str) -> list[str]:
+async def find_look_alikes(store: Store, memory: str, view: View | None = None) -> list[str]:
     """Return the ids of at most ``MOST_SHOWN`` memories with a head whose ids are similar to ``memory``, the most
-    similar first."""
+    similar first. With ``view``, no other memory makes a difference."""
     own, names = build_memory_key(memory), await store.folders(ROOT, most=MOST_FOLDERS)
+    if view is not None:
+        names = [*filter(view.may_see_folder, names)]
     # The key of an id that is not a plain name has only a part of the id, so the ids in the heads are compared
     # afterwards.
     folders = _find_closest(own.partition("~")[0], {name: name.partition("~")[0] for name in names if name != own})
     heads = [(name, MemoryKeys(f"{ROOT}{name}/").head) for name in folders]
     ids = [(await read_id(store, name, [head]))[0] for name, head in heads]
-    return _find_closest(memory, {id: id for id in ids if id})[:MOST_SHOWN]
+    return _find_closest(memory, {id: id for id in ids if id and (view is None or view.sees(id))})[:MOST_SHOWN]
 
 
 async def has_other_memories(repository: Repository, but: str) -> bool:
