@@ -18,6 +18,9 @@ from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotE
 from sidecar.ids import parse_snapshot_time
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.access.admission import Admission
+from sidecar.service.access.grants import ITSELF, Caller
+from sidecar.service.access.usage import Usage
 from sidecar.service.api.idempotency import KeyedCall, RememberedCall, RememberedCalls
 from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.attachment import CareOptions
@@ -56,15 +59,31 @@ class Sidecar:
         """Called with a memory whose head was moved, or that was deleted, other than by an export."""
         self.keeper: Keeper | None = None
         """Is notified of callers' restores and exports, and exports the sandboxes of conversations in between."""
+        self.find_named: Callable[[str], Caller | None] = lambda name: None
+        """Returns the caller with a named token, if it is still good."""
         self.uploads = Uploads(settings.uploads)
+        self.admission = Admission(
+            Usage(engine.repository.store),
+            self.sandboxes.name_of,
+            lambda sandbox: self.keeper.list_memories(sandbox) if self.keeper else (),
+        )
+        self.events.count(self.admission.usage.count)
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 
     async def export(
-        self, request: ExportRequest, sandbox: str, *, wake: bool = False, user: str = "", key: str = ""
+        self,
+        request: ExportRequest,
+        sandbox: str,
+        *,
+        wake: bool = False,
+        user: str = "",
+        key: str = "",
+        caller: Caller = ITSELF,
     ) -> Operation:
         """Accept an export and return its operation. For an idempotency ``key`` that was used before, return that
         operation."""
+        self.admission.check_sandbox(caller, sandbox)
         await self.engine.repository.check_new_memory(request.memory)
         check_reasons(request.allow)
 
@@ -74,7 +93,7 @@ class Sidecar:
                 if (stored := await self.repeated.settled(call, sandbox)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
-            engine = replace(self.engine, progress=operation, reached=reached)
+            engine = self._build_engine(operation, reached)
             try:
                 async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
                     return await self._export_sandbox(engine, box, ours)
@@ -84,7 +103,13 @@ class Sidecar:
                 raise
 
         body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
-        return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
+        operation = Operation("export", request.memory, sandbox, request.conversation, caller=caller)
+        return await self._accept(operation, work, key, body)
+
+    def _build_engine(self, operation: Operation, reached: Reached | None = None) -> Engine:
+        """Return the engine for an operation: it works within what the caller may see and store."""
+        engine = replace(self.engine, progress=operation, reached=reached)
+        return self.admission.narrow_engine(engine, operation.caller)
 
     async def _export_sandbox(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
         """Export for a caller and close the conversation of the sandbox."""
@@ -136,31 +161,34 @@ class Sidecar:
         key: str = "",
         conversation: str = "",
         care: CareOptions | None = None,
+        caller: Caller = ITSELF,
     ) -> Operation:
         """Accept a restore and return its operation. For an idempotency ``key`` that was used before, return that
         operation. With ``care`` it opens a conversation."""
+        self.admission.check_sandbox(caller, sandbox)
         await self.engine.repository.check_new_memory(request.memory)
 
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.is_open(sandbox))
             async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
-                receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+                receipt = await restore(self._build_engine(operation, reached), box, ours)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
 
         body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
-        return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
+        operation = Operation("restore", request.memory, sandbox, conversation, caller=caller)
+        return await self._accept(operation, work, key, body)
 
-    def adopt(self, archive: Path, request: ExportRequest) -> Operation:
+    def adopt(self, archive: Path, request: ExportRequest, caller: Caller = ITSELF) -> Operation:
         """Accept a tarball, to be exported like a sandbox, and return the operation. The file must exist until the
         operation has ended."""
         check_reasons(request.allow)
 
         async def work(operation: Operation) -> Receipt:
-            return await adopt(replace(self.engine, progress=operation), archive, request)
+            return await adopt(self._build_engine(operation), archive, request)
 
-        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
+        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}", caller=caller), work)
 
     async def _accept(
         self,
@@ -172,10 +200,13 @@ class Sidecar:
         """Start an operation, or return the one that runs or has ended under the same idempotency key. Raise
         ``KeyReused``."""
         if not key:
+            await self._check_quotas(operation)
             return self.operations.start(operation, lambda started: work(started, None, None))
-        asked = KeyedCall(key, operation.memory, operation.kind, body)
+        asked = KeyedCall(key, operation.memory, operation.kind, body, operation.caller)
         running = self._by_key.get(asked.place)
         call = await self.repeated.find(asked)
+        if running is None and call is None:
+            await self._check_quotas(operation)
         # There is no ``await`` from here to the start, so two repetitions of a call cannot both start. It is looked up
         # twice: before the ``await`` on the store, since the operation may end meanwhile, and after it, since one may
         # have started.
@@ -196,6 +227,11 @@ class Sidecar:
         started = self.operations.start(operation, once)
         self._by_key[asked.place] = asked, started
         return started
+
+    async def _check_quotas(self, operation: Operation) -> None:
+        """Raise a ``LimitExceeded`` if the caller has as much as it may have. A restore stores nothing new."""
+        if operation.kind == "export":
+            await self.admission.check_quotas(operation.caller, operation.memory)
 
     async def _run_once(
         self,

@@ -75,6 +75,11 @@ class Events:
         """Call ``counter`` with every event from now on, including repetitions."""
         self._counters.append(counter)
 
+    @property
+    def recent(self) -> tuple[Event, ...]:
+        """The last events, oldest first."""
+        return tuple(self._past)
+
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Yield events as they are published; first the recent ones with a number above ``after``."""
         with self._open_queue() as queue:

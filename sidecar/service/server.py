@@ -28,6 +28,7 @@ from sidecar.service.jobs.drills import DrillJob
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
 from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.jobs.tokens import TokenJob
 from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
@@ -62,7 +63,7 @@ async def serve(
     found = StartChecks(engine, settings)
     for step in found.steps:
         await step()
-    host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
+    host, callers, tls, listener = found.host, found.callers, found.tls, found.listener
     assert listener is not None
     sidecar = Sidecar(engine, settings)
     deliveries = _start_deliveries(sidecar, webhooks)
@@ -71,12 +72,13 @@ async def serve(
     await keeper.start()
     RetentionJob(sidecar, jobs).start()
     DrillJob(sidecar, jobs).start()
+    TokenJob(sidecar, keeper, callers, jobs).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, index_every)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
+    app = make_app(sidecar, keeper, callers, Hosts(settings.hosts, host))
     config = uvicorn.Config(
         app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on", server_header=False
     )
@@ -84,10 +86,12 @@ async def serve(
     stopping, hurried = told or _watch_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _wait_for_first(serving, server.listening.wait())
-    log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
+    log.info("serving", address=url, store=engine.repository.store.url, open_to_all=callers.open_to_all)
     if found.kept:
         log.info("callers on this machine need the token that is kept for this user", file=str(find_token_path()))
-    if not tokens:
+    if callers.names:
+        log.info("named tokens are accepted", names=callers.names)
+    if callers.open_to_all:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
     await _wait_for_first(serving, stopping.wait())

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
@@ -18,6 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
+from sidecar.service.access.callers import Callers
+from sidecar.service.access.gate import AccessGate
+from sidecar.service.access.rates import Rates
+from sidecar.service.access.refusals import Refusals
+from sidecar.service.access.rules import check_access
+from sidecar.service.access.veil import EventVeil
 from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
 from sidecar.service.api.examples import add_examples
 from sidecar.service.api.paths import WholeSegments
@@ -33,7 +39,6 @@ from sidecar.service.api.problems import (
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
-from sidecar.service.door.tokens import Tokens
 from sidecar.service.warmup import warm_up
 
 OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz"})
@@ -49,7 +54,7 @@ class PlainJSON(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> Any:
+def make_app(sidecar: Sidecar, keeper: Keeper, callers: Callers, hosts: Hosts) -> Any:
     """Build the ASGI application of a service."""
 
     @asynccontextmanager
@@ -68,9 +73,12 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
+        dependencies=[Depends(check_access)],
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper
+    app.state.callers = callers
+    app.state.event_veil = EventVeil()
     app.include_router(verbs.router)
     app.include_router(attachments.router)
     app.include_router(attachments.all_of_them)
@@ -84,34 +92,28 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_caller_gone)
     app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
-    return SafeHeaders(WholeSegments(RequestGuard(TokenGate(app, tokens, sidecar.settings.body_bytes), hosts)))
+    gate = AccessGate(
+        BodyLimit(app, sidecar.settings.body_bytes),
+        callers,
+        Refusals(sidecar.events, sidecar.metrics.count_refusal),
+        Rates(sidecar.settings.connections),
+        open_paths=OPEN_TO_ALL,
+    )
+    return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
 
-class TokenGate:
-    """Refuses requests without a valid token, and bodies that are too large."""
+class BodyLimit:
+    """Refuses bodies that are too large."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
-        self._tokens = tokens
         self._most = most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"].endswith(ARCHIVES):
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if self._tokens and scope["path"] not in OPEN_TO_ALL and not self._tokens.accept(authorization):
-            hint = "Send the header Authorization: Bearer <token>; `memory-sidecar serve` prints where its token is."
-            problem = Problem(
-                status=401, title="Unauthorized", detail="No valid token.", code="unauthorized", hint=hint
-            )
-            await build_answer(problem, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-            return
-        if scope["path"].endswith(ARCHIVES):
-            await self._app(scope, receive, send)
-            return
-        length = headers.get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._most:
             await self._refuse_too_large(scope, receive, send)
             return

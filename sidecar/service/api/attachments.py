@@ -13,6 +13,9 @@ from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.rules import Scope, get_caller, needs
+from sidecar.service.access.veil import veil_attachment, veil_export
 from sidecar.service.api.idempotency import KeyedCall
 from sidecar.service.api.models import Body, Name, Text
 from sidecar.service.api.paths import MemoryId
@@ -63,10 +66,14 @@ def get_keeper(request: Request) -> Keeper:
 
 
 @router.put("", responses=TROUBLE)
+@needs(Verb.EXPORT)
 async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
     """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
     it, and when the service stops."""
-    sidecar, restored = get_sidecar(request), None
+    sidecar, restored, caller = get_sidecar(request), None, get_caller(request)
+    if body.restore:
+        caller.require(Verb.RESTORE, memory)
+    sidecar.admission.check_sandbox(caller, body.sandbox)
     await sidecar.engine.repository.check_new_memory(memory)
     async with sidecar.sandboxes.use(body.sandbox, wake=body.wake, user=body.user) as sandbox:
         await sandbox.connect()
@@ -79,6 +86,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
             wake=body.wake,
             user=body.user,
             conversation=body.conversation,
+            caller=caller,
         )
         receipt = await operation.result()
         assert isinstance(receipt, RestoreReceipt)
@@ -91,6 +99,7 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
         checkpoint_every=body.checkpoint_every,
         conversation=body.conversation,
         user=body.user,
+        by=caller.name if caller.id else "",
         lasting=True,
     )
     attachment = await get_keeper(request).look_after((memory, ref), care, restored)
@@ -98,24 +107,29 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
 
 
 @router.get("", responses=document_problems(400, 404, 409, 422, 503))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE)
 async def look(request: Request, memory: MemoryId, which: Which = "") -> AttachmentAnswer:
     """How the memory's sandbox stands; of several, the one that is named."""
-    return AttachmentAnswer(attachment=await get_keeper(request).find(check_memory_id(memory), which))
+    found = await get_keeper(request).find(check_memory_id(memory), which)
+    return AttachmentAnswer(attachment=veil_attachment(get_caller(request), found))
 
 
 @all_of_them.get("/attachments", responses=document_problems(409, 503))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def look_at_all(request: Request) -> AttachmentsAnswer:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
-    keeper = get_keeper(request)
+    keeper, caller = get_keeper(request), get_caller(request)
+    found = [one for one in await keeper.find_all() if caller.covers(one.memory)]
     return AttachmentsAnswer(
-        attachments=await keeper.find_all(),
+        attachments=[veil_attachment(caller, one) for one in found],
         store=get_sidecar(request).engine.repository.store.url,
         service=keeper.lease.instance,
     )
 
 
 @router.delete("", responses=TROUBLE)
+@needs(Verb.EXPORT)
 async def detach(
     request: Request,
     memory: MemoryId,
@@ -124,10 +138,10 @@ async def detach(
     key: IdempotencyKey = "",
 ) -> AttachmentAnswer:
     """Stop looking after it."""
-    keeper, repeated = get_keeper(request), get_sidecar(request).repeated
+    keeper, repeated, caller = get_keeper(request), get_sidecar(request).repeated, get_caller(request)
     check_memory_id(memory)
     body = {"export": export, **({"sandbox": which} if which else {})}
-    asked = KeyedCall(key, memory, "detach", body) if key else None
+    asked = KeyedCall(key, memory, "detach", body, caller) if key else None
     call = await repeated.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, AttachmentAnswer)
@@ -137,7 +151,8 @@ async def detach(
     if asked is not None and call is None:
         call, _ = await repeated.begin(asked)
     exported = await _export_last(request, attachment) if export else None
-    answer = AttachmentAnswer(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
+    detached = veil_attachment(caller, await keeper.find(memory, attachment.sandbox))
+    answer = AttachmentAnswer(attachment=detached, exported=exported)
     if call is not None:
         await repeated.end(call, asdict(answer))
     await keeper.detach(answer.attachment)
@@ -153,6 +168,8 @@ async def _export_last(request: Request, attachment: Attachment) -> ExportReceip
         conversation=attachment.conversation,
         label=DETACHED,
     )
-    receipt = await (await get_sidecar(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
+    caller = get_caller(request)
+    operation = await get_sidecar(request).export(wanted, attachment.sandbox, user=attachment.user, caller=caller)
+    receipt = await operation.result()
     assert isinstance(receipt, ExportReceipt)
-    return receipt
+    return veil_export(caller, receipt)

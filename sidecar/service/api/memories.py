@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -29,6 +29,9 @@ from sidecar.engine.queries import (
 from sidecar.host.spool import CHUNK, open_spool
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.rules import Scope, get_caller, needs
+from sidecar.service.access.veil import veil_reason, veil_row
 from sidecar.service.api.models import (
     AcceptanceBody,
     DeleteAnswer,
@@ -44,8 +47,9 @@ from sidecar.service.api.models import (
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
-from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.api.verbs import ACCEPTED, Wait, build_result_answer, get_sidecar
 from sidecar.service.events import publish_accepted
+from sidecar.store.selectors import resolve_snapshot
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -56,30 +60,37 @@ Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `la
 
 
 @router.get("/memories", responses=document_problems(503))
+@needs(Verb.READ, scope=Scope.SEEN)
 async def get_memories(request: Request) -> MemoriesAnswer:
-    """Every memory of the store."""
-    repository = get_sidecar(request).engine.repository
-    return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
+    """Every memory of the store that the token may see."""
+    repository, caller = get_sidecar(request).engine.repository, get_caller(request)
+    rows = await list_memories(repository, caller if caller.restricted else None)
+    return MemoriesAnswer(store=repository.store.url, memories=rows)
 
 
 @router.get("/memories/{memory}", responses=READING)
+@needs(Verb.READ)
 async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
     """One memory: its head and how many snapshots it has."""
     return await describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
+@needs(Verb.READ)
 async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
     """A memory's snapshots, newest first."""
     state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
+    rows = [veil_row(get_caller(request), row) for row in rows]
     return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
+@needs(Verb.READ)
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
     """A snapshot and every file in it."""
     found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
-    return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
+    row = veil_row(get_caller(request), found.row)
+    return SnapshotAnswer(**asdict(row), memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -90,6 +101,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         **READING,
     },
 )
+@needs(Verb.READ)
 async def get_archive(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
@@ -117,6 +129,7 @@ async def get_archive(
 
 
 @router.get("/memories/{memory}/diff", responses=READING)
+@needs(Verb.READ)
 async def get_diff(
     request: Request,
     memory: MemoryId,
@@ -146,6 +159,7 @@ async def get_diff(
         }
     },
 )
+@needs(Verb.EXPORT)
 async def post_archive(
     request: Request,
     memory: MemoryId,
@@ -154,30 +168,42 @@ async def post_archive(
     wait: Wait = True,
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
-    sidecar = get_sidecar(request)
+    sidecar, caller = get_sidecar(request), get_caller(request)
+    if allow:
+        caller.require(Verb.CHANGE, memory, "override a guard")
     await sidecar.engine.repository.check_new_memory(memory)
     check_media_type(request.headers)
-    sidecar.operations.check_intake()
+    sidecar.operations.check_intake(caller)
+    await sidecar.admission.check_quotas(caller, memory)
     engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
         taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
-        operation = sidecar.adopt(archive, wanted)
+        operation = sidecar.adopt(archive, wanted, caller)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
-    return await operation.result() if wait else build_accepted_answer(operation)
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
+@needs(Verb.READ)
 async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
     """Begin a new memory with a copy of a snapshot."""
-    manifest = await fork(get_sidecar(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
-    get_sidecar(request).changed(body.memory)
+    sidecar, caller = get_sidecar(request), get_caller(request)
+    caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
+    if caller.id:
+        repository = sidecar.engine.repository
+        source = await repository.manifest(memory, await resolve_snapshot(repository, memory, body.snapshot))
+        await sidecar.admission.check_quotas(caller, body.memory, source.packed_bytes)
+    manifest = await fork(sidecar.engine.repository, check_memory_id(memory), body.memory, body.snapshot)
+    sidecar.admission.usage.add(body.memory, manifest.packed_bytes)
+    sidecar.changed(body.memory)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
+@needs(Verb.CHANGE)
 async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
     """Make another snapshot the head; nothing is removed."""
     head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
@@ -186,6 +212,7 @@ async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAn
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
+@needs(Verb.CHANGE)
 async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
     sidecar = get_sidecar(request)
@@ -200,10 +227,11 @@ async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBo
         pinned=done.pinned,
     )
     sidecar.changed(memory)
-    return done
+    return replace(done, reason=veil_reason(get_caller(request), done.reason))
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
+@needs(Verb.DELETE)
 async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     """Remove every byte of a memory."""
     sidecar = get_sidecar(request)
@@ -214,5 +242,6 @@ async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
         await sidecar.keeper.forget_memory(memory)
     removed = await repository.delete_memory(memory)
     sidecar.metrics.forget(memory)
+    sidecar.admission.usage.forget(memory)
     sidecar.changed(memory)
     return DeleteAnswer(memory=memory, removed=removed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from sidecar.engine.queries import list_existing_ids
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.rules import needs
 from sidecar.service.api.models import ForgetAnswer, ForgetBody, PinAnswer
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
@@ -17,6 +19,7 @@ TROUBLE = document_problems(400, 404, 409, 413, 422, 503, 507)
 
 
 @router.put("/snapshots/{snapshot}/pin", responses=TROUBLE)
+@needs(Verb.CHANGE)
 async def put_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Keep a snapshot whatever the rules say."""
     pinned = await pin(get_sidecar(request).engine.repository, memory, snapshot)
@@ -24,6 +27,7 @@ async def put_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswe
 
 
 @router.delete("/snapshots/{snapshot}/pin", responses=TROUBLE)
+@needs(Verb.CHANGE)
 async def delete_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Leave a snapshot to the rules again; one that is not pinned is fine."""
     unpinned = await unpin(get_sidecar(request).engine.repository, memory, snapshot)
@@ -31,6 +35,7 @@ async def delete_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAn
 
 
 @router.post("/forget", responses=TROUBLE)
+@needs(Verb.DELETE)
 async def post_forget(request: Request, memory: MemoryId, body: ForgetBody) -> ForgetAnswer:
     """Let go the snapshots that no rule keeps, and collect what nothing needs; with ``dry_run``, only say what would go."""
     sidecar = get_sidecar(request)

@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from sidecar.errors import NoIndex
+from sidecar.ids import check_memory_id
 from sidecar.search import KINDS, port
+from sidecar.service.access.grants import Verb, express_memories
+from sidecar.service.access.rules import Scope, get_caller, needs
 from sidecar.service.api.models import SearchAnswer
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
@@ -25,6 +28,7 @@ Kinds = Annotated[list[Kind] | None, Query(max_length=len(KINDS), description="O
 
 
 @router.get("/search", responses=document_problems(400, 409, 422, 503))
+@needs(Verb.READ, scope=Scope.SEEN)
 async def search(
     request: Request,
     q: Words,
@@ -38,9 +42,16 @@ async def search(
     index = get_sidecar(request).engine.index
     if index is None:
         raise NoIndex("This service has no database to search in.")
-    wanted = port.Query(words=q, memories=memory or (), kinds=kind or (), limit=limit, offset=offset)
+    caller = get_caller(request)
+    for named in memory or ():
+        caller.require(Verb.READ, check_memory_id(named))
+    within = express_memories(caller.memories) if caller.restricted else ""
+    wanted = port.Query(words=q, memories=memory or (), within=within, kinds=kind or (), limit=limit, offset=offset)
     answer = await index.search(wanted)
-    found = answer.found
     return SearchAnswer(
-        query=q, hits=found.hits, more=found.more, behind=answer.behind, unindexed=answer.unindexed[:MOST_NAMES]
+        query=q,
+        hits=[hit for hit in answer.found.hits if caller.sees(hit.memory)],
+        more=answer.found.more,
+        behind=[one for one in answer.behind if caller.sees(one)],
+        unindexed=[one for one in answer.unindexed if caller.sees(one)][:MOST_NAMES],
     )

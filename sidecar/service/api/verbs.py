@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -9,12 +10,15 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.access.grants import Caller, Verb
+from sidecar.service.access.rules import Scope, get_caller, needs
+from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
 from sidecar.service.api.models import ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
-from sidecar.service.operations import Operation
+from sidecar.service.operations import Operation, Receipt
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
 
@@ -38,10 +42,14 @@ def get_sidecar(request: Request) -> Sidecar:
 
 
 @router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
+@needs(Verb.EXPORT)
 async def export_memory(
     request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
     """Export a sandbox's memory as a new snapshot. The receipt's ``outcome`` says what came of it."""
+    caller = get_caller(request)
+    if body.force or body.allow:
+        caller.require(Verb.CHANGE, memory, "override a guard")
     wanted = ExportRequest(
         memory=memory,
         layouts=tuple(body.layouts),
@@ -51,11 +59,14 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await get_sidecar(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
-    return await operation.result() if wait else build_accepted_answer(operation)
+    operation = await get_sidecar(request).export(
+        wanted, body.sandbox, wake=body.wake, user=body.user, key=key, caller=caller
+    )
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
+@needs(Verb.RESTORE)
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
@@ -63,12 +74,18 @@ async def restore_memory(
 
     It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
     ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
+    caller = get_caller(request)
+    if body.force or body.discard:
+        caller.require(Verb.CHANGE, memory, "restore by force, or discard what is unsaved")
+    # A conversation is exported at checkpoints, so whoever may not export opens none.
+    attach = body.attach and caller.may([Verb.EXPORT], memory)
     care = CareOptions(
         layouts=body.layouts,
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
         conversation=body.conversation,
         user=body.user,
+        by=caller.name if caller.id else "",
     )
     wanted = RestoreRequest(
         memory=memory,
@@ -89,33 +106,42 @@ async def restore_memory(
         user=body.user,
         key=key,
         conversation=body.conversation,
-        care=care if body.attach else None,
+        care=care if attach else None,
+        caller=caller,
     )
-    return await operation.result() if wait else build_accepted_answer(operation)
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.get("/operations/{id}", responses=document_problems(404, 422))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def look_at_operation(request: Request, id: str) -> OperationAnswer:
     """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
-    operation = get_sidecar(request).operations.find(id)
-    if operation is None:
+    operation, caller = get_sidecar(request).operations.find(id), get_caller(request)
+    if operation is None or not may_see_operation(caller, operation):
         hint = "The last thousand are remembered, and none from before a restart."
         problem = Problem(
             status=404, title="Not found", detail="There is no such operation.", code="not-found", hint=hint
         )
         return build_answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
-    return _build_operation_answer(operation)
+    return _build_operation_answer(caller, operation)
 
 
-def build_accepted_answer(operation: Operation) -> Response:
-    """Build the answer (202) for a caller that does not wait."""
+async def build_result_answer(request: Request, operation: Operation, *, wait: bool) -> Response | Receipt:
+    """Return the receipt of an operation that the caller asked for; if it does not wait, the answer 202 at once."""
+    caller = get_caller(request)
+    if wait:
+        return veil_receipt(caller, await operation.result())
     from fastapi.encoders import jsonable_encoder
 
     where = f"/v1/operations/{operation.id}"
-    return JSONResponse(jsonable_encoder(_build_operation_answer(operation)), 202, headers={"Location": where})
+    return JSONResponse(jsonable_encoder(_build_operation_answer(caller, operation)), 202, headers={"Location": where})
 
 
-def _build_operation_answer(operation: Operation) -> OperationAnswer:
+def _build_operation_answer(caller: Caller, operation: Operation) -> OperationAnswer:
+    own = operation.caller.id == caller.id
+    problem = build_problem(operation.problem) if operation.problem else None
+    if problem is not None and not own and caller.restricted:
+        problem = replace(problem, detail=HIDDEN)
     return OperationAnswer(
         id=operation.id,
         kind=operation.kind,
@@ -127,6 +153,6 @@ def _build_operation_answer(operation: Operation) -> OperationAnswer:
         total_bytes=operation.total_bytes,
         created=operation.created,
         finished=operation.finished,
-        receipt=operation.receipt,
-        problem=build_problem(operation.problem) if operation.problem else None,
+        receipt=veil_receipt(caller, operation.receipt, own=own) if operation.receipt else None,
+        problem=problem,
     )

@@ -86,6 +86,10 @@ class Attachment:
     """What to do about it."""
     user: str = ""
     """As whom it is exported; "": as whoever its provider takes."""
+    by: str = ""
+    """The named token whose holder attached it or opened the conversation; "": none, it was an administrator."""
+    note: str = ""
+    """What else there is to know: that the token is no longer good, for one."""
 
     @property
     def place(self) -> AttachmentKey:
@@ -133,6 +137,7 @@ class CareOptions:
     checkpoint_every: float | None = None
     conversation: str = ""
     user: str = ""
+    by: str = ""
     lasting: bool = False
 
 
@@ -210,6 +215,11 @@ class Attachments:
             if found.setdefault(held.place, held) is not held:
                 self.doubles.append(held)
         return list(found.values())
+
+    @property
+    def seen(self) -> list[Attachment]:
+        """The attachments that the last listing showed, also those of other services."""
+        return [seen.held.attachment for seen in self._seen.values() if seen.held is not None]
 
     async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
         """Read an object again unless its listing shows that it is unchanged."""

@@ -1,0 +1,86 @@
+"""How often a named token may call, and how many of its calls may be open at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sidecar.errors import RateLimited
+from sidecar.service.access.grants import Caller
+
+SHARE = 8
+"""One token may have this part of the service's connections open in calls."""
+LEAST_OPEN = 16
+LONGEST_DELAY = 1.0
+MOST_WAITING = 8
+"""How many refusals of one token wait at once before they are answered. Without that wait, a caller that repeats its
+calls at once would keep the service busy with refusing them."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket: it fills up by ``calls_per_minute`` a minute, and each call takes one."""
+
+    left: float
+    filled: float
+
+
+class Rates:
+    """The calls of named tokens in this service."""
+
+    def __init__(self, connections: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_open = max(LEAST_OPEN, connections // SHARE)
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+        self._open: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def count_call(self, caller: Caller) -> AsyncIterator[None]:
+        """Count a call for as long as the body runs. Raise ``RateLimited``, after a while, if it is one too many."""
+        if not caller.id:
+            yield
+            return
+        try:
+            self._take(caller)
+        except RateLimited as problem:
+            await self._delay(caller, problem)
+            raise
+        self._open[caller.id] += 1
+        try:
+            yield
+        finally:
+            self._open[caller.id] -= 1
+            if not self._open[caller.id]:
+                del self._open[caller.id]
+
+    def _take(self, caller: Caller) -> None:
+        if self._open[caller.id] >= self._most_open:
+            raise RateLimited(f"{self._most_open} calls with this token are open already.")
+        most = caller.quotas.calls_per_minute
+        if not most:
+            return
+        now = self._clock()
+        bucket = self._buckets.setdefault(caller.id, _Bucket(most, now))
+        bucket.left = min(most, bucket.left + (now - bucket.filled) * most / 60)
+        bucket.filled = now
+        if bucket.left < 1:
+            raise RateLimited(
+                f"This token may call {most} times a minute, and has.", seconds=(1 - bucket.left) * 60 / most
+            )
+        bucket.left -= 1
+
+    async def _delay(self, caller: Caller, problem: RateLimited) -> None:
+        if self._waiting[caller.id] >= MOST_WAITING:
+            return
+        self._waiting[caller.id] += 1
+        try:
+            await asyncio.sleep(min(LONGEST_DELAY, problem.seconds))
+        finally:
+            self._waiting[caller.id] -= 1
+            if not self._waiting[caller.id]:
+                del self._waiting[caller.id]
