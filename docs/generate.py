@@ -101,7 +101,6 @@ OVER_HTTP = {
     "request-timeout": "The request did not arrive in time.",
     "too-large": "The body is larger than it may be.",
     "too-many-connections": "As many connections are open as may be.",
-    "unauthorized": "There is no valid bearer token.",
 }
 
 

@@ -16,9 +16,8 @@ SHARE = 8
 """One token may have this part of the service's connections open in calls."""
 LEAST_OPEN = 16
 LONGEST_DELAY = 1.0
-MOST_WAITING = 8
-"""How many refusals of one token wait at once before they are answered. Without that wait, a caller that repeats its
-calls at once would keep the service busy with refusing them."""
+"""A call too many is refused after so many seconds at most. Without that wait, a caller that repeats its calls at once
+would keep the service busy with refusing them."""
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class Rates:
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
         self._open: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
 
     @asynccontextmanager
     async def count_call(self, caller: Caller) -> AsyncIterator[None]:
@@ -45,42 +43,30 @@ class Rates:
         if not caller.id:
             yield
             return
-        try:
-            self._take(caller)
-        except RateLimited as problem:
-            await self._delay(caller, problem)
-            raise
+        if self._open[caller.id] >= self._most_open:
+            raise RateLimited(f"{self._most_open} calls with this token are open already.")
         self._open[caller.id] += 1
         try:
+            if problem := self._take(caller):
+                await asyncio.sleep(min(LONGEST_DELAY, problem.seconds))
+                raise problem
             yield
         finally:
             self._open[caller.id] -= 1
             if not self._open[caller.id]:
                 del self._open[caller.id]
 
-    def _take(self, caller: Caller) -> None:
-        if self._open[caller.id] >= self._most_open:
-            raise RateLimited(f"{self._most_open} calls with this token are open already.")
+    def _take(self, caller: Caller) -> RateLimited | None:
+        """Count a call in this minute. Return the error if it is one too many."""
         most = caller.quotas.calls_per_minute
         if not most:
-            return
+            return None
         now = self._clock()
         bucket = self._buckets.setdefault(caller.id, _Bucket(most, now))
         bucket.left = min(most, bucket.left + (now - bucket.filled) * most / 60)
         bucket.filled = now
         if bucket.left < 1:
-            raise RateLimited(
-                f"This token may call {most} times a minute, and has.", seconds=(1 - bucket.left) * 60 / most
-            )
+            seconds = (1 - bucket.left) * 60 / most
+            return RateLimited(f"This token may call {most} times a minute, and has.", seconds=seconds)
         bucket.left -= 1
-
-    async def _delay(self, caller: Caller, problem: RateLimited) -> None:
-        if self._waiting[caller.id] >= MOST_WAITING:
-            return
-        self._waiting[caller.id] += 1
-        try:
-            await asyncio.sleep(min(LONGEST_DELAY, problem.seconds))
-        finally:
-            self._waiting[caller.id] -= 1
-            if not self._waiting[caller.id]:
-                del self._waiting[caller.id]
+        return None
