@@ -66,7 +66,7 @@ class Refusals:
         self._waiting += 1
         entry.waiting += 1
         try:
-            await asyncio.sleep(delay)
+            await wait(delay)
         finally:
             self._waiting -= 1
             entry.waiting -= 1
@@ -100,6 +100,10 @@ class Refusals:
         self._told = now
         self._untold.clear()
         self._untold_peers.clear()
+
+
+async def wait(seconds: float) -> None:
+    await asyncio.sleep(seconds)
 
 
 def compute_delay(refusals: int) -> float:

@@ -192,12 +192,14 @@ async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkA
     """Begin a new memory with a copy of a snapshot."""
     sidecar, caller = get_sidecar(request), get_caller(request)
     caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
+    repository = sidecar.engine.repository
     if caller.id:
-        repository = sidecar.engine.repository
         source = await repository.manifest(memory, await resolve_snapshot(repository, memory, body.snapshot))
-        await sidecar.admission.check_quotas(caller, body.memory, source.packed_bytes)
-    manifest = await fork(sidecar.engine.repository, check_memory_id(memory), body.memory, body.snapshot)
-    sidecar.admission.usage.add(body.memory, manifest.packed_bytes)
+        # The new memory also has a manifest and a head, each smaller than the manifest it is copied from.
+        added = source.packed_bytes + 2 * repository.store.room(len(source.encode()))
+        await sidecar.admission.check_quotas(caller, body.memory, added)
+    manifest = await fork(repository, check_memory_id(memory), body.memory, body.snapshot)
+    sidecar.admission.usage.add(body.memory, sum((await repository.survey(body.memory)).sizes.values()))
     sidecar.changed(body.memory)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
