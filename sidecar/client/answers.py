@@ -188,6 +188,10 @@ class Attachment(Struct, frozen=True, kw_only=True):
     """What to do about it."""
     user: str = ""
     """As whom it is exported; "": as whoever its provider takes."""
+    by: str = ""
+    """The named token by which it was attached, if it was by one."""
+    note: str = ""
+    """What else there is to know: that the token is no longer good, for one."""
 
 
 class Attached(Struct, frozen=True, kw_only=True):

@@ -179,7 +179,7 @@ async def post_archive(
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
-        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
+        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack, caller)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
         operation = sidecar.adopt(archive, wanted, caller)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
