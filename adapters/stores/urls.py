@@ -20,7 +20,7 @@ from sidecar.errors import BadReference
 from sidecar.ports import Store
 
 if TYPE_CHECKING:
-    from adapters.stores.disk_folders import FileModes
+    from adapters.stores.disk_files import FileModes
     from adapters.stores.s3 import S3Config
 
 _OPTIONS = {
@@ -120,7 +120,7 @@ def _parse_path(scheme: str, parts: SplitResult) -> Path:
 
 
 def _choose_modes(shared: str | None) -> FileModes:
-    from adapters.stores.disk_folders import PRIVATE, SHARED
+    from adapters.stores.disk_files import PRIVATE, SHARED
 
     if shared not in (None, "group"):
         raise BadReference(f"A store cannot be shared by '{shared}'.", hint="Write shared=group, or leave it out.")
