@@ -10,7 +10,7 @@ from functools import partial
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.format.index import FILE, Entry
-from sidecar.host.spool import Spool, SpoolFull
+from sidecar.host.files import Spool, SpoolFull
 from sidecar.host.threads import run_in_thread
 from sidecar.ports import Store
 from sidecar.records import claude_mem, codymaster, markdown

@@ -19,7 +19,7 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
 )
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.records.snapshot import fetch_records
 from sidecar.search.port import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
-from sidecar.host.spool import SpoolFull
+from sidecar.host.files import SpoolFull
 from sidecar.ids import MemoryKeys as MemoryKeys
 from sidecar.store.encryption import passphrase
 from sidecar.store.encryption.encrypted_store import EncryptedStore

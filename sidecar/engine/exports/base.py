@@ -10,7 +10,7 @@ from sidecar.engine.exports.run import Base, ExportRun
 from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadAnswer
 from sidecar.format.index import Entry, Index
-from sidecar.host.spool import Spool
+from sidecar.host.files import Spool
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Manifest
 

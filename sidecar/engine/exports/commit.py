@@ -21,7 +21,7 @@ from sidecar.engine.quota import RoomFound, check_room
 from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, SwapLost
 from sidecar.format.index import Entry, Index, count_files
-from sidecar.host.spool import Spool
+from sidecar.host.files import Spool
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import choose_layouts
 from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts

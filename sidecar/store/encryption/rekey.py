@@ -19,8 +19,8 @@ from sidecar.errors import (
     SwapLost,
     UsageError,
 )
+from sidecar.host.files import open_spool
 from sidecar.host.progress import Progress
-from sidecar.host.spool import open_spool
 from sidecar.ids import (
     ATTACHMENTS,
     CONVERSATIONS,
