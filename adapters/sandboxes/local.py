@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from adapters.sandboxes.blocking import run_in_thread
 from sidecar.errors import (
     BadReference,
     OutputTooLarge,
@@ -32,6 +31,7 @@ from sidecar.errors import (
     TransferFailed,
 )
 from sidecar.host.files import open_private
+from sidecar.host.work import start_in_thread
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
@@ -69,7 +69,7 @@ class LocalSandbox:
         """Run a command in a thread; it is killed with its children if it times out or is cancelled."""
         # In a thread from the first step: starting a process is slow on a busy machine.
         job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
-        running = run_in_thread(lambda: job.run(command))
+        running = start_in_thread(lambda: job.run(command))
         try:
             await asyncio.wait({running}, timeout=timeout)
             if not running.done():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sidecar.engine.quota import StoreUse
 from sidecar.errors import BadConfig
-from sidecar.host.progress import NoProgress, Progress
 from sidecar.host.sections import check_least
+from sidecar.host.work import NoProgress, Progress
 from sidecar.layouts import Layout, load_built_in
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy

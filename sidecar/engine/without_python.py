@@ -40,8 +40,7 @@ from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
 from sidecar.format.patterns import compile_patterns
 from sidecar.host.files import Spool, SpooledFile, read_chunks
-from sidecar.host.progress import NoProgress
-from sidecar.host.threads import run_in_thread
+from sidecar.host.work import NoProgress, run_in_thread
 from sidecar.layouts import RootSpec
 from sidecar.program.capture.roots import make_hint, project_of, split_number
 from sidecar.program.capture.walk import MOST_SKIPPED

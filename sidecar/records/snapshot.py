@@ -11,7 +11,7 @@ from functools import partial
 from sidecar.errors import SnapshotDamaged
 from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, SpoolFull
-from sidecar.host.threads import run_in_thread
+from sidecar.host.work import run_in_thread
 from sidecar.ports import Store
 from sidecar.records import claude_mem, codymaster, markdown
 from sidecar.records.record import Record, clean_text, escape_path

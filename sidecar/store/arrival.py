@@ -31,8 +31,7 @@ from sidecar.format.compression import decompress
 from sidecar.format.index import DIR, FILE, LINK, Change, Index, load
 from sidecar.format.packs import BLOCKS_PREFIX, CHUNK, describe_member
 from sidecar.format.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, MemberContents, SparseMember, Tarball, TooLarge
-from sidecar.host.progress import NoProgress, Progress
-from sidecar.host.threads import Deadline
+from sidecar.host.work import Deadline, NoProgress, Progress
 from sidecar.policy.limits import Limits
 from sidecar.store.claims import check_path
 

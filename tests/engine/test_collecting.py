@@ -15,7 +15,7 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
 from sidecar.errors import BaseCollected, StoreUnreachable
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import STORE_ID, MemoryKeys
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.retention import Retention

@@ -19,7 +19,7 @@ from sidecar.format.index import DIR, LINK, Entry
 from sidecar.format.packs import CHUNK
 from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
 from sidecar.host.files import build_full_error
-from sidecar.host.threads import Deadline
+from sidecar.host.work import Deadline
 from sidecar.store.arrival import UNREADABLE, decompress_file, iterate_tar_members
 from sidecar.store.claims import FARTHEST_TIME, LONGEST_PATH, check_path
 

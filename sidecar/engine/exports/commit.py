@@ -39,7 +39,7 @@ import io
 from pathlib import Path
 
 from sidecar.format import index
-from sidecar.host.threads import run_in_thread
+from sidecar.host.work import run_in_thread
 from sidecar.ids import make_pack_id
 from sidecar.ports import Store
 from sidecar.store.arrival import check_pack

@@ -51,8 +51,7 @@ from sidecar.errors import (
     UntrustedSandbox,
 )
 from sidecar.host.files import Spool, open_spool
-from sidecar.host.retries import retry_safely
-from sidecar.host.threads import run_in_thread
+from sidecar.host.work import retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys, build_memory_key
 from sidecar.layouts import choose_layouts, list_other_roots
 from sidecar.ports import Sandbox

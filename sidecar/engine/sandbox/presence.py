@@ -23,7 +23,7 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
-from sidecar.host.retries import retry_safely
+from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus
 

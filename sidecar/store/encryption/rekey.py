@@ -20,7 +20,7 @@ from sidecar.errors import (
     UsageError,
 )
 from sidecar.host.files import open_spool
-from sidecar.host.progress import Progress
+from sidecar.host.work import Progress
 from sidecar.ids import (
     ATTACHMENTS,
     CONVERSATIONS,
