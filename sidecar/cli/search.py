@@ -10,7 +10,7 @@ from sidecar.cli.result import Result, Table, format_time
 from sidecar.engine import Engine
 from sidecar.engine.queries import build_not_found_error
 from sidecar.errors import NoIndex, UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id
 from sidecar.search import KINDS
 from sidecar.search.index import IndexResult, MemoryIndex

@@ -13,7 +13,7 @@ from sidecar.engine.archives.tarballs import adopt, download
 from sidecar.engine.privacy import describe_position
 from sidecar.errors import UsageError
 from sidecar.host.files import write_whole
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -26,6 +25,7 @@ from sidecar.host.sections import (
     read_section,
     read_variable,
 )
+from sidecar.host.text import find_nearest
 from sidecar.layouts import Layout, load_built_in
 from sidecar.layouts.custom import read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
@@ -174,7 +174,7 @@ def list_unknown_variables() -> dict[str, str]:
     known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
-    return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+    return {name: find_nearest(name, known) for name in sorted(found)}
 
 
 def _build_webhooks(rows: Any) -> list[Webhook]:

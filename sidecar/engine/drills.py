@@ -16,7 +16,7 @@ from sidecar.engine.restores.placement import RestoreRequest
 from sidecar.engine.restores.steps import restore
 from sidecar.errors import SidecarError
 from sidecar.host.files import open_spool
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
 from sidecar.store.manifest import Manifest
 

@@ -3,7 +3,6 @@ worse one."""
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from sidecar.errors import UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count, suggest
 from sidecar.layouts import Layout
 from sidecar.policy.limits import DAMAGED, DOWNGRADE, EMPTY, GONE, MISSING, REASONS, SHRUNK, Guards
 from sidecar.receipts import Reason
@@ -27,9 +26,7 @@ def check_reasons(reasons: Iterable[str]) -> None:
     """Raise ``UnknownReason`` for a reason that no guard has; the hint names the nearest known one."""
     for reason in reasons:
         if reason not in REASONS:
-            near = difflib.get_close_matches(reason, REASONS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
-            raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=hint)
+            raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=suggest(reason, REASONS, listed=True))
 
 
 NOTHING = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -13,6 +12,7 @@ import msgspec
 from sidecar.errors import BadConfig
 from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
+from sidecar.host.text import suggest
 from sidecar.layouts import AUTO, Layout, load_built_in
 
 At = tuple[str | int, ...]
@@ -120,8 +120,7 @@ def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
 
 
 def _make_unknown_error(what: str, name: str, known: Any, at: At) -> BadConfig:
-    near = difflib.get_close_matches(name, known, 1)
-    return BadConfig(f"{what} {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "", at=at)
+    return BadConfig(f"{what} {name!r}.", hint=suggest(name, known), at=at)
 
 
 def _check_layout(layout: Layout) -> Layout:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.host.text import parse_duration
 from sidecar.policy.patterns import find_table
-from sidecar.policy.retention import parse_duration
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 
 GIB = 1 << 30

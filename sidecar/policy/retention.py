@@ -14,7 +14,6 @@ Without settings every snapshot is kept, and only leftovers are collected.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from sidecar.errors import BadConfig
+from sidecar.host.text import parse_duration
 from sidecar.ids import parse_snapshot_time
 from sidecar.policy.patterns import check_reachable, find_table
 
@@ -304,20 +304,6 @@ def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) ->
 SAFE_PART = 0.5
 """The share of the grace period after which an export that read its base no longer commits."""
 COUNTS = ("keep_last", *PERIODS)
-LONGEST = timedelta(days=365 * 1000)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-
-
-def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as ``30d``, ``12h`` or ``1d12h``. Raise ``ValueError`` saying how to write it."""
-    compact = text.strip()
-    if not compact or _DURATION.sub("", compact).strip():
-        raise ValueError('write a number and one of s, m, h, d, w, y, such as "12h" or "30d"')
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(compact))
-    if seconds > LONGEST.total_seconds():
-        raise ValueError("nothing is kept for more than a thousand years")
-    return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

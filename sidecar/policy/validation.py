@@ -6,13 +6,13 @@ when the config is read, with the setting to change, not at the first export.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sidecar.errors import BadConfig
 from sidecar.host.sections import check_known, check_value, convert, format_setting, list_settable
+from sidecar.host.text import suggest
 from sidecar.layouts import Layout
 from sidecar.layouts.custom import check_required
 from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
@@ -100,9 +100,12 @@ def _check_modes(privacy: Privacy, at: At) -> None:
     for key, modes in PRIVACY_MODES.items():
         mode = getattr(privacy, key)
         if mode not in modes:
-            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, modes, 1)) else ""
             may_be = " or ".join(f'"{one}"' for one in modes)
-            raise BadConfig(f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
+            raise BadConfig(
+                f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.",
+                hint=suggest(mode, modes),
+                at=(*at, key),
+            )
 
 
 def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
@@ -125,9 +128,10 @@ def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 
     for key in sorted(_MODE_KEYS):
         mode = getattr(limits, key)
         if mode not in MODES and (mode or key == "over"):
-            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, MODES, 1)) else ""
             raise BadConfig(
-                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key)
+                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.',
+                hint=suggest(mode, MODES),
+                at=(*at, key),
             )
     if not 0 < limits.warn_at <= 1:
         raise BadConfig(f"{format_setting((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
@@ -153,10 +157,10 @@ def _check_guard(guards: Guards, at: At) -> None:
         )
     for reason in guards.allow:
         if reason not in REASONS:
-            near = difflib.get_close_matches(reason, REASONS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
             raise BadConfig(
-                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
+                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.",
+                hint=suggest(reason, REASONS, listed=True),
+                at=(*at, "allow"),
             )
 
     if guards.accept_after_conversations == 1 or guards.accept_after_conversations > MOST_CONVERSATIONS:
@@ -193,6 +197,5 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
     """Raise ``BadConfig`` for a table that names an unknown layout."""
     for name in tables:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            hint = suggest(name, known, listed=True)
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))

@@ -16,7 +16,7 @@ import msgspec
 from sidecar.errors import SnapshotDamaged, UnknownFormat
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.format.index import Entry
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.ids import parse_snapshot_time
 from sidecar.layouts import CoveredRules
 from sidecar.receipts import Scrubbed

@@ -9,7 +9,7 @@ import pytest
 from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
 from sidecar.host.lines import TomlLines
-from sidecar.host.sizes import parse_size
+from sidecar.host.text import parse_size
 from sidecar.policy.limits import Limits
 
 WRONG = {

@@ -14,7 +14,7 @@ from sidecar.engine.privacy import redact
 from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
 from sidecar.format.index import Entry, Index
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.layouts import Layout
 from sidecar.ports import SandboxStatus
 from sidecar.program.capture.roots import split_number
