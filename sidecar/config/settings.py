@@ -27,12 +27,11 @@ from sidecar.host.sections import (
 )
 from sidecar.host.text import find_nearest
 from sidecar.layouts import Layout, load_built_in
-from sidecar.layouts.custom import read_custom_layouts
+from sidecar.layouts.custom import check_layout_patterns, read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
-from sidecar.policy.patterns import check_layout_patterns
 from sidecar.policy.privacy import Privacy
-from sidecar.policy.retention import Retention, RetentionRules, check_retention
-from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy
+from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
 from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.store.encryption.keys_given import VARIABLES

@@ -189,3 +189,17 @@ def _check_roots(layouts: Mapping[str, Layout]) -> None:
                     at=("layouts", layout.name, "roots", number, "name"),
                 )
             owners[root.name] = layout.name
+
+
+def check_layout_patterns(layouts: Iterable[Layout]) -> None:
+    """Raise ``BadConfig`` if a layout has a pattern that no path below its root can match."""
+    for layout in layouts:
+        for key in ("keep", "databases", "never", "secrets"):
+            for pattern in getattr(layout, key):
+                parts = pattern.removeprefix("/").removesuffix("/").split("/")
+                if parts[0] == "~" or not {"", "."}.isdisjoint(parts):
+                    raise BadConfig(
+                        f"[layouts.{layout.name}] {key}: {pattern!r} can match no path.",
+                        hint="Write it from the root on, such as notes/**: without ~, ./ or //.",
+                        at=("layouts", layout.name, key),
+                    )
