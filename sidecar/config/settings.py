@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sidecar.config.lines import TomlLines
 from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
-from sidecar.host.lines import TomlLines
 from sidecar.host.sections import (
     PREFIX,
     check_known,
