@@ -26,8 +26,7 @@ from sidecar.errors import (
 from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
 from sidecar.ports import Store, StoredObject
 from sidecar.store.folders import list_memories
-from sidecar.store.history import rebuild_head
-from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest
+from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, rebuild_head
 from sidecar.store.store_id import ensure_store_id, read_store_id
 from sidecar.store.witnesses import HeadCopies
 
