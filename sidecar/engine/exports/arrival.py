@@ -20,8 +20,7 @@ from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
 from sidecar.host.files import Spool, SpooledFile
 from sidecar.host.work import Deadline
-from sidecar.store.arrival import check_pack, read_index
-from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_path
+from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fold import PackFile
 
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)

@@ -42,7 +42,7 @@ from sidecar.format import index
 from sidecar.host.work import run_in_thread
 from sidecar.ids import make_pack_id
 from sidecar.ports import Store
-from sidecar.store.arrival import check_pack
+from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
 from sidecar.store.manifest import Pack
