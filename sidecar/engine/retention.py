@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidecar.engine.core import Engine
 from sidecar.engine.quota import RoomFound
 from sidecar.errors import SidecarError
-from sidecar.store.collection import collect
+from sidecar.store.garbage import collect
 from sidecar.store.repository import HeadState
 from sidecar.store.retention import forget_lightly
 

@@ -19,7 +19,7 @@ from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome
-from sidecar.store.collection import collect
+from sidecar.store.garbage import collect
 from sidecar.store.pins import pin
 from sidecar.store.repository import Repository
 from sidecar.store.retention import forget

@@ -12,7 +12,7 @@ from sidecar.format.patterns import is_secret
 from sidecar.program import cache, notes
 from sidecar.program import lineage as history
 from sidecar.program.capture import project_folders
-from sidecar.program.capture.collection import ExportBuilder
+from sidecar.program.capture.builder import ExportBuilder
 from sidecar.program.capture.roots import (
     FoundRoots,
     Root,
