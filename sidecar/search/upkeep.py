@@ -66,7 +66,7 @@ class SearchResult:
     """If nothing was found: the requested memories (or all) that were never indexed and so not searched."""
 
 
-class MemoryIndex:
+class SearchIndex:
     """The records of one store in a search database."""
 
     def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
