@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Mapping
 
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.roots import split_number
 from sidecar.layouts import Layout, RootSpec
-from sidecar.program.capture.roots import split_number
 from sidecar.store.manifest import Manifest
 
 Layouts = Mapping[str, Layout]

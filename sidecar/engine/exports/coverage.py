@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.format.index import DIR, FILE, Entry
 from sidecar.format.patterns import Rules
+from sidecar.format.roots import split_number
 from sidecar.layouts import CoveredRules, Layout, load_built_in
 from sidecar.layouts.earlier import EARLIER, PROJECTS
-from sidecar.program.capture.roots import split_number
 from sidecar.receipts import Learned
 from sidecar.store.manifest import FORMAT, RAISED, Manifest, SnapshotRoot
 

@@ -14,10 +14,10 @@ from sidecar.engine.privacy import redact
 from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
 from sidecar.format.index import Entry, Index
+from sidecar.format.roots import split_number
 from sidecar.host.text import format_count
 from sidecar.layouts import Layout
 from sidecar.ports import SandboxStatus
-from sidecar.program.capture.roots import split_number
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.store.manifest import Manifest, count_scrubbed
 from sidecar.store.repository import HeadState, Survey

@@ -10,9 +10,9 @@ import msgspec
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.format.roots import split_number
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
-from sidecar.program.capture.roots import split_number
 from sidecar.program.limits.trim import MOST_REPORTED
 from sidecar.program.lineage import LONGEST as MOST_LINEAGE
 from sidecar.program.notes import MOST_ROOTS
