@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import lineage
+from sidecar.program import notes
 from sidecar.program.places import Containment
 from sidecar.program.restore.swap import PendingNotes, Swap, undo
 
@@ -115,13 +115,13 @@ def test_what_took_the_place_of_an_old_file_is_set_aside_when_that_comes_back(pl
 def test_one_that_was_killed_when_all_was_in_place_is_noted(plan: Plan, reader: bool) -> None:
     other = plan.memory.with_name("other")
     other.mkdir()
-    lineage.write(str(other), ["s0"], False)
-    lineage.write(str(plan.memory), ["s1", "s2"], False)
+    notes.write_lineage(str(other), ["s0"], False)
+    notes.write_lineage(str(plan.memory), ["s1", "s2"], False)
     plan.replace(aside := plan.set_aside())
     plan.swap.noted = PendingNotes(SNAPSHOT, reader, ("other",))
     plan.swap.commit()
     assert json.loads(plan.journal.read_text())["state"] == "done"
     assert undo(str(plan.journal), ANYWHERE) is False
     assert (plan.place.read_bytes(), aside.read_bytes()) == (b"new", b"old")
-    assert lineage.read(str(plan.memory)) == [SNAPSHOT] and lineage.is_reader(str(plan.memory)) is reader
-    assert lineage.read(str(other)) == [], "what it had in these folders is not there any more"
+    assert notes.read_lineage(str(plan.memory)) == [SNAPSHOT] and notes.is_reader(str(plan.memory)) is reader
+    assert notes.read_lineage(str(other)) == [], "what it had in these folders is not there any more"

@@ -11,7 +11,6 @@ from sidecar.format import index
 from sidecar.format.patterns import is_secret
 from sidecar.format.roots import get_root, get_stem
 from sidecar.program import cache, notes
-from sidecar.program import lineage as history
 from sidecar.program.capture import project_folders
 from sidecar.program.capture.builder import ExportBuilder
 from sidecar.program.capture.discovery import (
@@ -276,7 +275,7 @@ class Export:
             "status": status,
             "base": self.base.snapshot if self.base is not None else "",
             "lineage": self.lineage,
-            "reader": history.is_reader(self.scratch.memory),
+            "reader": notes.is_reader(self.scratch.memory),
             "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             "bytes": taking.total,
             "roots": [

@@ -17,11 +17,11 @@ from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root
 from sidecar.program import cache, links, notes, places
 from sidecar.program.capture import project_folders
-from sidecar.program.capture.coverage import Coverage
 from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
 from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
 from sidecar.program.privacy import settings_files
 from sidecar.program.restore import aside
+from sidecar.program.restore.coverage import Coverage
 from sidecar.program.restore.destinations import name_root_folders, place_roots
 from sidecar.program.restore.holdings import Holdings, OldFile, format_some
 from sidecar.program.restore.staging import Section, Staged, Unpacker

@@ -18,7 +18,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import lineage, notes, places
+from sidecar.program import notes, places
 from sidecar.program.capture.walk import STAGE
 from sidecar.program.places import Containment
 
@@ -223,8 +223,8 @@ def _step_aside(place: str, memory: str) -> None:
 def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
     """Record what is in place now, unless the run that put it there did."""
     snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
-    if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
-        lineage.write(memory, [snapshot], reader)
+    if snapshot and (notes.read_lineage(memory) != [snapshot] or notes.is_reader(memory) != reader):
+        notes.write_lineage(memory, [snapshot], reader)
     noted = notes.parse_value(plan.get("notes"))
     if noted is not None and notes.read(memory) != noted:
         notes.write(memory, noted)
@@ -239,7 +239,7 @@ def mark_displaced(folder: str) -> None:
     noted = notes.read(folder)
     if noted is not None and noted.current:
         notes.write(folder, noted._replace(current=False))
-    lineage.forget(folder)
+    notes.forget_lineage(folder)
 
 
 def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
@@ -271,7 +271,7 @@ def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str)
 def _check_noted(plan: Dict[str, Any]) -> None:
     """Raise ValueError unless the notes in a journal are valid."""
     snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
-    if snapshot and not lineage.SNAPSHOT.match(snapshot):
+    if snapshot and not notes.SNAPSHOT.match(snapshot):
         raise ValueError("no snapshot")
     if not isinstance(plan.get("reader", False), bool) or any(
         "/" in name or name in ("", ".", "..") for name in displaced
