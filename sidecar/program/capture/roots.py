@@ -80,7 +80,7 @@ class Surroundings(NamedTuple):
     projects: Sequence[str] = ()
     """The folders of the projects."""
     found: Container[str] = ()
-    """Those of them that nobody named, and that were found by search."""
+    """Those of them that were not named, but found by search."""
     roots: Mapping[str, str] = MappingProxyType({})
     """The folders of other roots, by their names."""
 

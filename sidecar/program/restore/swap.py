@@ -122,7 +122,7 @@ class Swap:
                 pending = next(moves, None)
             self._check_unchanged()
         except (OSError, Refusal) as problem:
-            undo(self._journal, self._contained)
+            settle(self._journal, self._contained)
             if isinstance(problem, Refusal) and problem.code == CHANGED:
                 raise
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
@@ -148,7 +148,7 @@ class Swap:
 
     def end(self) -> None:
         """Clean up, whatever happened: undo an unfinished swap, or record a finished one."""
-        undo(self._journal, self._contained)
+        settle(self._journal, self._contained)
 
     def _give_to_user(self, place: str) -> None:
         """Give a path to the owner of the home, if this runs as root in another user's home."""
@@ -171,10 +171,11 @@ class Swap:
         places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
 
 
-def undo(journal: str, contained: Containment) -> bool:
-    """Undo an unfinished swap and remove its staging folders. Return True if it was cut short.
+def settle(journal: str, contained: Containment) -> bool:
+    """Bring a swap to an end, by its journal: undo one that is not complete, record one that is, and remove its staging
+    folders. Return True if it was not complete.
 
-    A swap that was cut short after everything was in place is recorded instead. Raise Refusal if the journal names
+    Raise Refusal if the journal names
     paths where nothing may be moved; then nothing is.
     """
     try:
