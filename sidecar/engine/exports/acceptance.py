@@ -25,6 +25,7 @@ from sidecar.store.refusals import (
     ExportOrigin,
     RefusalCount,
     Refusals,
+    RefusedExport,
     count_refusal,
     digest_conversation,
     forget_refusals,
@@ -171,11 +172,12 @@ async def note_refusal(
     known = MemoryKeys.of(run.request.memory).refusals in run.survey.sizes
     if run.state.head is None or run.request.adopt or not (codes or known) or not await run.continues_head(answer):
         return []
-    store, conversation = run.engine.repository.store, run.request.conversation
+    store = run.engine.repository.store
+    refused = RefusedExport(snapshot=snapshot, reasons=codes, conversation=run.request.conversation)
     try:
         counted, _ = await read_refusals(store, run.state.head)
         earlier = await _list_uncounted_refusals(run, counted, origin)
-        refusals = await count_refusal(store, run.state.head, origin, snapshot, codes, conversation, earlier)
+        refusals = await count_refusal(store, run.state.head, origin, refused, earlier)
     except SidecarError as problem:
         return [f"This refusal could not be counted: {problem.message}"]
     if len(codes) < len(set(reasons)):  # a reason that repetition never makes acceptable
