@@ -56,8 +56,11 @@ class Sandbox(Protocol):
     """
 
     ref: str
-    control_trips: int
-    """The number of requests to the provider's control plane so far: to connect, to prolong."""
+
+    @property
+    def control_trips(self) -> int:
+        """The number of requests to the provider's control plane so far: to connect, to prolong."""
+        ...
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         """Return where the roots of a memory with these projects may be; ``None``: anywhere, because all files there
