@@ -31,6 +31,9 @@ ORDER = (
 ALONE = {"format": set(), "program": {"format"}, "client": {"errors", "host", "ids", "receipts"}}
 """Rooms that may import less than what stands before them: these go elsewhere by themselves."""
 VENDORS = {"e2b", "daytona", "boto3", "botocore", "s3transfer", "psycopg"}
+OVER_HTTP = {"api", "door", "server.py", "warmup.py"}
+"""What of the service may know that there is HTTP."""
+WEB = {"fastapi", "starlette", "uvicorn"}
 MOST_MODULES = 20
 
 
@@ -104,6 +107,18 @@ def test_vendors_are_imported_in_adapters_alone() -> None:
         if room != "adapters"
         for line, module in _imports(path)
         if module.split(".")[0] in VENDORS
+    ]
+    assert wrong == []
+
+
+def test_what_the_service_does_knows_nothing_of_http() -> None:
+    """Routes call the core of the service, never the other way round."""
+    wrong = [
+        f"{path.relative_to(PROJECT)}:{line} imports {module}"
+        for room, path in MODULES
+        if room == "service" and path.relative_to(PROJECT / "sidecar/service").parts[0] not in OVER_HTTP
+        for line, module in _imports(path)
+        if module.startswith("sidecar.service.api") or module.split(".")[0] in WEB
     ]
     assert wrong == []
 
