@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
-from sidecar.engine.guards import check_reasons
+from sidecar.engine.exports.decision import check_reasons
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
 from sidecar.ids import parse_snapshot_time
 from sidecar.ports import Sandbox
@@ -71,7 +71,7 @@ class Sidecar:
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = request
             if call is not None:
-                if (stored := await self.repeated.settled(call, sandbox)) is not None:
+                if (stored := await self.repeated.finish(call, sandbox)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
             engine = replace(self.engine, progress=operation, reached=reached)
