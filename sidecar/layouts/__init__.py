@@ -18,6 +18,7 @@ import msgspec
 
 from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
+from sidecar.program.capture.roots import split_number
 
 AUTO = "auto"
 """In place of names: whatever layouts are found."""
@@ -238,3 +239,15 @@ def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[La
                 hint=f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}.",
             )
     return [known[name] for name in wanted] if wanted and AUTO not in wanted else list(known.values())
+
+
+def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
+    """Return which of its layout's roots this is, and the number of its project. ``None`` if the layout has no such
+    root."""
+    base, number = split_number(root)
+    for spec in layout.roots if layout else ():
+        if spec.name == root:
+            return spec, 1
+        if number and spec.name == base:
+            return spec, number
+    return None, 1
