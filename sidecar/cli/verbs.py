@@ -12,7 +12,7 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.archives.tarballs import adopt, download
 from sidecar.errors import UsageError
 from sidecar.host.files import write_whole
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 

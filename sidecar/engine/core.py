@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
 from sidecar.engine.limits import StoreUse
 from sidecar.errors import BadConfig
-from sidecar.host.progress import NoProgress, Progress
 from sidecar.host.sections import check_least
+from sidecar.host.work import NoProgress, Progress
 from sidecar.layouts import Layout, load_built_in
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
@@ -24,7 +24,7 @@ from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
 from sidecar.store.repository import Repository
 
 if TYPE_CHECKING:
-    from sidecar.search.index import MemoryIndex
+    from sidecar.search.upkeep import SearchIndex
 
 Reached = Callable[[str], Awaitable[None]]
 A = TypeVar("A")
@@ -114,7 +114,7 @@ class Engine:
     lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
     """Called after an export with a memory and the number of its snapshots that the retention rules removed."""
-    index: MemoryIndex | None = None
+    index: SearchIndex | None = None
     """Updates the search index, if a search database is configured. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)
     local: LocalPolicy = OF_OUR_OWN

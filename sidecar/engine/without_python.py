@@ -37,13 +37,13 @@ from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
 from sidecar.format.patterns import compile_patterns
-from sidecar.host.progress import NoProgress
-from sidecar.host.spool import SpooledFile, read_chunks
-from sidecar.host.threads import run_in_thread
+from sidecar.format.roots import make_hint, split_number
+from sidecar.host.files import SpooledFile, read_chunks
+from sidecar.host.work import NoProgress, run_in_thread
 from sidecar.layouts import RootSpec, find_spec
 from sidecar.program import notes
-from sidecar.program.capture.roots import make_hint, project_of, split_number
 from sidecar.program.capture.walk import MOST_SKIPPED
+from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
 from sidecar.receipts import Skip
 from sidecar.store.claims import check_hint

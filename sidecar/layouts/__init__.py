@@ -6,7 +6,6 @@ The built-in layouts are the TOML files beside this module; users add their own,
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,8 @@ import msgspec
 
 from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
-from sidecar.program.capture.roots import split_number
+from sidecar.format.roots import split_number
+from sidecar.host.text import suggest
 
 AUTO = "auto"
 """In place of names: whatever layouts are found."""
@@ -233,11 +233,7 @@ def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[La
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known and name != AUTO:
-            near = difflib.get_close_matches(name, known, 1)
-            raise UnknownLayout(
-                f"There is no layout {name!r}.",
-                hint=f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}.",
-            )
+            raise UnknownLayout(f"There is no layout {name!r}.", hint=suggest(name, known, listed=True))
     return [known[name] for name in wanted] if wanted and AUTO not in wanted else list(known.values())
 
 

@@ -30,8 +30,8 @@ from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import PackBomb
 from sidecar.format.index import FILE
 from sidecar.format.packs import CHUNK
-from sidecar.host.spool import open_spool
-from sidecar.host.threads import Deadline, run_in_thread
+from sidecar.host.files import open_spool
+from sidecar.host.work import Deadline, run_in_thread
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.store.claims import check_path
 from sidecar.store.fetch import FetchedSnapshot, fetch

@@ -19,10 +19,16 @@ from sidecar.format.digests import Readable
 from sidecar.format.index import DIR, LINK, Entry
 from sidecar.format.packs import CHUNK
 from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
-from sidecar.host.spool import build_full_error
-from sidecar.host.threads import Deadline
-from sidecar.store.arrival import UNREADABLE, decompress_file, iterate_tar_members
-from sidecar.store.claims import FARTHEST_TIME, LONGEST_PATH, check_path
+from sidecar.host.files import build_full_error
+from sidecar.host.work import Deadline
+from sidecar.store.claims import (
+    FARTHEST_TIME,
+    LONGEST_PATH,
+    UNREADABLE,
+    check_path,
+    decompress_file,
+    iterate_tar_members,
+)
 
 LONGEST_HEADER = 256 << 10
 """The longest pax header accepted. The sidecar's own comment about projects is in one."""

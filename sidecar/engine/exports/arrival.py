@@ -34,13 +34,11 @@ from sidecar.errors import (
 )
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
-from sidecar.host.retries import retry_safely
-from sidecar.host.spool import SpooledFile
-from sidecar.host.threads import Deadline, run_in_thread
+from sidecar.host.files import SpooledFile
+from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
-from sidecar.store.arrival import check_pack, read_index
-from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_path
+from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest

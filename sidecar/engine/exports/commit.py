@@ -25,16 +25,16 @@ from sidecar.errors import BaseCollected, LimitExceeded, SidecarError, SwapLost
 from sidecar.format import index
 from sidecar.format.index import DIR, FILE, Entry, Index, count_files
 from sidecar.format.patterns import Rules
-from sidecar.host.threads import run_in_thread
+from sidecar.format.roots import split_number
+from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
 from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in
 from sidecar.layouts.earlier import EARLIER, PROJECTS
 from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
 from sidecar.ports import Store
-from sidecar.program.capture.roots import split_number
 from sidecar.program.privacy.scrub import MOST_PATHS
 from sidecar.receipts import Accepted, ExportOutcome, Learned
-from sidecar.store.arrival import check_pack
+from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
 from sidecar.store.manifest import FORMAT, RAISED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree

@@ -13,7 +13,6 @@ empty or damaged memory, an older schema, credentials and exceeded limits stay r
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from sidecar.engine.sandbox.identity import join_some
 from sidecar.errors import SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count, suggest
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import Layout
 from sidecar.policy.limits import (
@@ -50,6 +49,7 @@ from sidecar.store.refusals import (
     ExportOrigin,
     RefusalCount,
     Refusals,
+    RefusedExport,
     count_refusal,
     digest_conversation,
     forget_refusals,
@@ -104,9 +104,7 @@ def check_reasons(reasons: Iterable[str]) -> None:
     """Raise ``UnknownReason`` for a reason that no guard has; the hint names the nearest known one."""
     for reason in reasons:
         if reason not in REASONS:
-            near = difflib.get_close_matches(reason, REASONS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
-            raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=hint)
+            raise UnknownReason(f"There is no guard {reason!r} to allow.", hint=suggest(reason, REASONS, listed=True))
 
 
 async def decide(run: ExportRun, checked: CheckedExport, manifest: Manifest, head: Manifest | None) -> Verdict:
@@ -462,11 +460,12 @@ async def note_refusal(run: ExportRun, answer: ExportAnswer, verdict: Verdict, s
     known = MemoryKeys.of(run.request.memory).refusals in run.survey.sizes
     if run.state.head is None or run.request.adopt or not (codes or known) or not await continues_head(run, answer):
         return []
-    store, conversation, origin = run.engine.repository.store, run.request.conversation, verdict.origin
+    store, origin = run.engine.repository.store, verdict.origin
+    refused = RefusedExport(snapshot=snapshot, reasons=codes, conversation=run.request.conversation)
     try:
         counted, _ = await read_refusals(store, run.state.head)
         earlier = await _list_uncounted_refusals(run, counted, origin)
-        refusals = await count_refusal(store, run.state.head, origin, snapshot, codes, conversation, earlier)
+        refusals = await count_refusal(store, run.state.head, origin, refused, earlier)
     except SidecarError as problem:
         return [f"This refusal could not be counted: {problem.message}"]
     if len(codes) < len(set(verdict.codes)):  # a reason that repetition never makes acceptable

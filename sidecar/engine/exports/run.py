@@ -14,12 +14,12 @@ from sidecar.engine.sandbox.dialogue import ExportAnswer, redact
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
 from sidecar.format.index import Entry, Index
-from sidecar.host.sizes import format_count
+from sidecar.format.roots import split_number
+from sidecar.host.text import format_count
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CREDENTIALS
 from sidecar.policy.privacy import Privacy
 from sidecar.ports import SandboxStatus
-from sidecar.program.capture.roots import split_number
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.store.manifest import Manifest, count_scrubbed

@@ -43,12 +43,12 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotNotFound,
 )
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.ids import MemoryKeys, build_memory_key
 from sidecar.layouts import choose_layouts, list_other_roots
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
-from sidecar.store.collection import collect
+from sidecar.store.garbage import collect
 from sidecar.store.manifest import Manifest
 from sidecar.store.marks import hold_packs
 from sidecar.store.repository import HeadState

@@ -16,9 +16,8 @@ from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.compression import decompress
-from sidecar.host.retries import retry_safely
-from sidecar.host.spool import Spool, SpooledFile, read_chunks
-from sidecar.host.threads import run_in_thread
+from sidecar.host.files import Spool, SpooledFile, read_chunks
+from sidecar.host.work import retry_safely, run_in_thread
 from sidecar.ids import build_memory_key
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.manifest import Pack

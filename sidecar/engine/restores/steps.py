@@ -17,7 +17,7 @@ from sidecar.engine.sandbox.identity import build_absence_error, describe_absenc
 from sidecar.engine.sandbox.links import RELAYED, NotDirect
 from sidecar.engine.sandbox.presence import clean_up, connect, is_clean_after, keep_alive
 from sidecar.errors import BadAnswer, LimitExceeded, NotSavedFirst, ProgramFailed, SidecarError
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
 

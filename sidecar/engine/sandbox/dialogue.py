@@ -11,12 +11,11 @@ import msgspec
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.format.roots import split_number
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
-from sidecar.program.capture.roots import split_number
 from sidecar.program.limits.trim import MOST_REPORTED
-from sidecar.program.lineage import LONGEST as MOST_LINEAGE
-from sidecar.program.notes import MOST_ROOTS
+from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
 from sidecar.program.restore.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
@@ -110,7 +109,7 @@ class UnsavedMemory:
     key: str
     sandbox: str = ""
     """The sandbox's reference when its notes were last written. A copy of a sandbox has a different one."""
-    lineage: Annotated[list[str], msgspec.Meta(max_length=MOST_LINEAGE)] = field(default_factory=list)
+    lineage: Annotated[list[str], msgspec.Meta(max_length=LONGEST_LINEAGE)] = field(default_factory=list)
     """The snapshots it was restored from and exported to, newest first."""
     unchanged: str = ""
     """Nothing changed since this snapshot, if the store has it; the sandbox cannot know that."""

@@ -14,7 +14,7 @@ from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.delivery import LONGEST_VARIABLE, encode_links
 from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, ask
 from sidecar.errors import ObjectMissing, ProgramFailed
-from sidecar.host.spool import SpooledFile
+from sidecar.host.files import SpooledFile
 from sidecar.ids import MemoryKeys, make_pack_id
 from sidecar.ports import Link, Store
 from sidecar.store.manifest import Manifest

@@ -25,8 +25,8 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
-from sidecar.host.retries import retry_safely
-from sidecar.host.spool import Spool
+from sidecar.host.files import Spool
+from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus
 
