@@ -7,11 +7,11 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
-from sidecar.engine.quota import StoreUse
+from sidecar.engine.limits import StoreUse
 from sidecar.errors import BadConfig
 from sidecar.host.sections import check_least
 from sidecar.host.work import NoProgress, Progress
@@ -119,6 +119,12 @@ class Engine:
     use: StoreUse = field(default_factory=StoreUse)
     local: LocalPolicy = OF_OUR_OWN
     """Which folders of this machine may be used as sandboxes, and which ones they must not overlap."""
+
+    def narrow_to(self, memory: str) -> Self:
+        """Return the engine with the limits, guards and privacy settings of one memory."""
+        return replace(
+            self, limits=self.limits.of(memory), guards=self.guards.of(memory), privacy=self.privacy.of(memory)
+        )
 
     def open_home(self, home: Path) -> Sandbox:
         """Open a folder that belongs to the sidecar as a sandbox. Imports, and the tarballs of sandboxes without

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.core import Engine
-from sidecar.engine.restores.placement import RestoreRequest
+from sidecar.engine.restores.run import RestoreRequest
 from sidecar.engine.restores.steps import restore
 from sidecar.errors import SidecarError
 from sidecar.host.files import open_spool

@@ -17,6 +17,7 @@ import msgspec
 
 from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
+from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
 
 AUTO = "auto"
@@ -234,3 +235,15 @@ def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[La
         if name not in known and name != AUTO:
             raise UnknownLayout(f"There is no layout {name!r}.", hint=suggest(name, known, listed=True))
     return [known[name] for name in wanted] if wanted and AUTO not in wanted else list(known.values())
+
+
+def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
+    """Return which of its layout's roots this is, and the number of its project. ``None`` if the layout has no such
+    root."""
+    base, number = split_number(root)
+    for spec in layout.roots if layout else ():
+        if spec.name == root:
+            return spec, 1
+        if number and spec.name == base:
+            return spec, number
+    return None, 1

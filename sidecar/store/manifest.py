@@ -20,6 +20,7 @@ from sidecar.format.index import Entry
 from sidecar.host.text import format_count
 from sidecar.ids import parse_snapshot_time
 from sidecar.layouts import CoveredRules
+from sidecar.layouts.earlier import EARLIER
 from sidecar.receipts import Scrubbed
 
 FORMAT = 1
@@ -127,6 +128,11 @@ class Manifest:
     user: str = ""
     """The user it was exported as."""
     format: int = FORMAT
+
+    @property
+    def rules(self) -> dict[str, CoveredRules]:
+        """The rules by which it was made. Without any recorded: those of the last version that did not record them."""
+        return self.covered or dict(EARLIER)
 
     def encode(self) -> Encoded:
         covered = {

@@ -51,7 +51,7 @@ class Scripted:
 class Watch:
     def __init__(self, every: float = 3600.0) -> None:
         self.index, self.events, self.types = Scripted(), Events(), []  # type: ignore[var-annotated]
-        self.events.tell(lambda event: self.types.append(event.type))
+        self.events.subscribe(lambda event: self.types.append(event.type))
         self.registry = CollectorRegistry()
         self.indexing = IndexUpdater(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
         self.indexing.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -222,28 +223,27 @@ async def ask(
     kind: type[A],
     *,
     timeout: float,
-    inline_bytes: int = 0,
     fallback: str = "",
-    shell: str = "",
+    shell: Callable[[], str] | None = None,
 ) -> tuple[A, bytes]:
     """Run one request in one command. Return the answer and the inline bundle, if any.
 
-    A sandbox without Python runs ``fallback``, which is sent along, or ``shell``, which is sent in a second command
-    because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if the
-    program reports it, ``UntrustedSandbox`` if the answer makes no sense.
+    A sandbox without Python runs ``fallback``, which is sent along, or what ``shell`` builds, which is sent in a second
+    command because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if
+    the program reports it, ``UntrustedSandbox`` if the answer makes no sense.
     """
     ground = sandbox.ground(request.get("projects"))
     if ground is not None:
         # On this machine a Python that can run the program always exists. A shell script is not used here, because it
         # would follow any link out of the allowed paths.
-        request, fallback, shell = {**request, "contained": asdict(ground)}, "", ""
+        request, fallback, shell = {**request, "contained": asdict(ground)}, "", None
     call = delivery.build_command(request, fallback=fallback, installed=ground is not None)
     # An inline bundle is base 64, which is a third longer than the bundle itself.
-    limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
+    limit = ANSWER_ALLOWANCE + request.get("inline_bytes", 0) * 3 // 2
     value, inline = await run_command(sandbox, call, timeout=timeout, output_limit=limit)
     if shell and value.get("status") == "no-python":
         value, inline = await run_command(
-            sandbox, delivery.build_shell_command(shell), timeout=timeout, output_limit=limit
+            sandbox, delivery.build_shell_command(shell()), timeout=timeout, output_limit=limit
         )
     await _remove_leftovers(sandbox, request, value)
     parsed = parse_answer(value, kind, request)
@@ -310,6 +310,11 @@ def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
     for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
         if name not in asked and split_number(name)[0] not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
+
+
+def redact(text: str) -> str:
+    """Redact credentials in a text that came from a sandbox, for a receipt. File names can contain credentials too."""
+    return redact_name(text)[0]
 
 
 def build_error(trouble: ProgramError) -> SidecarError:
