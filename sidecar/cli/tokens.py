@@ -6,7 +6,6 @@ They change a file, which a running service reads again by itself.
 from __future__ import annotations
 
 import argparse
-import difflib
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,8 +15,7 @@ from typing import Any
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.config.settings import load_config
 from sidecar.errors import UsageError
-from sidecar.host.sizes import HOW, parse_size
-from sidecar.policy.retention import parse_duration
+from sidecar.host.text import SIZE_HINT, parse_duration, parse_size, suggest
 from sidecar.service.access.grants import ALL, ROLES, Verb, check_patterns
 from sidecar.service.access.token_file import (
     TokenRecord,
@@ -92,9 +90,10 @@ def _list(path: Path) -> Result:
 
 def _revoke(path: Path, name: str) -> Result:
     if not remove_token(path, name):
-        near = difflib.get_close_matches(name, [record.name for record in read_tokens(path)], 1)
-        hint = f"Did you mean {near[0]!r}?" if near else "`memory-sidecar token list` shows those there are."
-        raise UsageError(f"There is no token {name!r} in {path}.", hint=hint)
+        hint = suggest(name, [record.name for record in read_tokens(path)])
+        raise UsageError(
+            f"There is no token {name!r} in {path}.", hint=hint or "`memory-sidecar token list` shows those there are."
+        )
     return Result({"revoked": name}, [REVOKED.format(name=name)])
 
 
@@ -105,7 +104,7 @@ def _choose_verbs(role: str | None, verbs: Sequence[str]) -> tuple[Verb, ...]:
         raise UsageError("Say what the token may do: a role, or verbs.", hint=hint)
     named = [word.strip() for text in verbs for word in text.split(",") if word.strip()]
     if unknown := [word for word in named if word not in list(Verb)]:
-        raise UsageError(f"{unknown[0]!r} is no verb.", hint=f"There are: {', '.join(Verb)}.")
+        raise UsageError(f"{unknown[0]!r} is no verb.", hint=suggest(unknown[0], Verb, listed=True))
     chosen = ROLES[role] if role else {Verb(word) for word in named}
     return tuple(verb for verb in Verb if verb in chosen)
 
@@ -130,7 +129,7 @@ def _parse_bytes(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise UsageError(f"--max-bytes: {text!r} is no size.", hint=HOW) from None
+        raise UsageError(f"--max-bytes: {text!r} is no size.", hint=SIZE_HINT) from None
 
 
 def _check_count(option: str, count: int | None) -> int:

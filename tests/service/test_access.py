@@ -489,7 +489,7 @@ async def test_stored_bytes_are_held_to_the_quota(stored: House, monkeypatch: py
 
     async def counted(**how: float) -> object:
         listings[0] += 1
-        return await listing(**how)  # type: ignore[arg-type]
+        return await listing(**how)
 
     monkeypatch.setattr(house.sidecar.admission.usage, "_list_store", counted)
     home = house.folder / "home"

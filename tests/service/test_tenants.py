@@ -18,10 +18,10 @@ from fastapi import Depends, FastAPI
 
 from sidecar.engine import ExportRequest, export
 from sidecar.errors import SidecarError
-from sidecar.search.index import MemoryIndex
+from sidecar.search.upkeep import SearchIndex
 from sidecar.service.access import refusals
 from sidecar.service.access.grants import ADMIN, Verb
-from sidecar.service.access.rules import check_access, needs
+from sidecar.service.api.access import check_access, needs
 from sidecar.service.api.app import OPEN_TO_ALL
 from sidecar.service.api.problems import on_sidecar_error
 from sidecar.service.attachments.attachment import CareOptions
@@ -244,7 +244,7 @@ async def test_other_methods_reach_nothing(house: House, method: str) -> None:
 async def test_a_role_may_do_what_it_says_and_no_more(house: House) -> None:
     routes = await routes_of(house)
     home = f"local:{house.folder / 'acme-home'}"
-    allowed = {}
+    allowed: dict[str, set[str]] = {}
     for role in ("append-only", "read-only", "export-restore"):
         token = house.grant(role, ["acme/*"], ROLE[role])
         allowed[role] = set()
@@ -509,7 +509,7 @@ async def test_a_search_finds_own_records_only(tmp_path: Path, database: Databas
     from sidecar.search.settings import Postgres
 
     engine = engine_at(tmp_path / "store")
-    index = MemoryIndex(engine.repository, open_postgres(database.url, Postgres()))
+    index = SearchIndex(engine.repository, open_postgres(database.url, Postgres()))
     house = House(tmp_path, engine=replace(engine, index=index))
     await settle(house)
     for name in ("acme/deep/er", "acme/a.b+c(d)"):

@@ -19,6 +19,7 @@ from sidecar.errors import QuotaBytes, QuotaMemories, SidecarError
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key, is_plain_id
 from sidecar.ports import Store
 from sidecar.service.access.grants import Caller, compile_memories
+from sidecar.service.event_types import DELETED
 from sidecar.service.events import Event
 from sidecar.store.folders import read_id
 
@@ -114,6 +115,8 @@ class Usage:
                 self.add(memory, size)
         elif kind == "retention" and outcome == "forgot":
             self.add(event.memory, -int(event.details.get("bytes", 0)))
+        elif event.type == DELETED:
+            self._forget(event.memory)
 
     def add(self, memory: str, size: int) -> _Change:
         """Count bytes that were stored in a memory, or removed."""
@@ -127,7 +130,7 @@ class Usage:
             self._listing, self._since, self._holdings, self._keeps_changes = None, [], {}, False
         return change
 
-    def forget(self, memory: str) -> None:
+    def _forget(self, memory: str) -> None:
         """Count that a memory was deleted."""
         self._since = [change for change in self._since if change.memory != memory]
         if self._listing is not None:

@@ -19,12 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service.access.callers import Callers
-from sidecar.service.access.gate import AccessGate
 from sidecar.service.access.rates import Rates
 from sidecar.service.access.refusals import Refusals
-from sidecar.service.access.rules import check_access
 from sidecar.service.access.veil import EventVeil
 from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
+from sidecar.service.api.access import check_access
 from sidecar.service.api.examples import add_examples
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
@@ -36,9 +35,11 @@ from sidecar.service.api.problems import (
     on_http_error,
     on_sidecar_error,
 )
+from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
+from sidecar.service.door.gate import AccessGate
 from sidecar.service.warmup import warm_up
 
 OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz"})
@@ -79,6 +80,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, callers: Callers, hosts: Hosts) -
     app.state.keeper = keeper
     app.state.callers = callers
     app.state.event_veil = EventVeil()
+    app.state.uploads = Uploads(sidecar.settings.uploads)
     app.include_router(verbs.router)
     app.include_router(attachments.router)
     app.include_router(attachments.all_of_them)

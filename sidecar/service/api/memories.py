@@ -15,23 +15,22 @@ from fastapi.responses import StreamingResponse
 
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives.tarballs import download
-from sidecar.engine.heads import Acceptance, accept, fork, rollback
+from sidecar.engine.heads import Acceptance
 from sidecar.engine.limits import build_bounds
 from sidecar.engine.queries import (
     MemoryRow,
-    build_not_found_error,
     compare_snapshots,
     describe_memory,
     list_memories,
     list_snapshots,
     read_contents,
 )
-from sidecar.host.spool import CHUNK, open_spool
+from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
 from sidecar.service.access.grants import Verb
-from sidecar.service.access.rules import Scope, get_caller, needs
 from sidecar.service.access.veil import veil_reason, veil_row
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.models import (
     AcceptanceBody,
     DeleteAnswer,
@@ -46,10 +45,8 @@ from sidecar.service.api.models import (
 )
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
-from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
+from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_result_answer, get_sidecar
-from sidecar.service.events import publish_accepted
-from sidecar.store.selectors import resolve_snapshot
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -179,9 +176,10 @@ async def post_archive(
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
-        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack, caller)
+        uploads: Uploads = request.app.state.uploads
+        taken = await uploads.take(request, scratch, within, engine.timing.unpack, caller)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
-        operation = sidecar.adopt(archive, wanted, caller)
+        operation = sidecar.start_import(archive, wanted, caller=caller)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
     return await build_result_answer(request, operation, wait=wait)
 
@@ -190,17 +188,9 @@ async def post_archive(
 @needs(Verb.READ)
 async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
     """Begin a new memory with a copy of a snapshot."""
-    sidecar, caller = get_sidecar(request), get_caller(request)
+    caller = get_caller(request)
     caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
-    repository = sidecar.engine.repository
-    if caller.id:
-        source = await repository.manifest(memory, await resolve_snapshot(repository, memory, body.snapshot))
-        # The new memory also has a manifest and a head, each smaller than the manifest it is copied from.
-        added = source.packed_bytes + 2 * repository.store.room(len(source.encode()))
-        await sidecar.admission.check_quotas(caller, body.memory, added)
-    manifest = await fork(repository, check_memory_id(memory), body.memory, body.snapshot)
-    sidecar.admission.usage.add(body.memory, sum((await repository.survey(body.memory)).sizes.values()))
-    sidecar.changed(body.memory)
+    manifest = await get_sidecar(request).fork(memory, body.memory, body.snapshot, caller=caller)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
@@ -208,8 +198,7 @@ async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkA
 @needs(Verb.CHANGE)
 async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
-    get_sidecar(request).changed(memory)
+    head, before = await get_sidecar(request).rollback(memory, body.snapshot)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
 
 
@@ -217,18 +206,7 @@ async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAn
 @needs(Verb.CHANGE)
 async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    sidecar = get_sidecar(request)
-    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
-    publish_accepted(
-        sidecar.events,
-        memory=memory,
-        by="person",
-        snapshot=done.head,
-        reasons=[done.reason.code],
-        replaced=done.previous,
-        pinned=done.pinned,
-    )
-    sidecar.changed(memory)
+    done = await get_sidecar(request).accept(memory, body.snapshot)
     return replace(done, reason=veil_reason(get_caller(request), done.reason))
 
 
@@ -236,14 +214,4 @@ async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBo
 @needs(Verb.DELETE)
 async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     """Remove every byte of a memory."""
-    sidecar = get_sidecar(request)
-    repository = sidecar.engine.repository
-    if not await repository.exists(check_memory_id(memory)):
-        raise build_not_found_error(repository, memory)
-    if sidecar.keeper is not None:
-        await sidecar.keeper.forget_memory(memory)
-    removed = await repository.delete_memory(memory)
-    sidecar.metrics.forget(memory)
-    sidecar.admission.usage.forget(memory)
-    sidecar.changed(memory)
-    return DeleteAnswer(memory=memory, removed=removed)
+    return DeleteAnswer(memory=memory, removed=await get_sidecar(request).delete(memory))

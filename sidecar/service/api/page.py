@@ -6,7 +6,7 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
-from sidecar.service.access.rules import Scope, needs
+from sidecar.service.api.access import Scope, needs
 
 router = APIRouter(include_in_schema=False)
 FILES = {

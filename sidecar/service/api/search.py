@@ -10,7 +10,7 @@ from sidecar.errors import NoIndex
 from sidecar.ids import check_memory_id
 from sidecar.search import KINDS, port
 from sidecar.service.access.grants import Verb, express_memories
-from sidecar.service.access.rules import Scope, get_caller, needs
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.models import SearchAnswer
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar

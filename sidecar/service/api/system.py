@@ -15,8 +15,8 @@ from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.grants import Verb
-from sidecar.service.access.rules import Scope, get_caller, needs
 from sidecar.service.access.veil import EventVeil
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.attachments import get_keeper
 from sidecar.service.api.models import Health
 from sidecar.service.api.problems import document_problems

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from sidecar.engine.limits import Bounds
 from sidecar.errors import SidecarError, UsageError
-from sidecar.host.spool import Spool, SpooledFile
+from sidecar.host.files import Spool, SpooledFile
 from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.operations import TooBusy
 

@@ -11,14 +11,15 @@ from fastapi.responses import JSONResponse
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
-from sidecar.service.access.rules import Scope, get_caller, needs
 from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
-from sidecar.service.api.models import ExportBody, OperationAnswer, RestoreBody
+from sidecar.service.api.access import Scope, get_caller, needs
+from sidecar.service.api.models import Body, ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import Operation, Receipt
+from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
 
@@ -33,12 +34,20 @@ IdempotencyKey = Annotated[
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
 ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+CARE_FIELDS = {"layouts", "projects", "checkpoint_every", "conversation", "user"}
+"""What a body of a restore and one of an attachment say alike."""
 
 
 def get_sidecar(request: Request) -> Sidecar:
     """Return the service of the application."""
     sidecar: Sidecar = request.app.state.sidecar
     return sidecar
+
+
+def build_care(body: Body, caller: Caller, *, lasting: bool = False) -> CareOptions:
+    """Take from a body how its sandbox is to be looked after, and note for whom."""
+    by = caller.name if caller.id else ""
+    return CareOptions(**body.model_dump(include=CARE_FIELDS), by=by, lasting=lasting)
 
 
 @router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
@@ -59,9 +68,8 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await get_sidecar(request).export(
-        wanted, body.sandbox, wake=body.wake, user=body.user, key=key, caller=caller
-    )
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    operation = await get_sidecar(request).start_export(wanted, target, key=key, caller=caller)
     return await build_result_answer(request, operation, wait=wait)
 
 
@@ -77,16 +85,6 @@ async def restore_memory(
     caller = get_caller(request)
     if body.force or body.discard:
         caller.require(Verb.CHANGE, memory, "restore by force, or discard what is unsaved")
-    # A conversation is exported at checkpoints, so whoever may not export opens none.
-    attach = body.attach and caller.may([Verb.EXPORT], memory)
-    care = CareOptions(
-        layouts=body.layouts,
-        projects=body.projects,
-        checkpoint_every=body.checkpoint_every,
-        conversation=body.conversation,
-        user=body.user,
-        by=caller.name if caller.id else "",
-    )
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -99,16 +97,10 @@ async def restore_memory(
         discard=body.discard,
         read_only=body.read_only,
     )
-    operation = await get_sidecar(request).restore(
-        wanted,
-        body.sandbox,
-        wake=body.wake,
-        user=body.user,
-        key=key,
-        conversation=body.conversation,
-        care=care if attach else None,
-        caller=caller,
-    )
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    # A conversation is exported at checkpoints, so whoever may not export opens none.
+    care = build_care(body, caller) if body.attach and caller.may([Verb.EXPORT], memory) else None
+    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care, caller=caller)
     return await build_result_answer(request, operation, wait=wait)
 
 

@@ -1,6 +1,6 @@
 """The gate: identifies the caller of every request before a route is reached, or refuses it.
 
-What the caller may do is checked by ``rules.check_access``, which knows the route.
+What the caller may do is checked by ``api/access.py:check_access``, which knows the route.
 """
 
 from __future__ import annotations
