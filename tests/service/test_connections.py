@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import resource
@@ -16,8 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+import uvicorn.lifespan.off
 
 from emulators import E2BEmulator
+from sidecar.service.door.connections import Connection, ConnectionLimits, Listener
 from tests.parts.homes import claude_mem_home, empty_home, write
 from tests.parts.raw import receive, request, send
 from tests.parts.services import TOKEN, Service, path, serving, until
@@ -53,6 +57,33 @@ def is_ended(connection: socket.socket, seconds: float = 20) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def test_an_answer_does_not_wait_for_its_head_to_be_confirmed() -> None:
+    """Nagle's algorithm is off on accepted connections: heads and bodies are written apart."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        return None
+
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off"))
+    server.lifespan = uvicorn.lifespan.off.LifespanOff(server.config)
+    server.config.load()
+    made: list[Connection] = []
+
+    def make(listener: Listener) -> Connection:
+        made.append(Connection(listener, server))
+        return made[-1]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(listening, make, ConnectionLimits(connections=8, head=5, body=5), None)
+    _, writer = await asyncio.open_connection(*listening.getsockname())
+    while not made or made[0].transport is None:
+        await asyncio.sleep(0.001)
+    accepted = made[0].transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
+    made[0].drop()
+    listener.close()
 
 
 def answers(service: Service) -> bool:
