@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
+from sidecar.service.api.audit import AuditGate, begin_record
 from sidecar.service.api.examples import add_examples
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
@@ -69,6 +70,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
+        dependencies=[Depends(begin_record)],
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper
@@ -86,7 +88,8 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_caller_gone)
     app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
-    return SafeHeaders(WholeSegments(RequestGuard(TokenGate(app, tokens, sidecar.settings.body_bytes), hosts)))
+    gate = TokenGate(AuditGate(app), tokens, sidecar.settings.body_bytes)
+    return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
 
 class TokenGate:

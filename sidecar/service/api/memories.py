@@ -44,6 +44,7 @@ from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -77,6 +78,7 @@ async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
     """A snapshot and every file in it."""
     found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=found.manifest.snapshot)
     return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
 
 
@@ -99,6 +101,8 @@ async def get_archive(
     except BaseException:
         file.close()
         raise
+
+    note_subject(snapshot=manifest.snapshot)
 
     async def chunks() -> AsyncIterator[bytes]:
         with file:
@@ -123,6 +127,7 @@ async def get_diff(
 ) -> DiffAnswer:
     """What changed between two snapshots."""
     found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
+    note_subject(snapshot=found.new)
     return DiffAnswer(
         **{"from": found.old},
         memory=memory,

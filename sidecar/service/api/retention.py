@@ -8,6 +8,7 @@ from sidecar.service.api.models import ForgetAnswer, ForgetBody, PinAnswer
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
+from sidecar.service.calls import note_subject
 from sidecar.store.pins import pin, unpin
 
 router = APIRouter(prefix="/v1/memories/{memory}", tags=["retention"])
@@ -18,6 +19,7 @@ TROUBLE = document_problems(400, 404, 409, 413, 422, 503, 507)
 async def put_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Keep a snapshot whatever the rules say."""
     pinned = await pin(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=pinned)
     return PinAnswer(memory=memory, snapshot=pinned, pinned=True)
 
 
@@ -25,6 +27,7 @@ async def put_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswe
 async def delete_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAnswer:
     """Leave a snapshot to the rules again; one that is not pinned is fine."""
     unpinned = await unpin(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=unpinned)
     return PinAnswer(memory=memory, snapshot=unpinned, pinned=False)
 
 
