@@ -40,8 +40,6 @@ LAZY_SECONDS = 5.0
 LONGEST_PAUSE = 60.0
 MOST_WAITING = 10_000
 """How many lines may wait to be written. With more, calls are refused."""
-
-
 Log = Callable[[Mapping[str, Any]], None]
 
 
@@ -155,7 +153,6 @@ class Trail:
     def __init__(
         self,
         open_sinks: Callable[[str], Mapping[str, Sink]] | None = None,
-        *,
         log: Log | None = None,
     ) -> None:
         self._open_sinks = open_sinks
@@ -213,21 +210,18 @@ class Trail:
             self._chain.append(kind=kind, **fields)
             self.write_later()
 
-    def write_later(self) -> None:
-        """Write what waits after a few seconds, as often as it takes."""
-        self._later = self._later or asyncio.create_task(self._write_until_done())
+    def write_later(self, pause: float = 0.0) -> None:
+        """Write what waits after a few seconds; if that fails again later, until it is done."""
+        self._later = self._later or asyncio.create_task(self._write_after(pause or LAZY_SECONDS))
 
-    async def _write_until_done(self) -> None:
-        pause = LAZY_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await self.write()
-                break
-            except SidecarError as problem:
-                self.log_failure(problem)
-                pause = min(2 * pause, LONGEST_PAUSE)
-        self._later = None
+    async def _write_after(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        self._later = None  # lines that come from here on may be too late for this write
+        try:
+            await self.write()
+        except SidecarError as problem:
+            self.log_failure(problem)
+            self.write_later(min(2 * pause, LONGEST_PAUSE))
 
     def _log_outcome(self, kind: Kind, fields: Mapping[str, Any]) -> None:
         if self._log is not None and kind is Kind.OUTCOME:
@@ -261,4 +255,4 @@ def open_trail(settings: Audit, store: Store, log: Log | None) -> Trail:
             sinks["file"] = FileSink(settings.file)
         return sinks
 
-    return Trail(open_sinks if settings.kept else None, log=log)
+    return Trail(open_sinks if settings.kept else None, log)

@@ -183,11 +183,17 @@ def test_by_default_calls_are_logged_and_nothing_is_kept(tmp_path: Path, home: P
 @dataclass(frozen=True)
 class Named:
     name: str
-    kind: str
+    id: str
 
 
 @pytest.mark.parametrize(
-    ("state", "who"), [({}, ADMIN), ({"caller": Named("ci", "token")}, Caller("ci", "token")), (None, ADMIN)]
+    ("state", "who"),
+    [
+        ({}, ADMIN),
+        ({"caller": Named("ci", "7f")}, Caller("ci", "token")),
+        ({"caller": Named("admin", "")}, ADMIN),
+        (None, ADMIN),
+    ],
 )
 async def test_a_caller_is_called_what_the_door_calls_it(state: object, who: Caller) -> None:
     seen: list[Caller] = []

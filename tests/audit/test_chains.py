@@ -125,6 +125,25 @@ async def test_what_changes_nothing_is_written_with_the_next_lines_or_a_little_l
             await asyncio.sleep(0.01)
 
 
+async def test_a_line_that_comes_while_others_are_written_a_little_later_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch, quick_tails: None
+) -> None:
+    monkeypatch.setattr(trail, "LAZY_SECONDS", 0.01)
+    store = SlowStore()
+    begun = await opened(store)
+    await tail_follows(begun)
+    store.answers.clear()
+    begun.add(build_own_call("drill", memory="first"), "passed")
+    async with asyncio.timeout(10):
+        while begun._chain is not None and not begun._chain._turn.locked():
+            await asyncio.sleep(0.005)
+    begun.add(build_own_call("drill", memory="second"), "passed")
+    store.answers.set()
+    async with asyncio.timeout(10):
+        while len(list_calls((await read_store(store)).lines)) < 2:
+            await asyncio.sleep(0.01)
+
+
 async def test_without_its_place_nothing_is_changed_and_what_was_changed_is_told_later(
     monkeypatch: pytest.MonkeyPatch, quick_tails: None
 ) -> None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
-from sidecar.service.api.audit import AuditGate, begin_record
+from sidecar.service.api.audit import AuditGate, announce_change, begin_record
 from sidecar.service.api.examples import add_examples
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
@@ -70,7 +70,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
-        dependencies=[Depends(begin_record)],
+        dependencies=[Depends(begin_record), Depends(announce_change)],
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper

@@ -1,7 +1,8 @@
 """Every call over HTTP that reads or changes a memory, in the audit.
 
-What is asked for is known once a route is found: ``begin_record`` is a dependency of all routes. What came of it is
-known when the answer begins: ``AuditGate`` holds the answer to a change back until that is kept.
+What is asked for is known once a route is found: ``begin_record`` and ``announce_change`` are dependencies of all
+routes, the first and the last. What came of it is known when the answer begins: ``AuditGate`` holds the answer to a
+change back until that is kept.
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ class AuditGate:
 
 
 async def begin_record(request: Request) -> None:
-    """Begin the record of a request; of one that changes something, with its intent. Raise a ``SidecarError`` if that
-    cannot be kept."""
+    """Begin the record of a request. Raise ``AuditUnwritable`` if it could not be told."""
     call, route = get_current_call(), request.scope["route"]
     if call is None or route.path in NOT_TOLD:
         return
@@ -63,14 +63,23 @@ async def begin_record(request: Request) -> None:
     call.what = f"{request.method} {route.path}"
     memory, snapshot = (request.path_params.get(name, "") for name in ("memory", "snapshot"))
     call.record = sidecar.trail.begin(call.build_call(call.what, memory=memory.replace(SLASH, "/"), snapshot=snapshot))
-    if request.method not in READING and not route.path.endswith(BY_OPERATION):
+
+
+async def announce_change(request: Request) -> None:
+    """Record the intent of a request that changes something and may do so. Raise a ``SidecarError`` if that cannot be
+    kept."""
+    call = get_current_call()
+    by_operation = request.scope["route"].path.endswith(BY_OPERATION)
+    if call is not None and call.record is not None and request.method not in READING and not by_operation:
         await call.record.intend()
 
 
 def _find_caller(scope: Scope) -> Caller:
-    """Return who the door found the caller to be; the only one there is, if callers have no names."""
+    """Return who the caller was found to be: a named token, which has an id, or one that may do everything."""
     known = (scope.get("state") or {}).get("caller")
-    return ADMIN if known is None else Caller(str(known.name), str(known.kind))
+    if known is None:
+        return ADMIN
+    return Caller(known.name, "token" if known.id else "admin")
 
 
 def _choose_id(scope: Scope) -> str:
