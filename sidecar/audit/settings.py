@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sidecar.errors import BadConfig
-from sidecar.policy.retention import parse_duration
+from sidecar.host.text import parse_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

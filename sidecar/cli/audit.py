@@ -23,9 +23,8 @@ from sidecar.cli.result import Result, Table, format_time
 from sidecar.cli.screen import print_error
 from sidecar.engine import Engine
 from sidecar.errors import Interrupted, SidecarError, UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count, parse_duration
 from sidecar.ids import escape_id
-from sidecar.policy.retention import parse_duration
 from sidecar.ports import Store
 
 WRONG = "It was altered, or something was removed from it:"

@@ -19,7 +19,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig, UsageError
 from sidecar.host.local_token import TokenNotKept, ensure_token
 from sidecar.host.loopback import is_loopback
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.service.server import Orders, ServiceConfig, serve
 from sidecar.service.settings import AUTO, Service, parse_address
 

@@ -16,7 +16,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.host.local_token import find_token_path, read_token
 from sidecar.host.loopback import is_loopback
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.service.door.tokens import load_tokens
 from sidecar.service.server import ServiceConfig, serve
 from sidecar.service.settings import AUTO, Service, parse_address

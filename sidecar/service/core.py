@@ -15,7 +15,7 @@ from sidecar.audit.trail import Trail
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
-from sidecar.engine.guards import check_reasons
+from sidecar.engine.exports.decision import check_reasons
 from sidecar.engine.heads import Acceptance, accept, fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
@@ -75,7 +75,7 @@ class Sidecar:
             ours = request
             if call is not None:
                 await operation.intend(call.snapshot)
-                if (stored := await self.remembered_calls.settled(call, target.ref)) is not None:
+                if (stored := await self.remembered_calls.finish(call, target.ref)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
             engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))

@@ -17,8 +17,8 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.heads import rollback
 from sidecar.engine.restores.choice import choose_snapshot
 from sidecar.errors import SnapshotDamaged
-from sidecar.host.progress import NoProgress
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys, build_attachment_key, build_outbox_prefix
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.service.attachments.attachment import Attachment, Attachments

@@ -12,7 +12,7 @@ import pytest
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives.tarballs import download
 from sidecar.policy.retention import Retention
-from sidecar.search.index import IndexResult
+from sidecar.search.upkeep import IndexResult
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater

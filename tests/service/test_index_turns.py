@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidecar.errors import SearchUnreachable
-from sidecar.search.index import IndexResult
+from sidecar.search.upkeep import IndexResult
 from sidecar.service.events import Events
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 

@@ -25,7 +25,7 @@ from sidecar.engine.queries import (
     list_snapshots,
     read_contents,
 )
-from sidecar.host.spool import CHUNK, open_spool
+from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
 from sidecar.service.api.models import (

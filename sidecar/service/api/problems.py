@@ -14,7 +14,7 @@ from sidecar import errors
 from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
 from sidecar.errors import SidecarError
-from sidecar.host.spool import SpoolFull
+from sidecar.host.files import SpoolFull
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
 from sidecar.service.attachments.leases import LeaseLost

@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from sidecar.errors import SidecarError
-from sidecar.search.index import IndexResult, MemoryIndex
+from sidecar.search.upkeep import IndexResult, SearchIndex
 from sidecar.service.event_types import HEAD_CHANGES
 from sidecar.service.events import Event, Events
 
@@ -28,7 +28,7 @@ LONGEST_PAUSE = 60.0
 class IndexUpdater:
     """One task that updates the index, memory by memory."""
 
-    def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
+    def __init__(self, index: SearchIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
         self._index = index
         self._events = events
         self._metrics = metrics

@@ -7,7 +7,7 @@ import structlog
 from sidecar.audit.lines import build_own_call
 from sidecar.audit.retention import cut_audit
 from sidecar.errors import SidecarError
-from sidecar.policy.retention import parse_duration
+from sidecar.host.text import parse_duration
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.store.retention import forget_all
