@@ -16,6 +16,7 @@ from sidecar.engine.core import Reached, gather
 from sidecar.engine.guards import check_reasons
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
 from sidecar.ids import parse_snapshot_time
+from sidecar.models.answers import Forgotten
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.api.idempotency import KeyedCall, RememberedCall, RememberedCalls
@@ -26,7 +27,6 @@ from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.sandboxes import Sandboxes
 from sidecar.service.settings import Service, narrow_local_policy
-from sidecar.store.retention import Forgot
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
@@ -239,7 +239,7 @@ class Sidecar:
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
-    def publish_forgot(self, done: Forgot) -> None:
+    def publish_forgot(self, done: Forgotten) -> None:
         """Publish what the retention rules removed from a memory, if anything."""
         if done.forgotten or done.collected.objects:
             self._publish_count(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)

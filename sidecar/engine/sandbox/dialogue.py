@@ -9,7 +9,9 @@ import msgspec
 
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.policy.limits import CODES
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
 from sidecar.program.capture.roots import split_number
@@ -316,8 +318,9 @@ def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
 def build_error(trouble: ProgramError) -> SidecarError:
     """Return the exception for an error that the program reported."""
     message = redact_name(trouble.message)[0]
-    if trouble.code.startswith("limit-"):
+    if trouble.code in CODES.values():
         return LimitExceeded(message, code=trouble.code)
-    failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+    code = trouble.code if trouble.code in REFUSALS else ""
+    failure = ProgramFailed(message, code=code, hint=HINTS.get(code, ""))
     failure.retryable = trouble.retryable
     return failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import Request
@@ -14,6 +14,7 @@ from sidecar import errors
 from sidecar.engine.archives.unpack import NotAnArchive
 from sidecar.errors import SidecarError
 from sidecar.host.spool import SpoolFull
+from sidecar.models.answers import Problem
 from sidecar.service.api.idempotency import KeyReused
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
@@ -61,19 +62,6 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What went wrong. ``code`` is stable; ``retryable`` says whether the same request can succeed later."""
-
-    status: int
-    title: str
-    detail: str
-    code: str
-    hint: str = ""
-    retryable: bool = False
-    type: str = "about:blank"
-
-
 def status_of(kind: type[SidecarError]) -> int:
     """Return the HTTP status for errors of this kind."""
     return next((status for known, status in STATUS if issubclass(kind, known)), 500)
@@ -94,8 +82,7 @@ def build_problem(error: SidecarError) -> Problem:
 def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the HTTP response for a problem."""
     waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
-    body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
-    return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
+    return JSONResponse(asdict(problem), problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
