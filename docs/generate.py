@@ -1,4 +1,4 @@
-"""Writes the pages that come from the code: docs/reference/ and docs/options.md. Run it with ``make reference``.
+"""Writes what comes from the code: docs/reference/, docs/options.md and docs/openapi.json. Run it with ``make reference``.
 
 A test compares the pages with what this would write. What cannot be read off a class (the codes of the program inside the
 sandbox, of guards and of HTTP itself) is described in tables here; a code without a line there, or a line without a code, is
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
 from sidecar.models.answers import Event, Problem
 from sidecar.policy.limits import CODES, REASONS
+from sidecar.service.api.app import make_api
 from sidecar.service.api.codes import OVER_HTTP
 from sidecar.service.api.problems import HTTP_CODES, OTHER_HTTP, status_of
 from sidecar.service.event_types import EVENTS
@@ -64,6 +66,7 @@ GUARDS = {
 def pages() -> dict[Path, str]:
     """Every page that is made, by where it is."""
     return {
+        DOCS / "openapi.json": json.dumps(make_api().openapi(), indent=2) + "\n",
         DOCS / "options.md": render_options_page(),
         DOCS / "reference/errors.md": errors_page(),
         DOCS / "reference/events.md": events_page(),

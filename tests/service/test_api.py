@@ -128,11 +128,11 @@ def test_what_goes_wrong_is_a_problem_with_our_code(shared: Service, how: object
     assert problem["detail"] and isinstance(problem["retryable"], bool)
 
 
-def test_without_a_token_only_probes_are_answered(shared: Service) -> None:
+def test_without_a_token_only_probes_the_page_and_the_document_are_answered(shared: Service) -> None:
     bare = httpx.Client(base_url=shared.url)
-    for place in ("/healthz", "/readyz", "/"):
+    for place in ("/healthz", "/readyz", "/", "/openapi.json"):
         assert bare.get(place).status_code == 200
-    for place in ("/v1/memories", "/metrics", "/v1/attachments", "/openapi.json", "/v1/events"):
+    for place in ("/v1/memories", "/metrics", "/v1/attachments", "/v1/events", "/openapi.json/", "/v1/openapi.json"):
         refused = bare.get(place, headers={"Authorization": "Bearer wrong"})
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         assert refused.headers["www-authenticate"] == "Bearer"

@@ -22,7 +22,6 @@ from sidecar.models.answers import (
     Acceptance,
     Deleted,
     Difference,
-    ExportOperation,
     Forked,
     Head,
     Memories,
@@ -35,7 +34,7 @@ from sidecar.receipts import ExportReceipt
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
-from sidecar.service.api.verbs import Wait, build_accepted_answer, document_acceptance, get_sidecar
+from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
 from sidecar.service.events import publish_accepted
 
 router = APIRouter(prefix="/v1", tags=["memories"])
@@ -119,7 +118,7 @@ async def compare_snapshots(
 @router.post(
     "/memories/{memory}/archives",
     response_model=ExportReceipt,
-    responses={**document_acceptance(ExportOperation), **ADOPTING},
+    responses={**ACCEPTED, **ADOPTING},
     openapi_extra={
         "requestBody": {
             "required": True,

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
-from sidecar.models import answers
 from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
 from sidecar.models.requests import ExportBody, RestoreBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
@@ -30,13 +29,14 @@ IdempotencyKey = Annotated[
     ),
 ]
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
-
-
-def document_acceptance(kind: type[answers.Operation]) -> dict[int | str, dict[str, Any]]:
-    """What a route answers to a caller that does not wait, for the OpenAPI document."""
-    return {202: {"model": kind, "description": "Accepted; under way"}}
-
-
+ACCEPTED: dict[int | str, dict[str, Any]] = {
+    # Without the type of its body, which a GET of the operation has: with it, generators would make the answer of
+    # every export a union of a receipt and an operation, also for callers that wait.
+    202: {
+        "description": "Accepted, with `wait` false. The body is the operation; `Location` is where to ask for it again.",
+        "headers": {"Location": {"description": "The operation's address.", "schema": {"type": "string"}}},
+    }
+}
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 SAME_FIELDS = {entry.name for entry in fields(ExportOperation)} - {"problem"}
 """What an operation has under the same name as the answer about it."""
@@ -51,7 +51,7 @@ def get_sidecar(request: Request) -> Sidecar:
 @router.post(
     "/memories/{memory}/exports",
     response_model=ExportReceipt,
-    responses={**document_acceptance(ExportOperation), **TROUBLE},
+    responses={**ACCEPTED, **TROUBLE},
 )
 async def export_memory(
     request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
@@ -73,7 +73,7 @@ async def export_memory(
 @router.post(
     "/memories/{memory}/restores",
     response_model=RestoreReceipt,
-    responses={**document_acceptance(RestoreOperation), **TROUBLE},
+    responses={**ACCEPTED, **TROUBLE},
 )
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
