@@ -14,7 +14,7 @@ from sidecar.client.settings import URL
 from sidecar.engine import Engine
 from sidecar.errors import RestoreIncomplete, SidecarError
 from sidecar.ids import build_instance_key
-from sidecar.models.answers import Attached, Overview
+from sidecar.models.answers import Attached, Attachment, Overview
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -93,7 +93,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     table = Table(
         ("MEMORY", "SANDBOX", "STATE", "SAVED (UTC)", "CONVERSATION", "PROBLEM"), rows, "No sandbox is looked after."
     )
-    return Result(asdict(answer), [table])
+    return Result({**asdict(answer), "attachments": [*map(_describe, answer.attachments)]}, [table])
 
 
 def _open_client() -> AsyncClient:
@@ -122,4 +122,12 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
 
 
 def _build_document(answer: Attached) -> dict[str, Any]:
-    return {name: part for name, part in asdict(answer).items() if part is not None}
+    receipts = {"restored": answer.restored, "exported": answer.exported}
+    told = {name: receipt.as_dict() for name, receipt in receipts.items() if receipt is not None}
+    return {"attachment": _describe(answer.attachment), **told}
+
+
+def _describe(attachment: Attachment) -> dict[str, Any]:
+    document = asdict(attachment)
+    del document["generation"]  # between services
+    return document

@@ -34,7 +34,9 @@ from sidecar.client import (
     SidecarProblem,
     UnexpectedAnswer,
 )
+from sidecar.client.wire import convert
 from sidecar.errors import BadConfig, BadMemoryId, UsageError
+from sidecar.models.requests import ExportBody, RestoreBody
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, observe, titles, write
 from tests.parts.s3_servers import free_port
 
@@ -826,6 +828,29 @@ def test_both_clients_offer_the_same() -> None:
         }
 
     assert offered(Client) == offered(AsyncClient)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_method_is_found_where_it_is_written_with_its_parameters_and_its_words(kind: type) -> None:
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            assert inspect.getdoc(method) or name == "close", name
+            assert not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(method).parameters.values())
+            assert f"def {name}(" in inspect.getsource(method), "what the editor opens"
+
+
+def test_a_request_says_only_what_is_not_as_by_default() -> None:
+    """A service of an earlier version does not know every field."""
+    assert ExportBody(sandbox="s").as_dict() == {"sandbox": "s"}
+    asked = RestoreBody(sandbox="s", attach=False, projects=[], layouts=[], withhold_projects=False)
+    assert asked.as_dict() == {"sandbox": "s", "attach": False, "projects": [], "withhold_projects": False}
+
+
+def test_what_a_later_service_adds_is_no_trouble() -> None:
+    row = convert({"snapshot": "s", "standing": "under review", "reviewer": "a person"}, public.Snapshot)
+    assert (row.snapshot, row.standing) == ("s", "under review")
+    with pytest.raises(UnexpectedAnswer):
+        convert({"snapshot": 7, "standing": "head"}, public.Snapshot)
 
 
 def test_the_client_is_light() -> None:

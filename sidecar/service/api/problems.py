@@ -28,6 +28,11 @@ HTTP_CODES, OTHER_HTTP = (
     "http-error",
 )
 """What an error of HTTP itself is called."""
+IN_JSON = {
+    "unexpected_keyword_argument": "Extra inputs are not permitted",
+    "dataclass_type": "Input should be a valid object",
+}
+"""Messages for people who send JSON in the place of messages about Python."""
 
 # The first match counts. A failure of a sandbox or its provider is a failed dependency (424), not a failure of the
 # service.
@@ -95,7 +100,8 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
     """Answer a request that does not match its model."""
     assert isinstance(error, RequestValidationError)
     told = "; ".join(
-        f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
+        f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {IN_JSON.get(row['type'], row['msg'])}"
+        for row in error.errors()[:5]
     )
     hint = "See /openapi.json for what may be sent."
     return build_answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))
