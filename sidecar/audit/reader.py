@@ -14,6 +14,7 @@ from sidecar.audit.lines import Kind, Line, decode_latest, decode_line
 from sidecar.audit.verification import ChainCheck, Finding, Piece, Tail, find_cuts
 from sidecar.errors import ObjectRefused, UsageError
 from sidecar.format.checksums import decode_checksummed
+from sidecar.host.work import gather_few
 from sidecar.ids import AUDIT_LATEST, AUDIT_LINES, AUDIT_TAILS, AuditKeys
 from sidecar.ports import ObjectInfo, Store
 
@@ -95,7 +96,6 @@ class _StoreRead:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._turns = asyncio.Semaphore(PARALLEL)
         self._checks: dict[str, ChainCheck] = {}
         self._tails: dict[str, Tail | None] = {}
 
@@ -103,11 +103,11 @@ class _StoreRead:
         findings: list[Finding] = []
         latest = await _read_latest(self._store, findings)
         tails = [AuditKeys.parse_tail(info.key) async for info in self._store.list(AUDIT_TAILS)]
-        await asyncio.gather(*map(self._read_tail, tails))
+        await gather_few(self._read_tail, tails, PARALLEL)
         chains, strange = await list_chains(self._store)
         wanted = {chain: objects for chain, objects in chains.items() if objects.written >= since}
-        await asyncio.gather(*(self._read_tail(chain) for chain in wanted if chain not in self._tails))
-        await asyncio.gather(*(self._read_chain(chain, objects.lines) for chain, objects in wanted.items()))
+        await gather_few(self._read_tail, [chain for chain in wanted if chain not in self._tails], PARALLEL)
+        await gather_few(lambda chain: self._read_chain(chain, wanted[chain].lines), wanted, PARALLEL)
         whole, found = len(wanted) == len(chains), AuditFound(chains=len(wanted))
         # Which lines may be missing is told by lines of other chains.
         cuts = find_cuts(line for check in self._checks.values() for line in check.known)
@@ -123,19 +123,18 @@ class _StoreRead:
         return self._checks.setdefault(chain, ChainCheck(chain))
 
     async def _read_tail(self, chain: str) -> None:
-        async with self._turns:
-            try:
-                self._tails[chain] = await _read_tail(self._store, chain)
-            except (ValueError, ObjectRefused) as problem:
-                self._check(chain).report(f"Its tail was altered: {problem}.", AuditKeys(chain).tail)
-                self._tails[chain] = Tail(0, "")
+        try:
+            self._tails[chain] = await _read_tail(self._store, chain)
+        except (ValueError, ObjectRefused) as problem:
+            self._check(chain).report(f"Its tail was altered: {problem}.", AuditKeys(chain).tail)
+            self._tails[chain] = Tail(0, "")
 
     async def _read_chain(self, chain: str, listed: Sequence[ObjectInfo]) -> None:
         """Read the lines of a chain. If some are gone since they were listed, another object has taken their place."""
         read: set[str] = set()
         for _ in range(MOST_TRIES):
             keys = [info.key for info in listed if info.key not in read]
-            there = await asyncio.gather(*(self._read_lines(chain, key) for key in keys))
+            there = await gather_few(lambda key: self._read_lines(chain, key), keys, PARALLEL)
             read |= {key for key, found in zip(keys, there, strict=True) if found}
             if all(there):
                 return
@@ -144,12 +143,11 @@ class _StoreRead:
     async def _read_lines(self, chain: str, key: str) -> bool:
         """Read the lines in one object. Return whether it is there."""
         _, first, last, digest = AuditKeys.parse_lines(key)
-        async with self._turns:
-            try:
-                stored = await self._store.get(key)
-            except ObjectRefused as problem:
-                self._check(chain).report(problem.message, key, first)
-                return True
+        try:
+            stored = await self._store.get(key)
+        except ObjectRefused as problem:
+            self._check(chain).report(problem.message, key, first)
+            return True
         if stored is not None:
             self._check(chain).add_piece(Piece(key, stored.data, first, last, digest))
         return stored is not None

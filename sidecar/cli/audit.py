@@ -17,7 +17,7 @@ from sidecar.audit.lines import Call, Caller
 from sidecar.audit.reader import AuditFound, list_calls, read_file, read_store
 from sidecar.audit.retention import cut_audit
 from sidecar.audit.settings import Audit
-from sidecar.audit.trail import open_trail
+from sidecar.audit.trail import Record, open_trail
 from sidecar.audit.verification import Finding
 from sidecar.cli.result import Result, Table, format_time
 from sidecar.cli.screen import print_error
@@ -122,7 +122,7 @@ async def record_command(
         result = await work()
         if args.command == "forget" and not args.memory and not args.dry_run and settings.store and settings.keep:
             await cut_audit(store, trail, settings.keep_seconds)
-        _note_subject(record.note, result.document)
+        _note_subject(record, result.document)
         outcome = str(result.document.get("outcome") or DONE)
         return result
     except SidecarError as problem:
@@ -151,8 +151,8 @@ def find_user_name() -> str:
         return str(os.getuid())
 
 
-def _note_subject(note: Callable[..., None], document: dict[str, Any]) -> None:
+def _note_subject(record: Record, document: dict[str, Any]) -> None:
     """Note which snapshot and which other memory a command turned out to be about."""
-    snapshot = document.get("snapshot") or document.get("head") or document.get("to")
-    also = document.get("memory") if "from" in document else document.get("saved_first_memory")
-    note(snapshot=snapshot if isinstance(snapshot, str) else "", also=also if isinstance(also, str) else "")
+    snapshot = document.get("snapshot") or document.get("head") or document.get("to") or ""
+    also = document.get("saved_first_memory") or document.get("memory") or ""
+    record.note(snapshot=snapshot, also=also if also != record.call.memory else "")
