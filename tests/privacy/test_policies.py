@@ -71,7 +71,7 @@ def stored(store: Path, text: str) -> bool:
     return any(text.encode() in data for _, data in everything_in(store))
 
 
-def engine_with(tmp_path: Path, **privacy: str) -> Engine:
+def engine_with(tmp_path: Path, **privacy: Any) -> Engine:
     return engine_at(tmp_path / "store", privacy=Privacy(**privacy))
 
 
@@ -177,7 +177,7 @@ async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
     fourth = await exported(engine, tmp_path / "other")
     assert fourth.kind == "full"
     assert (third.findings, third.scrubbed.words, fourth.scrubbed.words) == ([], words, words)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     assert [row.scrubbed for row in rows] == [2, 2, 2, 2]
     contents = await read_contents(engine.repository, "m", "latest")
     assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}

@@ -7,7 +7,6 @@ head again before it writes, so records of an older snapshot never replace those
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,9 +18,11 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
 )
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import gather_few
+from sidecar.models.answers import Found
 from sidecar.records.snapshot import fetch_records
-from sidecar.search.port import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
+from sidecar.search.port import MemoryRef, Query, SearchDatabase, WriteCounts
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
@@ -56,22 +57,12 @@ class IndexResult:
     """Whether another attempt may succeed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The hits, and those of their memories whose records are not the head's."""
-
-    found: SearchHits
-    behind: list[str]
-    unindexed: list[str] = field(default_factory=list)
-    """If nothing was found: the requested memories (or all) that were never indexed and so not searched."""
-
-
-class MemoryIndex:
+class SearchIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
+    def __init__(self, repository: Repository, database: SearchDatabase) -> None:
         self._repository = repository
-        self._sink = sink
+        self._database = database
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -85,7 +76,7 @@ class MemoryIndex:
             state = await self._read_head(memory)
             if state.head is None:
                 done = await self._remove_rows(place)
-            elif (await self._sink.standing(place.store, memory)).get(memory) == state.snapshot:
+            elif (await self._database.standing(place.store, memory)).get(memory) == state.snapshot:
                 return IndexResult(memory=memory, state="current", snapshot=state.snapshot)
             else:
                 done = await self._write_rows(place, state.snapshot)
@@ -110,36 +101,37 @@ class MemoryIndex:
 
     async def behind(self) -> list[str]:
         """Return the memories whose records differ from the store, including those whose head cannot be read."""
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
-    async def search(self, query: Query) -> SearchResult:
+    async def search(self, query: Query) -> Found:
         """Search the records of this store. Raise a ``SearchError`` or a ``StoreError``."""
-        found = await self._sink.search(replace(query, store=await self._read_store_id()))
-        behind = await self._list_differing({hit.memory: hit.snapshot for hit in found.hits})
-        return SearchResult(
-            found=found, behind=behind, unindexed=[] if found.hits else await self._list_unindexed(query.memories)
+        found = await self._database.search(replace(query, store=await self._read_store_id()))
+        return Found(
+            query=query.words,
+            hits=found.hits,
+            more=found.more,
+            behind=await self._list_differing({hit.memory: hit.snapshot for hit in found.hits}),
+            unindexed=[] if found.hits else await self._list_unindexed(query.memories),
         )
 
     async def _list_unindexed(self, wanted: Sequence[str]) -> list[str]:
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
     async def _list_differing(self, held: Mapping[str, str | None]) -> list[str]:
         """Return the memories whose head is not the given snapshot, or cannot be read."""
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
-        async def differs(memory: str, snapshot: str | None) -> bool:
-            async with turns:
-                state = await self._repository.head(memory)
+        async def differs(memory: str) -> bool:
+            state = await self._repository.head(memory)
             if state.head is None and not state.problem:
-                return snapshot is not None
-            return snapshot != state.snapshot
+                return held[memory] is not None
+            return held[memory] != state.snapshot
 
-        answers = await asyncio.gather(*(differs(memory, snapshot) for memory, snapshot in held.items()))
+        answers = await gather_few(differs, held, PARALLEL_READS)
         return sorted(memory for memory, wrong in zip(held, answers, strict=True) if wrong)
 
     async def _read_head(self, memory: str) -> HeadState:
@@ -158,7 +150,7 @@ class MemoryIndex:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
                 records = await fetch_records(self._repository.store, manifest, scratch)
-                written = await self._sink.replace(place, snapshot, records, still)
+                written = await self._database.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():
                 raise
@@ -172,7 +164,7 @@ class MemoryIndex:
             state = await self._repository.head(place.memory)
             return state.head is None and not state.problem
 
-        removed = await self._sink.remove(place, still)
+        removed = await self._database.remove(place, still)
         if removed is None:
             return None
         return IndexResult(memory=place.memory, state="removed" if removed else "current", removed=removed)
