@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import re._constants as constants
-import re._parser as parser
+import re._constants as constants  # type: ignore[import-not-found]
+import re._parser as parser  # type: ignore[import-not-found]
 from typing import Any
 
 
@@ -21,11 +21,11 @@ def _make(operation: Any, value: Any, chance: random.Random) -> str:
     if operation is constants.MAX_REPEAT:
         least, most, body = value
         count = chance.randint(least, min(int(most), least + 8))
-        return "".join(_make(*part, chance) for _ in range(count) for part in body)
+        return "".join(_make(part[0], part[1], chance) for _ in range(count) for part in body)
     if operation is constants.SUBPATTERN:
-        return "".join(_make(*part, chance) for part in value[-1])
+        return "".join(_make(part[0], part[1], chance) for part in value[-1])
     if operation is constants.BRANCH:
-        return "".join(_make(*part, chance) for part in chance.choice(value[1]))
+        return "".join(_make(part[0], part[1], chance) for part in chance.choice(value[1]))
     assert operation in (constants.ASSERT, constants.ASSERT_NOT), operation
     return ""
 
