@@ -24,7 +24,7 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig, BadReference, SidecarError
 from sidecar.host.field_docs import read_field_docs
 from sidecar.host.sections import list_settable, name_variable
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.layouts import load_built_in
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Webhook

@@ -11,9 +11,10 @@ from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.queries import list_existing_ids
 from sidecar.errors import UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count, parse_duration
 from sidecar.models.answers import Forgotten, Pinned
-from sidecar.policy.retention import Retention, RetentionRules, check_retention, parse_duration
+from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.validation import check_retention
 from sidecar.store.pins import pin, unpin
 from sidecar.store.retention import forget, forget_all
 

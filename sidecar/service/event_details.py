@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from sidecar.models.answers import AttachmentState
 from sidecar.receipts import Reason, SetAside
-from sidecar.service.event_types import ACCEPTED
+from sidecar.service.event_types import ACCEPTED, DELETED
 
 
 class ErrorDetails(TypedDict):
@@ -106,6 +106,26 @@ class AcceptanceDetails(TypedDict):
     refusals: NotRequired[int]
 
 
+class ForkDetails(TypedDict):
+    """A memory that was begun with a copy of a snapshot of another one."""
+
+    snapshot: str
+    origin: str
+
+
+class RollbackDetails(TypedDict):
+    """A head that a caller moved to another snapshot."""
+
+    snapshot: str
+    replaced: str | None
+
+
+class DeletionDetails(TypedDict):
+    """How much was removed with a memory."""
+
+    objects: int
+
+
 class IndexUpdateDetails(TypedDict):
     """A memory whose rows for search were brought up to date."""
 
@@ -169,6 +189,9 @@ DETAILS: dict[type, tuple[str, ...]] = {
     UnsavedDetails: ("attachment.unsaved",),
     DrillDetails: ("drill.passed", "drill.failed"),
     AcceptanceDetails: (ACCEPTED,),
+    ForkDetails: ("memory.forked",),
+    RollbackDetails: ("memory.rolled-back",),
+    DeletionDetails: (DELETED,),
     IndexUpdateDetails: ("index.updated",),
     IndexGapDetails: ("index.incomplete",),
     IndexFailureDetails: ("index.down",),

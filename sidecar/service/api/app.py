@@ -27,6 +27,7 @@ from sidecar.service.api.problems import (
     on_http_error,
     on_sidecar_error,
 )
+from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
@@ -51,6 +52,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     api = make_api()
     api.state.sidecar = sidecar
     api.state.keeper = keeper
+    api.state.uploads = Uploads(sidecar.settings.uploads)
     return SafeHeaders(WholeSegments(RequestGuard(TokenGate(api, tokens, sidecar.settings.body_bytes), hosts)))
 
 

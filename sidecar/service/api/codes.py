@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import SidecarError
 from sidecar.policy.limits import CODES, REASONS
-from sidecar.search.index import HeadKeepsMoving
+from sidecar.search.upkeep import HeadKeepsMoving
 from sidecar.store.encryption.opening import KeysLost
 
 OVER_HTTP = {

@@ -7,7 +7,6 @@ head again before it writes, so records of an older snapshot never replace those
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,8 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
 )
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import gather_few
 from sidecar.models.answers import Found
 from sidecar.records.snapshot import fetch_records
 from sidecar.search.port import MemoryRef, Query, SearchDatabase, WriteCounts
@@ -57,12 +57,12 @@ class IndexResult:
     """Whether another attempt may succeed."""
 
 
-class MemoryIndex:
+class SearchIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
+    def __init__(self, repository: Repository, database: SearchDatabase) -> None:
         self._repository = repository
-        self._sink = sink
+        self._database = database
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -76,7 +76,7 @@ class MemoryIndex:
             state = await self._read_head(memory)
             if state.head is None:
                 done = await self._remove_rows(place)
-            elif (await self._sink.standing(place.store, memory)).get(memory) == state.snapshot:
+            elif (await self._database.standing(place.store, memory)).get(memory) == state.snapshot:
                 return IndexResult(memory=memory, state="current", snapshot=state.snapshot)
             else:
                 done = await self._write_rows(place, state.snapshot)
@@ -101,14 +101,14 @@ class MemoryIndex:
 
     async def behind(self) -> list[str]:
         """Return the memories whose records differ from the store, including those whose head cannot be read."""
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
     async def search(self, query: Query) -> Found:
         """Search the records of this store. Raise a ``SearchError`` or a ``StoreError``."""
-        found = await self._sink.search(replace(query, store=await self._read_store_id()))
+        found = await self._database.search(replace(query, store=await self._read_store_id()))
         return Found(
             query=query.words,
             hits=found.hits,
@@ -118,22 +118,20 @@ class MemoryIndex:
         )
 
     async def _list_unindexed(self, wanted: Sequence[str]) -> list[str]:
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
     async def _list_differing(self, held: Mapping[str, str | None]) -> list[str]:
         """Return the memories whose head is not the given snapshot, or cannot be read."""
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
-        async def differs(memory: str, snapshot: str | None) -> bool:
-            async with turns:
-                state = await self._repository.head(memory)
+        async def differs(memory: str) -> bool:
+            state = await self._repository.head(memory)
             if state.head is None and not state.problem:
-                return snapshot is not None
-            return snapshot != state.snapshot
+                return held[memory] is not None
+            return held[memory] != state.snapshot
 
-        answers = await asyncio.gather(*(differs(memory, snapshot) for memory, snapshot in held.items()))
+        answers = await gather_few(differs, held, PARALLEL_READS)
         return sorted(memory for memory, wrong in zip(held, answers, strict=True) if wrong)
 
     async def _read_head(self, memory: str) -> HeadState:
@@ -152,7 +150,7 @@ class MemoryIndex:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
                 records = await fetch_records(self._repository.store, manifest, scratch)
-                written = await self._sink.replace(place, snapshot, records, still)
+                written = await self._database.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():
                 raise
@@ -166,7 +164,7 @@ class MemoryIndex:
             state = await self._repository.head(place.memory)
             return state.head is None and not state.problem
 
-        removed = await self._sink.remove(place, still)
+        removed = await self._database.remove(place, still)
         if removed is None:
             return None
         return IndexResult(memory=place.memory, state="removed" if removed else "current", removed=removed)
