@@ -154,7 +154,7 @@ async def _run(args: argparse.Namespace) -> Result:
         restoring=config.restore,
         direct=config.direct,
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
-        index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
+        index=open_index(repository, config.postgres, config.layouts) if args.command in WITH_INDEX else None,
     )
     # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]

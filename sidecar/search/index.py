@@ -20,6 +20,7 @@ from sidecar.errors import (
     SnapshotError,
 )
 from sidecar.host.spool import open_spool
+from sidecar.layouts import Layout
 from sidecar.records.snapshot import fetch_records
 from sidecar.search.port import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository
@@ -69,9 +70,12 @@ class SearchResult:
 class MemoryIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
+    def __init__(
+        self, repository: Repository, sink: SearchDatabase, layouts: Mapping[str, Layout] | None = None
+    ) -> None:
         self._repository = repository
         self._sink = sink
+        self._layouts = layouts
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -157,7 +161,7 @@ class MemoryIndex:
         try:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
-                records = await fetch_records(self._repository.store, manifest, scratch)
+                records = await fetch_records(self._repository.store, manifest, scratch, self._layouts)
                 written = await self._sink.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():

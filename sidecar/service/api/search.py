@@ -15,7 +15,10 @@ from sidecar.service.api.verbs import get_sidecar
 router = APIRouter(prefix="/v1", tags=["search"])
 MOST_NAMES = 100
 
-Kind = Literal["session", "observation", "summary", "prompt", "learning", "decision", "section"]
+Kind = Literal[
+    "session", "observation", "summary", "prompt", "learning", "decision", "section",
+    "task", "work", "criterion", "rating", "entity",
+]  # fmt: skip
 Words = Annotated[
     str,
     Query(min_length=1, max_length=1000, description='As for a search engine: `"exact words" or -without`.'),
