@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sidecar.errors import BadMemoryId
-from sidecar.host.characters import is_unseen
+from sidecar.host.text import is_unseen
 
 LONGEST_ID = 200
 ROOT = "memories/"

@@ -61,6 +61,13 @@ class Finding:
     row: str = ""
     """Its key there, where that is a number."""
 
+    @property
+    def position(self) -> str:
+        """Where it was in its file or database, for people."""
+        if self.line:
+            return f"line {self.line}"
+        return f"{self.column} row {self.row}" if self.row else self.column
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrubbed:

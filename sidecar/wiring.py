@@ -14,8 +14,8 @@ from sidecar.ports import Sandbox, Store
 from sidecar.search.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
-    from sidecar.search.index import MemoryIndex
     from sidecar.search.port import SearchDatabase
+    from sidecar.search.upkeep import SearchIndex
     from sidecar.store.encryption.keys_given import GivenKeys
     from sidecar.store.repository import Repository
 
@@ -114,12 +114,12 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
 
 def open_index(
     repository: Repository, settings: Postgres, layouts: Mapping[str, Layout] | None = None
-) -> MemoryIndex | None:
+) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
     sink = open_search(settings)
     if sink is None:
         return None
-    from sidecar.search.index import MemoryIndex
+    from sidecar.search.upkeep import SearchIndex
 
-    return MemoryIndex(repository, sink, layouts)
+    return SearchIndex(repository, sink, layouts)

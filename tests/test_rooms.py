@@ -31,7 +31,11 @@ ORDER = (
 ALONE = {"format": set(), "program": {"format"}, "client": {"errors", "host", "ids", "receipts"}}
 """Rooms that may import less than what stands before them: these go elsewhere by themselves."""
 VENDORS = {"e2b", "daytona", "boto3", "botocore", "s3transfer", "psycopg"}
+OVER_HTTP = {"api", "door", "server.py", "warmup.py"}
+"""What of the service may know that there is HTTP."""
+WEB = {"fastapi", "starlette", "uvicorn"}
 MOST_MODULES = 20
+MOST_PARAMETERS = 6
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
@@ -108,10 +112,40 @@ def test_vendors_are_imported_in_adapters_alone() -> None:
     assert wrong == []
 
 
+def test_what_the_service_does_knows_nothing_of_http() -> None:
+    """Routes call the core of the service, never the other way round."""
+    wrong = [
+        f"{path.relative_to(PROJECT)}:{line} imports {module}"
+        for room, path in MODULES
+        if room == "service" and path.relative_to(PROJECT / "sidecar/service").parts[0] not in OVER_HTTP
+        for line, module in _imports(path)
+        if module.startswith("sidecar.service.api") or module.split(".")[0] in WEB
+    ]
+    assert wrong == []
+
+
 def test_no_room_is_a_heap() -> None:
     folders = {path.parent for _, path in MODULES}
     counts = {folder: len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) for folder in folders}
     assert {str(folder.relative_to(PROJECT)): count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_functions_of_the_engine_take_the_run_and_few_other_things() -> None:
+    wrong = [
+        f"{path.relative_to(PROJECT)}:{node.lineno} {node.name} has {count} parameters"
+        for room, path in MODULES
+        if room == "engine"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (count := _count_parameters(node.args)) > MOST_PARAMETERS
+    ]
+    assert wrong == []
+
+
+def _count_parameters(given: ast.arguments) -> int:
+    """The number of parameters, also of those that are only passed by name; an object itself does not count."""
+    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
+    return len([one for one in parameters if one.arg not in ("self", "cls")])
 
 
 def test_modules_of_one_room_import_each_other_in_one_direction() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from typing import Any
 
 from sidecar import __version__
+from sidecar.host.text import suggest
 from sidecar.policy.limits import REASONS
 from sidecar.search import KINDS
 
@@ -66,8 +66,7 @@ def suggest_command(root: argparse.ArgumentParser, message: str) -> str:
     found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
     if found is None:
         return message
-    near = difflib.get_close_matches(found[1], list_commands(root), 1)
-    return f"There is no command {found[1]!r}. " + (f"Did you mean {near[0]!r}?" if near else "--help lists them.")
+    return f"There is no command {found[1]!r}. " + (suggest(found[1], list_commands(root)) or "--help lists them.")
 
 
 def list_commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

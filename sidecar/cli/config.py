@@ -25,7 +25,7 @@ from sidecar.config.settings import (
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig, BadReference, SidecarError
 from sidecar.host.sections import list_settable, name_variable
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.layouts import load_built_in
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Webhook

@@ -18,7 +18,7 @@ from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
 from sidecar.engine.sandbox.identity import SHOULD_IT
 from sidecar.engine.sandbox.inspection import SeenRoot, describe_near_totals, inspect_sandbox
 from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signed_store import SignedStore
 

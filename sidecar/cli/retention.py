@@ -11,8 +11,9 @@ from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.queries import list_existing_ids
 from sidecar.errors import UsageError
-from sidecar.host.sizes import format_count
-from sidecar.policy.retention import Retention, RetentionRules, check_retention, parse_duration
+from sidecar.host.text import format_count, parse_duration
+from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.validation import check_retention
 from sidecar.store.pins import pin, unpin
 from sidecar.store.retention import Forgot, forget, forget_all
 

@@ -10,18 +10,18 @@ from sidecar.cli.result import Result, Table, format_time
 from sidecar.engine import Engine
 from sidecar.engine.queries import build_not_found_error
 from sidecar.errors import NoIndex, UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id
 from sidecar.search import KINDS
-from sidecar.search.index import IndexResult, MemoryIndex
 from sidecar.search.port import Hit, Query
+from sidecar.search.upkeep import IndexResult, SearchIndex
 
 MOST = 1000
 SNIPPET = 100
 MOST_NAMED = 5
 
 
-def get_index(engine: Engine) -> MemoryIndex:
+def get_index(engine: Engine) -> SearchIndex:
     """Return the search index. Raise ``NoIndex`` if no search database is configured."""
     if engine.index is None:
         raise NoIndex("Searching needs a Postgres database, and none is set.")

@@ -18,7 +18,7 @@ from sidecar.engine.queries import (
     read_contents,
 )
 from sidecar.errors import UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id, escape_id
 from sidecar.store.manifest import count_scrubbed, describe_trimmed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sidecar.config.lines import TomlLines
 from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
-from sidecar.host.lines import TomlLines
 from sidecar.host.sections import (
     PREFIX,
     check_known,
@@ -26,13 +25,13 @@ from sidecar.host.sections import (
     read_section,
     read_variable,
 )
+from sidecar.host.text import find_nearest
 from sidecar.layouts import Layout, load_built_in
-from sidecar.layouts.custom import read_custom_layouts
+from sidecar.layouts.custom import check_layout_patterns, read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
-from sidecar.policy.patterns import check_layout_patterns
 from sidecar.policy.privacy import Privacy
-from sidecar.policy.retention import Retention, RetentionRules, check_retention
-from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy
+from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
 from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.store.encryption.keys_given import VARIABLES
@@ -174,7 +173,7 @@ def list_unknown_variables() -> dict[str, str]:
     known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
-    return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+    return {name: find_nearest(name, known) for name in sorted(found)}
 
 
 def _build_webhooks(rows: Any) -> list[Webhook]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sidecar.engine.core import Engine
 from sidecar.errors import UsageError
 from sidecar.format.index import FILE, Entry
-from sidecar.host.spool import Spool, open_spool
-from sidecar.host.threads import run_in_thread
+from sidecar.host.files import Spool, open_spool
+from sidecar.host.work import run_in_thread
 from sidecar.ids import check_memory_id
 from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE
@@ -90,20 +91,14 @@ def _is_small(entry: Entry | None) -> bool:
 
 
 async def compare_records(
-    repository: Repository,
-    layouts: Layouts,
-    memory: str,
-    old: str,
-    new: str,
-    *,
-    other: str = "",
-    messages: bool = False,
+    engine: Engine, memory: str, old: str, new: str, *, other: str = "", messages: bool = False
 ) -> Comparison:
     """Return what differs from snapshot ``old`` to ``new``; without ``old``, to the parent of ``new``. ``other`` is the
     memory of ``new``, if that is another one. ``messages`` are counted, and described only on request.
 
     Raise ``MemoryNotFound``, ``SnapshotNotFound``, ``SnapshotDamaged`` or ``UsageError``.
     """
+    repository = engine.repository
     later = await read_manifest(repository, other or memory, new)
     if not old and not other and not later.parent:
         raise UsageError(
@@ -111,7 +106,7 @@ async def compare_records(
         )
     earlier = await read_manifest(repository, memory, old or ("latest" if other else later.parent))
     async with open_spool() as scratch:
-        before, after = await stage_versions(repository.store, earlier, later, layouts, scratch)
+        before, after = await stage_versions(repository.store, earlier, later, engine.layouts, scratch)
         return await run_in_thread(describe, earlier.snapshot, later.snapshot, before, after, messages)
 
 

@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sidecar.engine.comparison import Layouts, make_side, read_manifest
+from sidecar.engine.comparison import make_side, read_manifest
+from sidecar.engine.core import Engine
 from sidecar.errors import RecordNotFound, SnapshotDamaged, SnapshotNotFound
 from sidecar.format.index import FILE, Entry
-from sidecar.host.spool import open_spool
-from sidecar.host.threads import run_in_thread
+from sidecar.host.files import open_spool
+from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
 from sidecar.records.files import Unreadable
 from sidecar.records.matching import Row, match_rows, sketch_rows
@@ -87,23 +88,16 @@ class Blame:
 
 
 async def list_records(
-    repository: Repository,
-    layouts: Layouts,
-    memory: str,
-    wanted: str,
-    *,
-    kinds: Collection[str] = (),
-    limit: int = 1000,
-    after: str = "",
+    engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), limit: int = 1000, after: str = ""
 ) -> RecordPage:
     """Return a page of the records of a snapshot. Messages are left out unless their kind is named."""
-    manifest = await read_manifest(repository, memory, wanted)
+    manifest = await read_manifest(engine.repository, memory, wanted)
     start = int(after) if after.isdigit() and len(after) < 10 else 0
 
     def is_wanted(kind: str) -> bool:
         return kind in kinds if kinds else kind != MESSAGE
 
-    async with _open_snapshot(repository, layouts, manifest, lambda unit: any(map(is_wanted, unit.kinds))) as found:
+    async with _open_snapshot(engine, manifest, lambda unit: any(map(is_wanted, unit.kinds))) as found:
         units, files = found
         problems: list[str] = []
         records = await run_in_thread(_take_page, _read_all(units, files, problems, is_wanted), start, limit + 1)
@@ -140,13 +134,13 @@ def _read_all(
 
 @asynccontextmanager
 async def _open_snapshot(
-    repository: Repository, layouts: Layouts, manifest: Manifest, choose: Callable[[Unit], bool]
+    engine: Engine, manifest: Manifest, choose: Callable[[Unit], bool]
 ) -> AsyncIterator[tuple[list[Unit], Files]]:
     """Yield the chosen units of a snapshot with their files."""
     async with open_spool() as scratch:
         needed: set[str] = set()
-        space = Workspace(repository.store, manifest.memory, scratch, needed.__contains__)
-        side = make_side(manifest, await space.read_entries(manifest), layouts)
+        space = Workspace(engine.repository.store, manifest.memory, scratch, needed.__contains__)
+        side = make_side(manifest, await space.read_entries(manifest), engine.layouts)
         units = [unit for _, unit in sorted(side.units.items()) if choose(unit)]
         needed.update(path for unit in units for path in unit.paths)
         yield units, await space.advance(manifest)
@@ -229,21 +223,19 @@ def _compare_entries(old: Entry | None, new: Entry | None) -> str:
     return "changed" if (old.digest, old.size, old.target) != (new.digest, new.size, new.target) else ""
 
 
-async def trace_record(
-    repository: Repository, layouts: Layouts, memory: str, wanted: str, name: str
-) -> list[HistoryEntry]:
+async def trace_record(engine: Engine, memory: str, wanted: str, name: str) -> list[HistoryEntry]:
     """Return every version of a record, the oldest first. It is named by its id, the beginning of it, or its key. Raise
     ``RecordNotFound``."""
-    line = await read_line(repository, memory, wanted)
+    line = await read_line(engine.repository, memory, wanted)
     versions: list[HistoryEntry] = []
     last: Record | None = None
     async with open_spool() as scratch:
         needed: set[str] = set()
-        space = Workspace(repository.store, memory, scratch, needed.__contains__)
+        space = Workspace(engine.repository.store, memory, scratch, needed.__contains__)
         seen: dict[str, str] = {}
         names: set[str] = set()
         for manifest, origin in line:
-            side = make_side(manifest, await space.read_entries(manifest), layouts)
+            side = make_side(manifest, await space.read_entries(manifest), engine.layouts)
             needed.update(path for unit in side.units.values() if unit.kinds != {MESSAGE} for path in unit.paths)
             files = await space.advance(manifest)
             digests = {path: side.entries[path].digest for path in files}
@@ -292,18 +284,16 @@ class _Tracked:
     firsts: list[int]
 
 
-async def blame(
-    repository: Repository, layouts: Layouts, memory: str, wanted: str, *, path: str = "", kinds: Collection[str] = ()
-) -> Blame:
+async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kinds: Collection[str] = ()) -> Blame:
     """Return every record of a snapshot, or of one of its files, with what taught it. Each pack is read once.
 
     Raise ``RecordNotFound`` if there is no such file.
     """
-    line = await read_line(repository, memory, wanted)
+    line = await read_line(engine.repository, memory, wanted)
     async with open_spool() as scratch:
         needed: set[str] = set()
-        space = Workspace(repository.store, memory, scratch, needed.__contains__)
-        last = make_side(line[-1][0], await space.read_entries(line[-1][0]), layouts)
+        space = Workspace(engine.repository.store, memory, scratch, needed.__contains__)
+        last = make_side(line[-1][0], await space.read_entries(line[-1][0]), engine.layouts)
         if path and path not in last.entries:
             raise RecordNotFound(f"Snapshot {last.manifest.snapshot} has no file {path!r}.")
 
@@ -321,7 +311,7 @@ async def blame(
         files: Files = {}
         for number, (manifest, _) in enumerate(line):
             entries = await space.read_entries(manifest)
-            side = make_side(manifest, _pick_units(entries, names), layouts)
+            side = make_side(manifest, _pick_units(entries, names), engine.layouts)
             needed.update(one for unit in side.units.values() for one in unit.paths)
             files = await space.advance(manifest)
             changed = {}

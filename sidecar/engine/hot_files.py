@@ -16,8 +16,8 @@ from sidecar.errors import BadConfig, ObjectRefused, SnapshotDamaged, SnapshotNo
 from sidecar.format.checksums import decode_checksummed
 from sidecar.format.index import Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.host.files import open_spool
 from sidecar.host.sections import format_setting
-from sidecar.host.spool import open_spool
 from sidecar.ids import ROOT
 from sidecar.policy.limits import OF_FILES, Limits
 from sidecar.store.fetch import fetch_entries

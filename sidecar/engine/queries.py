@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.format.index import Entry
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.ids import check_memory_id
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Head, Manifest

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.layouts import Layout
-from sidecar.policy.limits import Tables
-from sidecar.policy.patterns import find_table
+from sidecar.policy.limits import Tables, find_table
 from sidecar.program.privacy.credentials import VERSION
 
 KEEP, REMOVE = "keep", "remove"

@@ -1,7 +1,7 @@
 """The program's own folder in a sandbox: the only place an export writes to.
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
-~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (lineage.py)
+~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (notes.py)
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
@@ -25,7 +25,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import leftovers, lineage, places
+from sidecar.program import leftovers, notes, places
 from sidecar.program.places import parse_containment
 
 STALE_SECONDS = 900
@@ -179,7 +179,9 @@ class Scratch:
 
     def _is_memory(self, folder: str) -> bool:
         """Return whether a folder is a memory's after all: a memory's name may have the form of a run's folder."""
-        return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
+        return any(
+            places.exists(os.path.join(folder, name)) for name in ("turn", notes.LINEAGE, notes.LINEAGE_OF_READER)
+        )
 
     def _is_in_use(self, folder: str) -> bool:
         """Return whether a run works in this folder, or its pack may still be fetched."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.files import MemoryFile
-from sidecar.records.record import Item, Record, build_record, digest_contents, parse_time
+from sidecar.records.record import Record, clean_record, parse_time
 
 LONGEST_IDENTITY = 200
 
@@ -31,18 +30,11 @@ def identify(spec: RecordSpec, pick: Pick) -> str:
     return ""
 
 
-def make_row_item(spec: RecordSpec, file: MemoryFile, pick: Pick) -> Item:
-    """Return the item of a table's row: its contents are the title, the text, and what counts as well."""
-    parts = [pick(column) for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
-    digest = digest_contents("\0".join(parts).encode("utf-8", "surrogatepass"))
-    return Item(spec.kind, identify(spec, pick), digest, partial(build_row_record, spec, file, pick))
-
-
 def build_row_record(spec: RecordSpec, file: MemoryFile, pick: Pick, key: str) -> Record:
     """Build the record of a row."""
-    return build_record(
-        spec.kind,
-        key,
+    written = Record(
+        kind=spec.kind,
+        key=key,
         title=_pick_first(spec.title, pick),
         text=join_paragraphs(*(join_items(pick(column)) for column in spec.text)),
         project=_pick_first(spec.project, pick) or ("" if spec.project else file.project),
@@ -50,6 +42,7 @@ def build_row_record(spec: RecordSpec, file: MemoryFile, pick: Pick, key: str) -
         at=parse_time(_pick_first(spec.at, pick)),
         path=file.path,
     )
+    return clean_record(written)
 
 
 def _pick_first(columns: tuple[str, ...], pick: Pick) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.columns import build_row_record, identify
 from sidecar.records.files import MemoryFile, Unreadable
-from sidecar.records.record import TEXT_BYTES, Item, Record, build_record, digest_contents
+from sidecar.records.record import TEXT_BYTES, Item, Record, clean_record, digest_contents
 
 LARGEST_LIST = 32 << 20
 LARGEST_DOCUMENT = 8 << 20
@@ -64,7 +64,7 @@ def _build_whole(spec: RecordSpec, file: MemoryFile, data: bytes, key: str) -> R
     text = data[:TEXT_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
     found = _TITLE.search(text[:20_000])
     title = (found[1] or found[2]) if found else file.name
-    return build_record(spec.kind, key, title=title, text=text, project=file.project, at=file.at, path=file.path)
+    return _make_record(spec, file, key, title, text)
 
 
 def _iterate_values(place: str, spec: RecordSpec) -> Iterator[Any]:
@@ -143,7 +143,12 @@ def _make_item(spec: RecordSpec, file: MemoryFile, value: Any, line: bytes = b""
 def _build_item(spec: RecordSpec, file: MemoryFile, value: Any, key: str) -> Record:
     if isinstance(value, dict):
         return build_row_record(spec, file, partial(_pick, value), key)
-    return build_record(spec.kind, key, title="", text=_to_text(value), project=file.project, path=file.path)
+    return _make_record(spec, file, key, "", _to_text(value))
+
+
+def _make_record(spec: RecordSpec, file: MemoryFile, key: str, title: str, text: str) -> Record:
+    written = Record(kind=spec.kind, key=key, title=title, text=text, project=file.project, at=file.at, path=file.path)
+    return clean_record(written)
 
 
 def _pick(value: dict[str, Any], column: str) -> str:

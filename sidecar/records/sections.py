@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.records.files import MemoryFile
-from sidecar.records.record import Item, Record, build_record, digest_contents
+from sidecar.records.record import Item, Record, clean_record, digest_contents
 
 LARGEST_FILE = 32 << 20
 """The rest of a larger file is not read."""
@@ -189,15 +189,16 @@ def _build_record(file: MemoryFile, piece: Piece, text: bytes, key: str) -> Reco
     if piece.front:
         title, body = f"{file.name} (front matter)", body.rstrip()[:-3]
     words = body.decode("utf-8", "replace").removeprefix("\ufeff")
-    return build_record(
-        piece.kind,
-        key,
+    written = Record(
+        kind=piece.kind,
+        key=key,
         title=piece.task or title,
         text="\n".join(words.splitlines()) if "\r" in words else words,
         project=file.project,
         at=file.at,
         path=file.path,
     )
+    return clean_record(written)
 
 
 def _match_fence(line: bytes) -> re.Match[bytes] | None:

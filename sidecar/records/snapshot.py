@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.format.index import FILE
-from sidecar.host.spool import Spool, SpoolFull
-from sidecar.host.threads import run_in_thread
+from sidecar.host.files import Spool, SpoolFull
+from sidecar.host.work import run_in_thread
 from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE
 from sidecar.ports import Store

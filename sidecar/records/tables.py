@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import quote
 
 from sidecar.layouts.sources import RecordSpec, SessionLookup
-from sidecar.records.columns import list_columns, make_row_item
+from sidecar.records.columns import build_row_record, identify, list_columns
 from sidecar.records.files import MemoryFile, Unreadable
-from sidecar.records.record import Item
+from sidecar.records.record import Item, digest_contents
 
 READ_SECONDS = 600.0
 LARGEST_ROW = 256 << 20
@@ -27,12 +28,24 @@ def read_table(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
     """Yield the rows of a table; none if there is no such table. Raise ``Unreadable``, possibly after some rows."""
     with open_tables(file.place) as tables:
         columns = list_columns(spec)
+        where = {column: number for number, column in enumerate(columns)}
+        contents = [where[column] for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
         projects = tables.read_projects(spec.sessions) if spec.sessions else {}
         for row in tables.rows(spec.table, columns):
-            if projects and not any(row[column] for column in spec.project):
-                session = next(filter(None, (row[column] for column in spec.session)), "")
-                row.update(dict.fromkeys(spec.project[:1], projects.get(session, "")))
-            yield make_row_item(spec, file, row.__getitem__)
+            pick = partial(_pick, spec, where, projects, row)
+            digest = digest_contents(b"\0".join([row[number] or b"" for number in contents]))
+            yield Item(spec.kind, identify(spec, pick), digest, partial(build_row_record, spec, file, pick))
+
+
+def _pick(
+    spec: RecordSpec, where: Mapping[str, int], projects: Mapping[str, str], row: Sequence[bytes | None], column: str
+) -> str:
+    """Return the text of a column; the project of a row that has none is that of its session."""
+    value = row[where[column]]
+    if not value and projects and column in spec.project:
+        sessions = (_pick(spec, where, {}, row, one) for one in spec.session)
+        return projects.get(next(filter(None, sessions), ""), "")
+    return value.decode("utf-8", "replace") if value else ""
 
 
 @contextlib.contextmanager
@@ -70,35 +83,32 @@ class TableReader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def rows(self, table: str, wanted: Sequence[str]) -> Iterator[dict[str, str]]:
-        """Yield each row as texts, in the order of its rows: for ``name|other``, the first of these columns that the
-        table has; ``""`` if it has none of them.
+    def rows(self, table: str, wanted: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
+        """Yield each row as bytes, in the order of its rows: for ``name|other``, the first of these columns that the
+        table has; nothing if it has none of them.
 
         No rows if there is no such table. Raise ``Unreadable``, possibly after some rows.
         """
         with translate_sqlite_errors():
             columns = self._list_columns(table)
-            chosen = {name: next((one for one in name.split("|") if one in columns), "") for name in wanted}
-            found = {name: column for name, column in chosen.items() if column}
-            if not found:
+            chosen = [next((one for one in name.split("|") if one in columns), "") for name in wanted]
+            if not any(chosen):
                 return
             # Read as bytes: text in a database may be invalid, contain NULs, or be extremely long.
             values = ", ".join(
-                f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LARGEST_VALUE})" for column in found.values()
+                f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LARGEST_VALUE})" if column else "NULL"
+                for column in chosen
             )
-            missing = dict.fromkeys(set(wanted) - found.keys(), "")
-            for row in self._connection.execute(f"SELECT {values} FROM {_quote_name(table)}"):
-                texts = [value.decode("utf-8", "replace") if value else "" for value in row]
-                yield {**missing, **dict(zip(found, texts, strict=True))}
+            yield from self._connection.execute(f"SELECT {values} FROM {_quote_name(table)}")
 
     def read_projects(self, lookup: SessionLookup) -> dict[str, str]:
         """Return the project of each session."""
         projects: dict[str, str] = {}
-        for row in self.rows(lookup.table, (lookup.session, lookup.project)):
+        for session, project in self.rows(lookup.table, (lookup.session, lookup.project)):
             if len(projects) >= MOST_SESSIONS:
                 break
-            if row[lookup.session]:
-                projects[row[lookup.session]] = row[lookup.project]
+            if session and project:
+                projects[session.decode("utf-8", "replace")] = project.decode("utf-8", "replace")
         return projects
 
     def _list_columns(self, table: str) -> set[str]:

@@ -20,8 +20,9 @@ from sidecar.format import index
 from sidecar.format.digests import digest_stream
 from sidecar.format.index import FILE, Entry, Index, merge_indexes
 from sidecar.format.refusal import Refusal
-from sidecar.host.spool import Spool, SpoolFull
-from sidecar.host.threads import run_in_thread
+from sidecar.format.roots import get_root, strip_below
+from sidecar.host.files import Spool, SpoolFull
+from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.program.restore.staging import Unpacker
@@ -177,7 +178,7 @@ def make_files(
 ) -> dict[str, MemoryFile]:
     """Return staged files as readers get them. ``hints`` says where each root was."""
     return {
-        path: MemoryFile(place, path, hints.get(path.split("/")[0], "").removesuffix("/.cm"), entries[path].mtime)
+        path: MemoryFile(place, path, strip_below(hints.get(get_root(path), ""), ".cm"), entries[path].mtime)
         for path, place in places.items()
         if path in entries
     }

@@ -97,6 +97,15 @@ class Operation:
         }
         return {name: value for name, value in about.items() if value}
 
+    def build_event_fields(self) -> dict[str, str]:
+        """Return the fields for every event about it."""
+        return {
+            "memory": self.memory,
+            "sandbox": self.sandbox,
+            "operation": self.id,
+            "conversation": self.conversation,
+        }
+
     async def result(self) -> Receipt:
         """Wait until it has ended and return its receipt. Raise the error that it failed with."""
         await self.ended.wait()
@@ -238,15 +247,8 @@ class Operations:
             about, again = operation.problem.as_dict(), operation.problem.code == operation.told
             log = self._log.info if again else self._log.error
             log(f"{operation.kind} failed", seconds=took, **{**about, **operation.build_log_fields()})
-            publish = self._events.repeat if again else self._events.publish
-            publish(
-                f"{operation.kind}.failed",
-                memory=operation.memory,
-                sandbox=operation.sandbox,
-                operation=operation.id,
-                conversation=operation.conversation,
-                seconds=took,
-                error=about,
+            self._events.publish(
+                f"{operation.kind}.failed", again, **operation.build_event_fields(), seconds=took, error=about
             )
 
     def _publish_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
@@ -265,13 +267,10 @@ class Operations:
                 about["hint"] = trouble.hint
                 log = self._log.info if again else self._log.warning
         log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.build_log_fields())
-        publish = self._events.repeat if again else self._events.publish
-        publish(
+        self._events.publish(
             f"{operation.kind}.{outcome}",
-            memory=operation.memory,
-            sandbox=operation.sandbox,
-            operation=operation.id,
-            conversation=operation.conversation,
+            again,
+            **operation.build_event_fields(),
             snapshot=said.snapshot,
             files=said.files,
             bytes=said.bytes,
@@ -283,11 +282,8 @@ class Operations:
         if isinstance(said, ExportReceipt) and said.accepted is not None:
             publish_accepted(
                 self._events,
-                memory=operation.memory,
-                sandbox=operation.sandbox,
                 by="repetition",
-                operation=operation.id,
-                conversation=operation.conversation,
+                **operation.build_event_fields(),
                 snapshot=said.snapshot,
                 reasons=[reason.code for reason in said.accepted.reasons],
                 since=said.accepted.since,

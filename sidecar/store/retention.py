@@ -2,7 +2,7 @@
 
 A snapshot is forgotten by removing its manifest. The head and the pins are read right before and right after: what
 became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs are removed later, see
-``sidecar.store.collection``.
+``sidecar.store.garbage``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sidecar.policy.retention import (
     plan_memory,
     plan_store,
 )
-from sidecar.store.collection import Collected, collect
+from sidecar.store.garbage import Collected, collect
 from sidecar.store.manifest import LONGEST_HISTORY, Manifest
 from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.store.fetch import fetch
 from sidecar.store.manifest import Head
 from sidecar.store.repository import Repository

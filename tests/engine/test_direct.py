@@ -18,7 +18,7 @@ from emulators import Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.core import Timing
 from sidecar.errors import SidecarError
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.ports import CommandResult, Link, Store
 from sidecar.receipts import ExportReceipt, RestoreReceipt

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
-from sidecar.program.capture.roots import make_hint
+from sidecar.format.roots import make_hint
 from tests.parts import forked_sidecar
 from tests.parts.homes import WatchedSandbox, empty_home, run_cli, tree
 from tests.parts.hostile_archives import (

@@ -39,7 +39,7 @@ from sidecar.config.own_files import build_local_policy
 from sidecar.config.settings import load_config
 from sidecar.engine import Engine
 from sidecar.errors import SandboxUnreachable, StoreUnreachable
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ports import CommandResult
 from sidecar.service import server
 from sidecar.service.logs import configure_logs

@@ -19,9 +19,9 @@ from sidecar.engine.heads import fork, rollback
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import MemoryKeys
 from sidecar.records.record import Record
-from sidecar.search.index import IndexResult, MemoryIndex
 from sidecar.search.port import MemoryRef, Query, RecordSource, Still, WriteCounts
 from sidecar.search.settings import Postgres
+from sidecar.search.upkeep import IndexResult, SearchIndex
 from sidecar.wiring import open_search
 from tests.parts.homes import engine_at
 from tests.parts.postgres import Database
@@ -30,10 +30,10 @@ from tests.parts.remembering import Agent
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
-def index_of(engine: Engine, **settings: object) -> MemoryIndex:
+def index_of(engine: Engine, **settings: object) -> SearchIndex:
     sink = open_search(Postgres(**settings))  # type: ignore[arg-type]
     assert sink is not None
-    return MemoryIndex(engine.repository, sink)
+    return SearchIndex(engine.repository, sink)
 
 
 async def exported(engine: Engine, agent: Agent, memory: str = "conductor") -> str:
@@ -167,7 +167,7 @@ async def test_rows_of_an_older_head_never_replace_those_of_a_newer_one(
             moved.append(await exported(engine, agent))
             await quick.update_memory("conductor")
 
-    slow = MemoryIndex(engine.repository, Interfering(overtake))  # type: ignore[arg-type]
+    slow = SearchIndex(engine.repository, Interfering(overtake))  # type: ignore[arg-type]
     done = await slow.update_memory("conductor")
     assert done.snapshot == moved[0] != older
     assert done.state == "current"

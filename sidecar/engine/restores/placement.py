@@ -9,44 +9,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
-from sidecar.engine.exports.coverage import get_rules
-from sidecar.engine.restores.choice import LATEST
-from sidecar.engine.restores.unsaved import StoreFacts
+from sidecar.engine.core import new_upload_path
+from sidecar.engine.restores.run import RestoreRun
 from sidecar.engine.sandbox.dialogue import ProgramAnswer, ask
-from sidecar.engine.sandbox.identity import build_notes
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.compression import decompress
-from sidecar.host.retries import retry_safely
-from sidecar.host.spool import Spool, SpooledFile, read_chunks
-from sidecar.host.threads import run_in_thread
+from sidecar.host.files import Spool, SpooledFile, read_chunks
+from sidecar.host.work import retry_safely, run_in_thread
 from sidecar.ids import build_memory_key
 from sidecar.store.fetch import FetchedSnapshot
-from sidecar.store.manifest import Manifest, Pack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreRequest:
-    """What to restore, and how. The sandbox is passed separately."""
-
-    memory: str
-    snapshot: str = LATEST
-    mode: str = "replace"
-    projects: tuple[str, ...] | None = None
-    force: bool = False
-    must_exist: bool = False
-    """Treat a missing memory as an error, not as a first start."""
-    conversation: str = ""
-    discard: bool = False
-    """Replace files that no snapshot has, and files that came with the sandbox, without keeping them."""
-    read_only: bool = False
-    """Later exports of this sandbox are stored beside the head."""
-    withhold_projects: bool | None = None
-    """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
-    in_use: bool = False
-    """The sandbox was in use before: ask what it has before much is uploaded to it."""
+from sidecar.store.manifest import Pack
 
 
 @dataclass(slots=True)
@@ -54,9 +28,6 @@ class SnapshotUpload:
     """The upload of a snapshot to a sandbox. Uploaded files stay there while something has to be saved first."""
 
     fetched: FetchedSnapshot
-    scratch: Spool
-    uploads: list[str] = field(default_factory=list)
-    """Every path that was uploaded to, for cleaning up."""
     packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
     bundle: dict[str, Any] | None = None
@@ -85,22 +56,15 @@ class SnapshotUpload:
         ]
 
 
-async def place_directly(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    manifest: Manifest,
-    standing: StoreFacts,
-    operation: str,
-) -> ProgramAnswer:
+async def place_directly(run: RestoreRun) -> ProgramAnswer:
     """Let the sandbox fetch the snapshot from the bucket with one command. Raise ``NotDirect`` if it cannot, or if
     parts of the snapshot are missing: the path through the sidecar then looks for an older one."""
-    question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
-    question["links"] = await make_links(engine, manifest)
+    question = _build_question(run, run.chosen.packs)
+    question["links"] = await make_links(run.engine, run.chosen)
     try:
         async for attempt in retry_safely():
             with attempt:
-                answer = await _ask_and_check(sandbox, question, manifest, engine.timing.command)
+                answer = await _ask_and_check(run, question)
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -108,113 +72,76 @@ async def place_directly(
     if answer.status == "no-python":
         raise NotDirect
     if answer.status == "complete":
-        sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
+        run.sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
     return answer
 
 
-async def ask_first(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    parcel: SnapshotUpload,
-    standing: StoreFacts,
-    operation: str,
-) -> ProgramAnswer:
+async def ask_first(run: RestoreRun) -> ProgramAnswer:
     """Ask what the sandbox has, without uploading anything. The status "clear" means that it can be restored."""
-    manifest = parcel.fetched.manifest
-    question = _build_question(engine, sandbox, request, manifest, [], standing, operation)
-    return await _ask_and_check(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
+    return await _ask_and_check(run, {**_build_question(run, []), "ask": True})
 
 
-async def place_through_sidecar(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    parcel: SnapshotUpload,
-    standing: StoreFacts,
-    operation: str,
-) -> ProgramAnswer:
+async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> ProgramAnswer:
     """Place the snapshot with one upload and one command; try again if the upload was cut short, or the sandbox cannot
     read zstd."""
-    manifest = parcel.fetched.manifest
     async for attempt in retry_safely():
         with attempt:
             try:
                 if parcel.tarball is None:
-                    answer = await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
+                    answer = await _upload_and_ask(run, parcel)
                     if answer.status != "no-python":
                         return answer
-                question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
+                question = _build_question(run, run.chosen.packs)
                 parcel.tarball = parcel.tarball or Tarball()
-                return await send_tarball(
-                    engine, sandbox, question, parcel.fetched, parcel.scratch, parcel.tarball, parcel.uploads
-                )
+                return await send_tarball(run, question, parcel.fetched, parcel.tarball)
             except ProgramFailed as problem:
                 if problem.code != "no-zstd":
                     raise
                 parcel.packs = [
-                    await run_in_thread(_recompress, pack, parcel.scratch) if codec == "zst" else pack
+                    await run_in_thread(_recompress, pack, run.scratch) if codec == "zst" else pack
                     for pack, codec in zip(parcel.packs, parcel.codecs, strict=True)
                 ]
                 parcel.codecs = ["gz"] * len(parcel.packs)
-                return await _upload_and_ask(engine, sandbox, request, parcel, standing, operation)
+                return await _upload_and_ask(run, parcel)
     raise AssertionError("unreachable")
 
 
-async def _upload_and_ask(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    parcel: SnapshotUpload,
-    standing: StoreFacts,
-    operation: str,
-) -> ProgramAnswer:
+async def _upload_and_ask(run: RestoreRun, parcel: SnapshotUpload) -> ProgramAnswer:
     """Upload the bundle unless it is in the sandbox already, and request the restore. The bundle stays there only if
     something has to be saved first."""
     bundle, parcel.bundle = parcel.bundle, None
     if bundle is None:
-        bundle = await _upload(engine, sandbox, parcel)
-    engine.progress.step("putting it in place")
-    question = _build_question(
-        engine, sandbox, request, parcel.fetched.manifest, parcel.list_sent_packs(), standing, operation
-    )
+        bundle = await _upload(run, parcel)
+    run.engine.progress.step("putting it in place")
+    question = _build_question(run, parcel.list_sent_packs())
     question["bundle"] = bundle
-    question["uploads"] = parcel.uploads
-    answer = await _ask_and_check(sandbox, question, parcel.fetched.manifest, engine.timing.command)
+    question["uploads"] = run.uploads
+    answer = await _ask_and_check(run, question)
     parcel.bundle = bundle if answer.status == "unsaved" else None
     return answer
 
 
-async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUpload) -> dict[str, Any]:
-    parcel.uploads.append(path := new_upload_path())
+async def _upload(run: RestoreRun, parcel: SnapshotUpload) -> dict[str, Any]:
+    run.uploads.append(path := new_upload_path())
     digest = hashlib.sha256()
-    engine.progress.step("sending", parcel.size)
-    await sandbox.upload(path, _chain_files(parcel.parts, digest))
+    run.engine.progress.step("sending", parcel.size)
+    await run.sandbox.upload(path, _chain_files(parcel.parts, digest))
     return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
 
 
-async def _ask_and_check(
-    sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float
-) -> ProgramAnswer:
+async def _ask_and_check(run: RestoreRun, question: dict[str, Any]) -> ProgramAnswer:
     """Request the restore. Raise ``BadAnswer`` if the sandbox reports success but not all files."""
-    answer, _ = await ask(sandbox, question, ProgramAnswer, timeout=timeout)
-    missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
+    answer, _ = await ask(run.sandbox, question, ProgramAnswer, timeout=run.engine.timing.command)
+    missing = run.chosen.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
         raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
     return answer
 
 
-def _build_question(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    request: RestoreRequest,
-    manifest: Manifest,
-    packs: Sequence[Pack],
-    standing: StoreFacts,
-    operation: str,
-) -> dict[str, Any]:
+def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> dict[str, Any]:
     """Build the restore request for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
     known here."""
+    engine, request, manifest = run.engine, run.request, run.chosen
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
         raise UnknownLayout(
@@ -226,14 +153,14 @@ def _build_question(
         "memory": request.memory,
         "key": build_memory_key(request.memory),
         "snapshot": manifest.snapshot,
-        "operation": operation,
-        "notes": build_notes(sandbox, request, standing.store),
+        "operation": run.operation,
+        "notes": run.build_notes(run.standing.store),
         "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
         "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
         "projects": None if request.projects is None else list(request.projects),
         "project_hints": manifest.projects,
         "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
-        "covered": {name: asdict(rules) for name, rules in get_rules(manifest).items() if rules.keep},
+        "covered": {name: asdict(rules) for name, rules in manifest.rules.items() if rules.keep},
         "keyed": manifest.keyed,
         "versions": manifest.versions,
         "policy": manifest.privacy,
@@ -241,7 +168,7 @@ def _build_question(
         "force": request.force,
         "discard": request.discard,
         "read_only": request.read_only,
-        **asdict(standing),
+        **asdict(run.standing),
         "set_aside_bytes": engine.set_aside_bytes,
         "turn_wait": engine.timing.turn_wait,
         "worker_wait": engine.timing.worker_wait,

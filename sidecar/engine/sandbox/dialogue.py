@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -10,12 +11,11 @@ import msgspec
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.format.roots import split_number
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
-from sidecar.program.capture.roots import split_number
 from sidecar.program.limits.trim import MOST_REPORTED
-from sidecar.program.lineage import LONGEST as MOST_LINEAGE
-from sidecar.program.notes import MOST_ROOTS
+from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
 from sidecar.program.restore.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
@@ -109,7 +109,7 @@ class UnsavedMemory:
     key: str
     sandbox: str = ""
     """The sandbox's reference when its notes were last written. A copy of a sandbox has a different one."""
-    lineage: Annotated[list[str], msgspec.Meta(max_length=MOST_LINEAGE)] = field(default_factory=list)
+    lineage: Annotated[list[str], msgspec.Meta(max_length=LONGEST_LINEAGE)] = field(default_factory=list)
     """The snapshots it was restored from and exported to, newest first."""
     unchanged: str = ""
     """Nothing changed since this snapshot, if the store has it; the sandbox cannot know that."""
@@ -223,28 +223,27 @@ async def ask(
     kind: type[A],
     *,
     timeout: float,
-    inline_bytes: int = 0,
     fallback: str = "",
-    shell: str = "",
+    shell: Callable[[], str] | None = None,
 ) -> tuple[A, bytes]:
     """Run one request in one command. Return the answer and the inline bundle, if any.
 
-    A sandbox without Python runs ``fallback``, which is sent along, or ``shell``, which is sent in a second command
-    because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if the
-    program reports it, ``UntrustedSandbox`` if the answer makes no sense.
+    A sandbox without Python runs ``fallback``, which is sent along, or what ``shell`` builds, which is sent in a second
+    command because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if
+    the program reports it, ``UntrustedSandbox`` if the answer makes no sense.
     """
     ground = sandbox.ground(request.get("projects"))
     if ground is not None:
         # On this machine a Python that can run the program always exists. A shell script is not used here, because it
         # would follow any link out of the allowed paths.
-        request, fallback, shell = {**request, "contained": asdict(ground)}, "", ""
+        request, fallback, shell = {**request, "contained": asdict(ground)}, "", None
     call = delivery.build_command(request, fallback=fallback, installed=ground is not None)
     # An inline bundle is base 64, which is a third longer than the bundle itself.
-    limit = ANSWER_ALLOWANCE + inline_bytes * 3 // 2
+    limit = ANSWER_ALLOWANCE + request.get("inline_bytes", 0) * 3 // 2
     value, inline = await run_command(sandbox, call, timeout=timeout, output_limit=limit)
     if shell and value.get("status") == "no-python":
         value, inline = await run_command(
-            sandbox, delivery.build_shell_command(shell), timeout=timeout, output_limit=limit
+            sandbox, delivery.build_shell_command(shell()), timeout=timeout, output_limit=limit
         )
     await _remove_leftovers(sandbox, request, value)
     parsed = parse_answer(value, kind, request)
@@ -311,6 +310,11 @@ def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
     for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
         if name not in asked and split_number(name)[0] not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
+
+
+def redact(text: str) -> str:
+    """Redact credentials in a text that came from a sandbox, for a receipt. File names can contain credentials too."""
+    return redact_name(text)[0]
 
 
 def build_error(trouble: ProgramError) -> SidecarError:

@@ -1,14 +1,16 @@
-"""The connection to a sandbox during an operation: connect, keep it from ending, and clean up in it afterwards."""
+"""One operation in a sandbox: connect, tell it what to record, keep it from ending, and clean up in it afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, ProgramAnswer, ask, parse_answer
@@ -23,12 +25,53 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
-from sidecar.host.retries import retry_safely
+from sidecar.host.files import Spool
+from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus
 
 WOKEN = "The sandbox was asleep and has been woken; it now runs until its provider ends it."
 TIDY_SECONDS = 10.0
+
+
+class Request(Protocol):
+    """The fields that the requests for an export and a restore have in common."""
+
+    @property
+    def memory(self) -> str: ...
+    @property
+    def projects(self) -> tuple[str, ...] | None: ...
+    @property
+    def conversation(self) -> str: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SandboxRun:
+    """The state of one operation in a sandbox: what an export and a restore have in common."""
+
+    engine: Engine
+    sandbox: CountedSandbox
+    request: Request
+    started: float
+    snapshot: str = ""
+    """The snapshot that is made or restored, once it is known."""
+    warnings: list[str] = field(default_factory=list)
+    uploads: list[str] = field(default_factory=list)
+    """Every path in the sandbox that was uploaded to, for cleaning up."""
+    scratch: Spool = field(init=False, repr=False)
+    """The scratch folder of the operation, while it is open."""
+
+    def build_notes(self, store: str) -> dict[str, str]:
+        """Build what the sandbox is to record about the memory. For a folder of this machine, that includes the host
+        name."""
+        ours = self.sandbox.ground(self.request.projects) is not None
+        return {
+            "store": store,
+            "memory": self.request.memory,
+            "sandbox": self.sandbox.ref,
+            "machine": socket.gethostname() if ours else "",
+            "conversation": self.request.conversation,
+        }
 
 
 async def connect(sandbox: CountedSandbox) -> SandboxStatus:
@@ -40,16 +83,12 @@ async def connect(sandbox: CountedSandbox) -> SandboxStatus:
 
 
 @asynccontextmanager
-async def keep_alive(
-    engine: Engine, sandbox: CountedSandbox, presence: SandboxStatus, warnings: list[str]
-) -> AsyncIterator[None]:
+async def keep_alive(run: SandboxRun, presence: SandboxStatus) -> AsyncIterator[None]:
     """Prolong the sandbox in a background task whenever it would end within ``timing.keep_alive``. Add a warning if
     that fails."""
     if presence.woken:
-        warnings.append(WOKEN)
-    keeping = asyncio.create_task(
-        _prolong_until_cancelled(sandbox, presence.ends_at, engine.timing.keep_alive, warnings)
-    )
+        run.warnings.append(WOKEN)
+    keeping = asyncio.create_task(_prolong_until_cancelled(run, presence.ends_at))
     try:
         yield
     finally:
@@ -57,32 +96,26 @@ async def keep_alive(
         await asyncio.wait({keeping})
 
 
-async def _prolong_until_cancelled(
-    sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]
-) -> None:
-    """Prolong the sandbox whenever less than ``margin`` seconds are left. Add a warning and give up if that fails."""
+async def _prolong_until_cancelled(run: SandboxRun, ends_at: float | None) -> None:
+    """Prolong the sandbox whenever less time is left than ``timing.keep_alive``. Add a warning and give up if that
+    fails."""
+    margin = run.engine.timing.keep_alive
     while ends_at is not None:
         if (left := ends_at - time.time()) > margin:
             await asyncio.sleep(left - margin)
         try:
-            ends_at = (await sandbox.prolong(2 * margin)).ends_at
+            ends_at = (await run.sandbox.prolong(2 * margin)).ends_at
         except SandboxError as problem:
-            warnings.append(f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}")
+            run.warnings.append(
+                f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}"
+            )
             return
         if ends_at is not None and (left := ends_at - time.time()) <= margin:
             # The provider grants less time than requested: prolong again before it runs out, but not in a busy loop.
             await asyncio.sleep(max(1.0, left / 2))
 
 
-async def clean_up(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    memory: str,
-    snapshot: str,
-    uploads: Sequence[str] = (),
-    operation: str = "",
-    notes: str = "",
-) -> ProgramAnswer | None:
+async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> ProgramAnswer | None:
     """Remove what an operation left in the sandbox. Errors are ignored: the operation has already failed or is done.
 
     ``notes`` is what a sandbox without Python is to record about the memory. Return the answer of ``operation`` if that
@@ -90,25 +123,25 @@ async def clean_up(
     """
     request = {
         "do": "tidy",
-        "memory": memory,
-        "key": build_memory_key(memory),
-        "snapshot": snapshot,
-        "turn_wait": engine.timing.turn_wait,
-        "uploads": list(uploads),
+        "memory": run.request.memory,
+        "key": (key := build_memory_key(run.request.memory)),
+        "snapshot": run.snapshot,
+        "turn_wait": run.engine.timing.turn_wait,
+        "uploads": list(run.uploads),
         "operation": operation,
     }
     try:
-        fallback = build_tidy_script(snapshot, uploads, build_memory_key(memory), notes)
-        answer, _ = await ask(sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
+        fallback = build_tidy_script(run.snapshot, run.uploads, key, notes)
+        answer, _ = await ask(run.sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands or their answers do not get through. File access may still work, both to delete the uploads and to
         # read the answer.
-        for path in uploads:
+        for path in run.uploads:
             with contextlib.suppress(SidecarError):
-                await sandbox.remove(path)
+                await run.sandbox.remove(path)
         with contextlib.suppress(SidecarError):
-            return await _read_written_answer(sandbox, request) if operation else None
+            return await _read_written_answer(run.sandbox, request) if operation else None
         return None
 
 
@@ -129,15 +162,13 @@ async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any])
 
 
 @asynccontextmanager
-async def clean_up_on_failure(
-    engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str
-) -> AsyncIterator[None]:
+async def clean_up_on_failure(run: SandboxRun) -> AsyncIterator[None]:
     """Clean up in the sandbox if the body fails."""
     try:
         yield
     except BaseException as problem:
         if not is_clean_after(problem):
-            await clean_up(engine, sandbox, memory, snapshot)
+            await clean_up(run)
         raise
 
 

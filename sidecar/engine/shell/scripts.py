@@ -17,8 +17,8 @@ from importlib import resources
 from typing import Any
 
 from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
+from sidecar.format.roots import split_number
 from sidecar.layouts import CoveredRules, Layout, RootSpec
-from sidecar.program.capture.roots import split_number
 from sidecar.program.capture.walk import SQLITE_TAILS
 
 MOST_KNOWN = 40

@@ -30,6 +30,7 @@ from sidecar.service.api.problems import (
     on_http_error,
     on_sidecar_error,
 )
+from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
@@ -71,6 +72,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     )
     app.state.sidecar = sidecar
     app.state.keeper = keeper
+    app.state.uploads = Uploads(sidecar.settings.uploads)
     app.include_router(verbs.router)
     app.include_router(attachments.router)
     app.include_router(attachments.all_of_them)

@@ -9,18 +9,19 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.engine import RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.api.idempotency import KeyedCall
 from sidecar.service.api.models import Body, Name, Text
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
-from sidecar.service.api.verbs import IdempotencyKey, get_sidecar
-from sidecar.service.attachments.attachment import Attachment, CareOptions
-from sidecar.service.attachments.checkpoints import DETACHED
+from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
+from sidecar.service.attachments.attachment import Attachment
+from sidecar.service.attachments.checkpoints import DETACHED, build_export_request
 from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.idempotency import KeyedCall
+from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
 all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
@@ -68,32 +69,19 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
     it, and when the service stops."""
     sidecar, restored = get_sidecar(request), None
     await sidecar.engine.repository.check_new_memory(memory)
-    async with sidecar.sandboxes.use(body.sandbox, wake=body.wake, user=body.user) as sandbox:
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    async with sidecar.sandboxes.use(target) as sandbox:
         await sandbox.connect()
         ref = sandbox.ref
     if body.restore:
         projects = None if body.projects is None else tuple(body.projects)
-        operation = await sidecar.restore(
-            RestoreRequest(memory=memory, projects=projects),
-            body.sandbox,
-            wake=body.wake,
-            user=body.user,
-            conversation=body.conversation,
-        )
-        receipt = await operation.result()
+        wanted = RestoreRequest(memory=memory, projects=projects, conversation=body.conversation)
+        receipt = await (await sidecar.start_restore(wanted, target)).result()
         assert isinstance(receipt, RestoreReceipt)
         restored = receipt
         if receipt.outcome is RestoreOutcome.INCOMPLETE:
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
-    care = CareOptions(
-        layouts=body.layouts,
-        projects=body.projects,
-        checkpoint_every=body.checkpoint_every,
-        conversation=body.conversation,
-        user=body.user,
-        lasting=True,
-    )
-    attachment = await get_keeper(request).look_after((memory, ref), care, restored)
+    attachment = await get_keeper(request).look_after((memory, ref), build_care(body, lasting=True), restored)
     return AttachmentAnswer(attachment=attachment, restored=restored)
 
 
@@ -124,35 +112,29 @@ async def detach(
     key: IdempotencyKey = "",
 ) -> AttachmentAnswer:
     """Stop looking after it."""
-    keeper, repeated = get_keeper(request), get_sidecar(request).repeated
+    keeper, remembered = get_keeper(request), get_sidecar(request).remembered_calls
     check_memory_id(memory)
     body = {"export": export, **({"sandbox": which} if which else {})}
     asked = KeyedCall(key, memory, "detach", body) if key else None
-    call = await repeated.find(asked) if asked else None
+    call = await remembered.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, AttachmentAnswer)
         await keeper.detach(before.attachment)
         return before
     attachment = await keeper.find(memory, which)
     if asked is not None and call is None:
-        call, _ = await repeated.begin(asked)
+        call, _ = await remembered.begin(asked)
     exported = await _export_last(request, attachment) if export else None
     answer = AttachmentAnswer(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
     if call is not None:
-        await repeated.end(call, asdict(answer))
+        await remembered.end(call, asdict(answer))
     await keeper.detach(answer.attachment)
     return answer
 
 
 async def _export_last(request: Request, attachment: Attachment) -> ExportReceipt:
     """Export a sandbox before it is detached."""
-    wanted = ExportRequest(
-        memory=attachment.memory,
-        layouts=tuple(attachment.layouts),
-        projects=None if attachment.projects is None else tuple(attachment.projects),
-        conversation=attachment.conversation,
-        label=DETACHED,
-    )
-    receipt = await (await get_sidecar(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
+    wanted, target = build_export_request(attachment, DETACHED), SandboxTarget(attachment.sandbox, user=attachment.user)
+    receipt = await (await get_sidecar(request).start_export(wanted, target)).result()
     assert isinstance(receipt, ExportReceipt)
     return receipt

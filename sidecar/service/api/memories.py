@@ -15,18 +15,17 @@ from fastapi.responses import StreamingResponse
 
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives.tarballs import download
-from sidecar.engine.heads import Acceptance, accept, fork, rollback
+from sidecar.engine.heads import Acceptance
 from sidecar.engine.limits import build_bounds
 from sidecar.engine.queries import (
     MemoryRow,
-    build_not_found_error,
     compare_snapshots,
     describe_memory,
     list_memories,
     list_snapshots,
     read_contents,
 )
-from sidecar.host.spool import CHUNK, open_spool
+from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
 from sidecar.receipts import ExportReceipt
 from sidecar.service.api.models import (
@@ -43,9 +42,8 @@ from sidecar.service.api.models import (
 )
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
-from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
+from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
-from sidecar.service.events import publish_accepted
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -162,9 +160,10 @@ async def post_archive(
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
-        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
+        uploads: Uploads = request.app.state.uploads
+        taken = await uploads.take(request, scratch, within, engine.timing.unpack)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
-        operation = sidecar.adopt(archive, wanted)
+        operation = sidecar.start_import(archive, wanted)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
     return await operation.result() if wait else build_accepted_answer(operation)
 
@@ -172,47 +171,24 @@ async def post_archive(
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
 async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
     """Begin a new memory with a copy of a snapshot."""
-    manifest = await fork(get_sidecar(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
-    get_sidecar(request).changed(body.memory)
+    manifest = await get_sidecar(request).fork(memory, body.memory, body.snapshot)
     return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
 async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
-    get_sidecar(request).changed(memory)
+    head, before = await get_sidecar(request).rollback(memory, body.snapshot)
     return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
 async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    sidecar = get_sidecar(request)
-    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
-    publish_accepted(
-        sidecar.events,
-        memory=memory,
-        by="person",
-        snapshot=done.head,
-        reasons=[done.reason.code],
-        replaced=done.previous,
-        pinned=done.pinned,
-    )
-    sidecar.changed(memory)
-    return done
+    return await get_sidecar(request).accept(memory, body.snapshot)
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
 async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
     """Remove every byte of a memory."""
-    sidecar = get_sidecar(request)
-    repository = sidecar.engine.repository
-    if not await repository.exists(check_memory_id(memory)):
-        raise build_not_found_error(repository, memory)
-    if sidecar.keeper is not None:
-        await sidecar.keeper.forget_memory(memory)
-    removed = await repository.delete_memory(memory)
-    sidecar.metrics.forget(memory)
-    sidecar.changed(memory)
-    return DeleteAnswer(memory=memory, removed=removed)
+    return DeleteAnswer(memory=memory, removed=await get_sidecar(request).delete(memory))

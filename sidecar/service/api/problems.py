@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 from sidecar import errors
 from sidecar.engine.archives.unpack import NotAnArchive
 from sidecar.errors import SidecarError
-from sidecar.host.spool import SpoolFull
-from sidecar.service.api.idempotency import KeyReused
+from sidecar.host.files import SpoolFull
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
 from sidecar.service.attachments.leases import LeaseLost
+from sidecar.service.idempotency import KeyReused
 from sidecar.service.operations import Stopping, TooBusy
 
 RETRY_SECONDS = 5

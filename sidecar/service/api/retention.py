@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from sidecar.engine.queries import list_existing_ids
 from sidecar.service.api.models import ForgetAnswer, ForgetBody, PinAnswer
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
 from sidecar.store.pins import pin, unpin
-from sidecar.store.retention import forget
 
 router = APIRouter(prefix="/v1/memories/{memory}", tags=["retention"])
 TROUBLE = document_problems(400, 404, 409, 413, 422, 503, 507)
@@ -33,9 +31,5 @@ async def delete_pin(request: Request, memory: MemoryId, snapshot: str) -> PinAn
 @router.post("/forget", responses=TROUBLE)
 async def post_forget(request: Request, memory: MemoryId, body: ForgetBody) -> ForgetAnswer:
     """Let go the snapshots that no rule keeps, and collect what nothing needs; with ``dry_run``, only say what would go."""
-    sidecar = get_sidecar(request)
-    await list_existing_ids(sidecar.engine.repository, memory)
-    done = await forget(sidecar.engine.repository, memory, sidecar.engine.retention, dry_run=body.dry_run)
-    if not body.dry_run:
-        sidecar.publish_forgot(done)
+    done = await get_sidecar(request).forget(memory, dry_run=body.dry_run)
     return ForgetAnswer(**{name: getattr(done, name) for name in done.__dataclass_fields__}, dry_run=body.dry_run)

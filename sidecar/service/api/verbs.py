@@ -9,12 +9,13 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.service.api.models import ExportBody, OperationAnswer, RestoreBody
+from sidecar.service.api.models import Body, ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import Operation
+from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
 
@@ -29,12 +30,19 @@ IdempotencyKey = Annotated[
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
 ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+CARE_FIELDS = {"layouts", "projects", "checkpoint_every", "conversation", "user"}
+"""What a body of a restore and one of an attachment say alike."""
 
 
 def get_sidecar(request: Request) -> Sidecar:
     """Return the service of the application."""
     sidecar: Sidecar = request.app.state.sidecar
     return sidecar
+
+
+def build_care(body: Body, *, lasting: bool = False) -> CareOptions:
+    """Take from a body how its sandbox is to be looked after."""
+    return CareOptions(**body.model_dump(include=CARE_FIELDS), lasting=lasting)
 
 
 @router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
@@ -51,7 +59,8 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await get_sidecar(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    operation = await get_sidecar(request).start_export(wanted, target, key=key)
     return await operation.result() if wait else build_accepted_answer(operation)
 
 
@@ -63,13 +72,6 @@ async def restore_memory(
 
     It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
     ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
-    care = CareOptions(
-        layouts=body.layouts,
-        projects=body.projects,
-        checkpoint_every=body.checkpoint_every,
-        conversation=body.conversation,
-        user=body.user,
-    )
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -82,15 +84,9 @@ async def restore_memory(
         discard=body.discard,
         read_only=body.read_only,
     )
-    operation = await get_sidecar(request).restore(
-        wanted,
-        body.sandbox,
-        wake=body.wake,
-        user=body.user,
-        key=key,
-        conversation=body.conversation,
-        care=care if body.attach else None,
-    )
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    care = build_care(body) if body.attach else None
+    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care)
     return await operation.result() if wait else build_accepted_answer(operation)
 
 

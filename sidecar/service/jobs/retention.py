@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from sidecar.policy.retention import parse_duration
+from sidecar.host.text import parse_duration
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.store.retention import forget_all

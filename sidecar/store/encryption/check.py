@@ -6,10 +6,10 @@ Only encrypted or signed objects can be checked; in a plain store no problem is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
+from sidecar.host.work import gather_few
 from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, MemoryKeys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.store.encryption.encrypted_store import NOT_OURS, EncryptedStore, find_strangers
@@ -105,17 +105,15 @@ async def _check_copies(repository: Repository, memory: str) -> list[str]:
 
 async def _list_refused(store: Store, keys: Iterable[str]) -> list[str]:
     """Return why objects are refused, one by one."""
-    turns = asyncio.Semaphore(PARALLEL_READS)
 
     async def refused(key: str) -> str:
-        async with turns:
-            try:
-                await store.get(key)
-            except (SnapshotDamaged, KeyNeeded) as problem:
-                return problem.message
+        try:
+            await store.get(key)
+        except (SnapshotDamaged, KeyNeeded) as problem:
+            return problem.message
         return ""
 
-    return [*filter(None, await asyncio.gather(*map(refused, keys)))]
+    return [*filter(None, await gather_few(refused, keys, PARALLEL_READS))]
 
 
 def _get_unfiltered(store: Store) -> Store:

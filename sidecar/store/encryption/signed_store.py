@@ -93,7 +93,7 @@ class SignedStore:
         try:
             return await self.get(MARK) is not None
         except ObjectRefused as problem:
-            LOG.warning("Written anew: %s", problem.message)
+            LOG.warning("Written again: %s", problem.message)
             return False
 
     async def mark(self) -> None:
@@ -156,7 +156,7 @@ class SignedStore:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """List objects, without those that take effect by being listed and are not validly signed."""
         found = [info async for info in self._inner.list(prefix)]
-        doubted = [info for info in found if self._signatures is not None and _may_skip_reading(info.key)]
+        doubted = [info for info in found if self._signatures is not None and _is_obeyed_unread(info.key)]
         good: dict[ObjectInfo, bool] = {}
         for start in range(0, len(doubted), AT_ONCE):
             some = doubted[start : start + AT_ONCE]
@@ -212,7 +212,7 @@ def _is_pack(key: str) -> bool:
     return len(parts) == 4 and parts[0] == "memories" and parts[2] == "packs"
 
 
-def _may_skip_reading(key: str) -> bool:
+def _is_obeyed_unread(key: str) -> bool:
     """Return whether an object takes effect by being listed alone."""
     parts = key.split("/")
     return len(parts) == 4 and parts[0] == "memories" and parts[2] in OBEYED_UNREAD

@@ -7,13 +7,11 @@ calls that will not be repeated, and unfinished writes. Ages are measured by the
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from sidecar.errors import SnapshotDamaged
+from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.ports import ObjectInfo
 from sidecar.store.marks import Mark, Marks, State
@@ -24,8 +22,6 @@ CALL_SECONDS = 7 * 24 * 3600.0
 CLAIM_SECONDS = 3600.0
 """A collector deletes a pack that it has claimed within half of this time, or not at all."""
 UNREADABLE = "A manifest cannot be read, or that of the head is gone, and may refer to any pack: none was collected."
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,10 @@ async def _collect_packs(
     """Mark packs that are not needed, unmark those that are, and delete those that waited long enough. Return the
     deleted ones."""
     marks, began = Marks(repository.store, MemoryKeys.of(memory)), time.monotonic()
-    await _gather_bounded(
-        [pack for pack in stock.marks if pack in needed], lambda pack: _keep_marked(marks, pack, stock)
-    )
-    claimed = [
-        claim for claim in await _gather_bounded(unneeded, lambda pack: _claim(marks, pack, stock, grace)) if claim
-    ]
+    marked = [pack for pack in stock.marks if pack in needed]
+    await gather_few(lambda pack: _keep_marked(marks, pack, stock), marked, PARALLEL_READS)
+    claims = await gather_few(lambda pack: _claim(marks, pack, stock, grace), unneeded, PARALLEL_READS)
+    claimed = [claim for claim in claims if claim]
     gone = await _delete_claimed(repository, memory, marks, stock, claimed, began) if claimed else []
     # A mark without a pack was left by a collector that died, or written by one that was late.
     await marks.remove(
@@ -212,14 +206,3 @@ async def _delete_claimed(
     await repository.store.delete(info.key for pack in going for info in stock.packs[pack])
     await marks.remove(going)
     return going
-
-
-async def _gather_bounded(things: Iterable[A], work: Callable[[A], Awaitable[B]]) -> list[B]:
-    """Run the same work on many things, a bounded number at once."""
-    turns = asyncio.Semaphore(PARALLEL_READS)
-
-    async def one(thing: A) -> B:
-        async with turns:
-            return await work(thing)
-
-    return await asyncio.gather(*(one(thing) for thing in things))

@@ -7,7 +7,6 @@ head again before it writes, so records of an older snapshot never replace those
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,8 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotError,
 )
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import gather_few
 from sidecar.layouts import Layout
 from sidecar.records.snapshot import fetch_records
 from sidecar.search.port import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
@@ -67,7 +67,7 @@ class SearchResult:
     """If nothing was found: the requested memories (or all) that were never indexed and so not searched."""
 
 
-class MemoryIndex:
+class SearchIndex:
     """The records of one store in a search database."""
 
     def __init__(
@@ -134,16 +134,14 @@ class MemoryIndex:
 
     async def _list_differing(self, held: Mapping[str, str | None]) -> list[str]:
         """Return the memories whose head is not the given snapshot, or cannot be read."""
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
-        async def differs(memory: str, snapshot: str | None) -> bool:
-            async with turns:
-                state = await self._repository.head(memory)
+        async def differs(memory: str) -> bool:
+            state = await self._repository.head(memory)
             if state.head is None and not state.problem:
-                return snapshot is not None
-            return snapshot != state.snapshot
+                return held[memory] is not None
+            return held[memory] != state.snapshot
 
-        answers = await asyncio.gather(*(differs(memory, snapshot) for memory, snapshot in held.items()))
+        answers = await gather_few(differs, held, PARALLEL_READS)
         return sorted(memory for memory, wrong in zip(held, answers, strict=True) if wrong)
 
     async def _read_head(self, memory: str) -> HeadState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from sidecar.format.patterns import Rules
-from sidecar.program.capture.roots import split_number
+from sidecar.format.roots import get_stem
 
 
 class Coverage:
@@ -23,5 +23,5 @@ class Coverage:
 
     def has(self, root: str, relative: str) -> bool:
         """Return whether the snapshot's rules covered this path."""
-        rules = self._rules.get(root) or self._rules.get(split_number(root)[0])
+        rules = self._rules.get(get_stem(root, self._rules))
         return rules is None or rules.allows(relative, False)

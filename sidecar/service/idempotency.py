@@ -15,18 +15,14 @@ from typing import Any
 
 import msgspec
 
-from sidecar.engine import Engine
-from sidecar.engine.exports.commit import advance_head
-from sidecar.errors import BaseCollected, SnapshotNotFound, SwapLost, UsageError
+from sidecar.engine import Engine, finish_export
+from sidecar.errors import SwapLost, UsageError
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.ids import MemoryKeys
-from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
-from sidecar.store.manifest import Manifest
-from sidecar.store.marks import hold_packs
+from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 LONGEST_KEY = 255
 REUSED = "This Idempotency-Key was used for another call."
-SETTLED = "This call was sent before; the service ended before it could answer, and what it had stored counts."
 
 
 class KeyReused(UsageError):
@@ -126,30 +122,10 @@ class RememberedCalls:
             return msgspec.convert(call.receipt, ExportReceipt)
         return msgspec.convert(call.receipt, RestoreReceipt)
 
-    async def settled(self, call: RememberedCall, sandbox: str) -> ExportReceipt | None:
+    async def finish(self, call: RememberedCall, sandbox: str) -> ExportReceipt | None:
         """Finish an export that was stored before its service died, and return its receipt; ``None`` if it was not
-        stored.
-
-        If it was stored but the head was not moved yet, the head is moved now.
-        """
-        repository = self._engine.repository
-        try:
-            manifest = await repository.manifest(call.memory, call.snapshot)
-        except SnapshotNotFound:
-            return None
-        state = await repository.head(call.memory)
-        outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
-        if state.head is not None and (state.snapshot == call.snapshot or state.head.was_head(call.snapshot)):
-            outcome = ExportOutcome.COMMITTED
-        elif not manifest.rejected and manifest.parent == state.snapshot:
-            try:
-                await hold_packs(repository.store, manifest)
-            except BaseCollected:
-                # A pack of its base was collected, and the service died before it noticed: it is exported again.
-                await repository.store.delete([MemoryKeys.of(call.memory).snapshot(call.snapshot)])
-                return None
-            outcome, state = await advance_head(self._engine, manifest, state, moves=True)
-        return _rebuild_receipt(manifest, outcome, state.snapshot, sandbox)
+        stored."""
+        return await finish_export(self._engine, call.memory, call.snapshot, sandbox)
 
     async def end(self, call: RememberedCall, answer: dict[str, Any]) -> None:
         """Record the answer."""
@@ -159,20 +135,3 @@ class RememberedCalls:
 
 def _encode(call: RememberedCall) -> bytes:
     return encode_checksummed(asdict(call))
-
-
-def _rebuild_receipt(manifest: Manifest, outcome: ExportOutcome, head: str, sandbox: str) -> ExportReceipt:
-    """Build a receipt from a manifest. Figures that only the original export knew are missing."""
-    return ExportReceipt(
-        outcome=outcome,
-        memory=manifest.memory,
-        snapshot=manifest.snapshot,
-        parent=manifest.parent or None,
-        head=head or None,
-        sandbox=sandbox,
-        files=manifest.files,
-        bytes=manifest.bytes,
-        conversation=manifest.conversation,
-        label=manifest.label,
-        warnings=[SETTLED],
-    )

@@ -1,43 +1,18 @@
-"""Use vendor SDKs that block from an event loop: each call in a thread of its own, transfers chunk by chunk.
-
-The threads are daemons and waiting is bounded: a call that never returns is abandoned, not waited for at exit.
-"""
+"""Transfers through vendor SDKs that block: in threads, chunk by chunk. Waiting is bounded: what stands still is
+abandoned."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from sidecar.errors import SandboxUnreachable
+from sidecar.host.work import start_in_thread
 
 BATCH = 512 << 10
-T = TypeVar("T")
-
-
-def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start ``work`` in a thread; the future gets its result or its exception."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(method: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            method(value)
-
-    def run() -> None:
-        method: Callable[[Any], None]
-        try:
-            method, value = future.set_result, work()
-        except BaseException as problem:
-            method, value = future.set_exception, problem  # type: ignore[assignment]
-        with suppress(RuntimeError):  # the loop has ended: the result is not needed any more
-            loop.call_soon_threadsafe(settle, method, value)
-
-    threading.Thread(target=run, daemon=True, name="sandbox-call").start()
-    return future
 
 
 class SourceFailed(Exception):
@@ -55,7 +30,7 @@ async def send_chunks(send: Callable[[io.RawIOBase], None], chunks: AsyncIterato
     A problem of ``chunks`` itself is raised as ``SourceFailed``, whatever the SDK made of it.
     """
     source = _Chunks(chunks, asyncio.get_running_loop())
-    sending = run_in_thread(lambda: send(source))
+    sending = start_in_thread(lambda: send(source))
     try:
         while not sending.done():
             taken = source.taken
@@ -121,7 +96,7 @@ async def receive_chunks(start: Callable[[], Iterator[bytes]], *, idle: float) -
     """Yield the chunks of a blocking stream, read in threads. Raise ``SandboxUnreachable`` if nothing moves for
     ``idle`` seconds."""
     stream = _Stream(start)
-    reading = run_in_thread(stream.read_batch)
+    reading = start_in_thread(stream.read_batch)
     try:
         while True:
             taken = stream.taken
@@ -130,14 +105,14 @@ async def receive_chunks(start: Callable[[], Iterator[bytes]], *, idle: float) -
                 if not (chunk := reading.result()):
                     return
                 yield chunk
-                reading = run_in_thread(stream.read_batch)
+                reading = start_in_thread(stream.read_batch)
             elif stream.taken == taken:
                 raise SandboxUnreachable(f"The download stood still for {idle:.0f} seconds.")
     finally:
         stream.abandon()
         reading.add_done_callback(_retrieve_exception)
         if reading.done():  # else its thread is still reading, and closes the stream itself
-            await asyncio.wait({run_in_thread(stream.close)}, timeout=idle)
+            await asyncio.wait({start_in_thread(stream.close)}, timeout=idle)
 
 
 class _Stream:

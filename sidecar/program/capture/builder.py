@@ -1,4 +1,4 @@
-"""Collect what was found into an export, path by path: compare with the base, scrub, and pack what is new.
+"""Build an export of what was found, path by path: compare with the base, scrub, and pack what is new.
 
 An export's bundle is one file: a pack, followed by its index.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict
 
 from sidecar.format import index
+from sidecar.format.packs import Packer
 from sidecar.format.refusal import Refusal
 from sidecar.program import cache, places
 from sidecar.program.capture import reader
@@ -20,9 +21,6 @@ from sidecar.program.scratch import Scratch
 
 if TYPE_CHECKING:
     from sidecar.program.privacy.screen import Screen
-from typing import BinaryIO, Dict
-
-from sidecar.format.packs import Packer
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
