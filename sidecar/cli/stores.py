@@ -12,7 +12,6 @@ from sidecar.engine.queries import (
     EntryRow,
     SnapshotRow,
     build_not_found_error,
-    compare_snapshots,
     list_memories,
     list_snapshots,
     read_contents,
@@ -140,25 +139,6 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
 def _format_path(row: EntryRow) -> str:
     suffix = {"dir": "/", "link": f" -> {row.target}"}.get(row.type, "")
     return f"{row.path}{suffix}"
-
-
-async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
-    """Run ``diff``: what changed between two snapshots."""
-    found = await compare_snapshots(engine.repository, args.memory, args.old, args.new)
-    document = {
-        "memory": args.memory,
-        "from": found.old,
-        "to": found.new,
-        "added": [asdict(row) for row in found.added],
-        "removed": [asdict(row) for row in found.removed],
-        "changed": [asdict(row) for row in found.changed],
-    }
-    rows = (
-        [("+", format_size(row.size), row.path) for row in found.added]
-        + [("-", format_size(row.size), row.path) for row in found.removed]
-        + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
-    )
-    return Result(document, [f"{found.old} → {found.new}", Table(("", "SIZE", "PATH"), rows, "No difference.")])
 
 
 async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:

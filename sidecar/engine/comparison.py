@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.engine.core import Engine
+from sidecar.engine.queries import Difference, compare_entries
 from sidecar.errors import UsageError
 from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, open_spool
@@ -26,6 +27,7 @@ from sidecar.records.comparison import (
     describe_changes,
     list_differing,
 )
+from sidecar.records.rows import RecordChangeRow, make_change_row
 from sidecar.records.units import Unit, plan_units
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
@@ -48,13 +50,15 @@ class Comparison:
     new: str
     counts: dict[str, Counts] = field(default_factory=dict)
     """By kind; messages among them."""
-    records: list[RecordChange] = field(default_factory=list)
+    records: list[RecordChangeRow] = field(default_factory=list)
     files: list[FileChange] = field(default_factory=list)
     """Files that hold no records, or none that differ."""
     more: int = 0
     """How many records and files are counted and not described here."""
     problems: list[str] = field(default_factory=list)
     """What could not be read as records."""
+    entries: Difference
+    """All files, folders and links that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ def describe(old: str, new: str, before: Version, after: Version, messages: bool
         files=files[:MOST_TOLD],
         more=total - len(described.records) + max(0, len(files) - MOST_TOLD),
         problems=[unit.problem for unit in units if unit.problem],
+        entries=compare_entries(old, new, before.entries, after.entries),
     )
 
 
@@ -184,7 +189,7 @@ def add_counts(counts: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
 class Described:
     """Records that differ, as many as there is room for."""
 
-    records: list[RecordChange] = field(default_factory=list)
+    records: list[RecordChangeRow] = field(default_factory=list)
     room: int = MOST_TEXT
 
     def take(self, changes: Iterable[RecordChange]) -> None:
@@ -193,4 +198,4 @@ class Described:
             if len(self.records) >= MOST_TOLD or size > self.room:
                 return
             self.room -= size
-            self.records.append(change)
+            self.records.append(make_change_row(change))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.engine.comparison import make_side, read_manifest
@@ -21,6 +21,7 @@ from sidecar.layouts.sources import MESSAGE
 from sidecar.records.files import Unreadable
 from sidecar.records.matching import Row, match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
+from sidecar.records.rows import RecordRow, make_row
 from sidecar.records.units import Files, Unit
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
@@ -49,7 +50,7 @@ class RecordPage:
     """Records of a snapshot, in the order of its files."""
 
     snapshot: str
-    records: list[Record]
+    records: list[RecordRow]
     next: str | None = None
     """Where the next page begins; ``None`` on the last one."""
     problems: list[str] = field(default_factory=list)
@@ -64,14 +65,15 @@ class HistoryEntry:
     """"added", "changed" or "removed"."""
     size: int = 0
     """Of a file."""
-    record: Record | None = None
+    record: RecordRow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlamedRecord:
     """A record of a snapshot, and where it is from."""
 
-    record: Record
+    record: RecordRow
+    """Without its text."""
     origin: Origin
     """What its present text came with."""
     first: Origin
@@ -104,7 +106,7 @@ async def list_records(
     more = len(records) > limit
     return RecordPage(
         snapshot=manifest.snapshot,
-        records=records[:limit],
+        records=[make_row(record) for record in records[:limit]],
         next=str(start + limit) if more else None,
         problems=problems,
     )
@@ -250,8 +252,9 @@ async def trace_record(engine: Engine, memory: str, wanted: str, name: str) -> l
                     f"{len(names)} records match {name!r}.", hint="Name it by more of its id, or its key."
                 )
             record = found[0] if found else None
-            if change := _compare_records(last, record):
-                versions.append(HistoryEntry(origin=origin, change=change, record=record or last))
+            told = record or last
+            if told is not None and (change := _compare_records(last, record)):
+                versions.append(HistoryEntry(origin=origin, change=change, record=make_row(told)))
             last = record
     if not versions:
         raise RecordNotFound(f"{memory} never had a record {name!r}.")
@@ -367,8 +370,7 @@ def _attribute(
         for position, (key, item) in enumerate(unit.read_named(files)):
             if position >= len(rows.origins):
                 break
-            record = item.build(key)
             origin, first = line[rows.origins[position]][1], line[rows.firsts[position]][1]
-            # The text is shown by `records`; here only what it is about.
-            found.append(BlamedRecord(record=replace(record, text=""), origin=origin, first=first))
+            row = make_row(item.build(key), text=False)
+            found.append(BlamedRecord(record=row, origin=origin, first=first))
     return found

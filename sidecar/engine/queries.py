@@ -263,10 +263,15 @@ async def compare_snapshots(repository: Repository, memory: str, old: str, new: 
             f"{later.snapshot} has no parent to compare it with.", hint="Name two snapshots: diff MEMORY A B."
         )
     earlier, before = await _read_entries(repository, memory, old or later.parent)
+    return compare_entries(earlier.snapshot, later.snapshot, before, after)
+
+
+def compare_entries(old: str, new: str, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Difference:
+    """Return what differs between the entries of two snapshots."""
     both = [path for path in sorted(after) if path in before]
     return Difference(
-        old=earlier.snapshot,
-        new=later.snapshot,
+        old=old,
+        new=new,
         added=[SizeRow(path=path, size=after[path].size) for path in sorted(after) if path not in before],
         removed=[SizeRow(path=path, size=before[path].size) for path in sorted(before) if path not in after],
         changed=[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.files import MemoryFile
@@ -26,8 +26,13 @@ def identify(spec: RecordSpec, pick: Pick) -> str:
     for columns in spec.key:
         values = [pick(column) for column in columns]
         if all(values):
-            return ",".join(value.replace("\n", " ")[:LONGEST_IDENTITY] for value in values)
+            return join_identity(values)
     return ""
+
+
+def join_identity(values: Iterable[str]) -> str:
+    """Return the values that identify a row as one text, on one line."""
+    return ",".join([value[:LONGEST_IDENTITY] for value in values]).replace("\n", " ")
 
 
 def build_row_record(spec: RecordSpec, file: MemoryFile, pick: Pick, key: str) -> Record:

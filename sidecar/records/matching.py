@@ -11,22 +11,22 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import NamedTuple
 
 from sidecar.records.files import Unreadable
-from sidecar.records.record import Item
+from sidecar.records.record import DIGEST_BYTES, Item, digest_contents
 
 MOST_COMPARED = 250_000
 """A file with more records is compared as a file."""
+LONGEST_NAME = 200
 
 
 class Row(NamedTuple):
     """What is kept of an item to compare it: a few dozen bytes, whatever its text."""
 
     kind: str
-    group: bytes
-    """Equal for the same kind and identity."""
+    name: str | bytes
+    """Its identity, or a digest of it."""
     digest: bytes
     gap: bytes
     """The line breaks before it, or a digest of them."""
@@ -53,10 +53,11 @@ def sketch_rows(items: Iterable[tuple[str, Item]]) -> list[Row]:
     for _, item in items:
         if len(rows) >= MOST_COMPARED:
             raise Unreadable(f"it holds more than {MOST_COMPARED:,} records")
-        name = item.identity or item.digest.hex()
-        group = blake2b(f"{item.kind}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        gap = item.gap if len(item.gap) <= 16 else blake2b(item.gap, digest_size=16).digest()
-        rows.append(Row(item.kind, group, item.digest, gap))
+        name: str | bytes = item.identity or item.digest
+        if len(name) > LONGEST_NAME:
+            name = digest_contents(item.identity.encode("utf-8", "surrogatepass"))
+        gap = item.gap if len(item.gap) <= DIGEST_BYTES else digest_contents(item.gap)
+        rows.append(Row(item.kind, name, item.digest, gap))
     return rows
 
 
@@ -64,9 +65,9 @@ def match_rows(old: Sequence[Row], new: Sequence[Row], *, ordered: bool = False)
     """Match two versions of a unit. With ``ordered``, also find what was moved and what has other line breaks."""
     mates: dict[int, int] = {}  # new -> old
     free: set[int] = set(range(len(old)))
-    _pair(old, new, mates, free, lambda row: (row.group, row.digest))
+    _pair(old, new, mates, free, lambda row: row[:3])
     _pair(old, new, mates, free, lambda row: (row.kind, row.digest))
-    _pair(old, new, mates, free, lambda row: row.group)
+    _pair(old, new, mates, free, lambda row: row[:2])
     match = Match(pairs=[(mates[j], j) for j in range(len(new)) if j in mates])
     match.added = [j for j in range(len(new)) if j not in mates]
     match.removed = sorted(free)

@@ -80,7 +80,7 @@ DIGEST_BYTES = 16
 
 def digest_contents(data: bytes) -> bytes:
     """Return the digest of an item's contents."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
 def name_record(kind: str, key: str) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from urllib.parse import quote
 
 from sidecar.layouts.sources import RecordSpec, SessionLookup
-from sidecar.records.columns import build_row_record, identify, list_columns
+from sidecar.records.columns import build_row_record, join_identity, list_columns
 from sidecar.records.files import MemoryFile, Unreadable
 from sidecar.records.record import Item, digest_contents
 
@@ -30,11 +30,21 @@ def read_table(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
         columns = list_columns(spec)
         where = {column: number for number, column in enumerate(columns)}
         contents = [where[column] for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
+        keys = [[where[column] for column in key] for key in spec.key]
         projects = tables.read_projects(spec.sessions) if spec.sessions else {}
         for row in tables.rows(spec.table, columns):
-            pick = partial(_pick, spec, where, projects, row)
             digest = digest_contents(b"\0".join([row[number] or b"" for number in contents]))
-            yield Item(spec.kind, identify(spec, pick), digest, partial(build_row_record, spec, file, pick))
+            pick = partial(_pick, spec, where, projects, row)
+            yield Item(spec.kind, _identify(keys, row), digest, partial(build_row_record, spec, file, pick))
+
+
+def _identify(keys: Sequence[Sequence[int]], row: Sequence[bytes | None]) -> str:
+    """Return what identifies a row, as ``columns.identify`` does, without making texts of all its columns."""
+    for columns in keys:
+        values = [row[number] for number in columns]
+        if all(values):
+            return join_identity([value.decode("utf-8", "replace") for value in values if value])
+    return ""
 
 
 def _pick(

@@ -1,0 +1,255 @@
+"""The commands that show what memories say: ``diff``, ``records``, ``cat``, ``history`` and ``blame``."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from sidecar.cli.result import Line, Result, Table, format_size, format_time
+from sidecar.engine import Engine
+from sidecar.engine.comparison import Comparison, compare_records
+from sidecar.engine.histories import (
+    HistoryEntry,
+    Origin,
+    blame,
+    list_records,
+    open_file,
+    trace_file,
+    trace_record,
+)
+from sidecar.engine.queries import Difference, compare_snapshots
+from sidecar.errors import RecordNotFound, UsageError
+from sidecar.host.text import make_printable
+from sidecar.layouts.sources import MESSAGE
+from sidecar.records.comparison import Counts
+from sidecar.records.rows import RecordChangeRow
+
+Words = list[str | Table]
+
+SIGNS = {"added": "+", "changed": "~", "removed": "-"}
+COLOURS = {"added": "green", "changed": "yellow", "removed": "red"}
+PAGE = 1000
+LARGEST_SHOWN = 64 << 20
+TITLE = 80
+
+
+async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``diff``: what differs between two snapshots, or what a sandbox has that is not saved yet."""
+    if args.files and not args.other and not args.sandbox:
+        return _show_files(args.memory, await compare_snapshots(engine.repository, args.memory, args.old, args.new))
+    messages = MESSAGE in args.kind
+    found = await compare_records(engine, args.memory, args.old, args.new, other=args.other, messages=messages)
+    return _show_comparison(args, found)
+
+
+def _show_comparison(args: argparse.Namespace, found: Comparison) -> Result:
+    if args.files:
+        return _show_files(args.memory, found.entries)
+    records = [row for row in found.records if not args.kind or row.kind in args.kind]
+    document = {
+        **_build_files_document(args.memory, found.entries),
+        "counts": {kind: asdict(counts) for kind, counts in found.counts.items()},
+        "records": [asdict(row) for row in records],
+        "files": [asdict(row) for row in found.files],
+        "more": found.more,
+        "problems": found.problems,
+    }
+    words = _write_markdown(found, records) if args.markdown else _write_words(found, records)
+    return Result(document, words)
+
+
+def _build_files_document(memory: str, found: Difference) -> dict[str, object]:
+    return {
+        "memory": memory,
+        "from": found.old,
+        "to": found.new,
+        "added": [asdict(row) for row in found.added],
+        "removed": [asdict(row) for row in found.removed],
+        "changed": [asdict(row) for row in found.changed],
+    }
+
+
+def _show_files(memory: str, found: Difference) -> Result:
+    rows = (
+        [("+", format_size(row.size), row.path) for row in found.added]
+        + [("-", format_size(row.size), row.path) for row in found.removed]
+        + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
+    )
+    table = Table(("", "SIZE", "PATH"), rows, "No difference.")
+    return Result(_build_files_document(memory, found), [f"{found.old} → {found.new}", table])
+
+
+def describe_counts(counts: Mapping[str, Counts] | None) -> str:
+    """Return what changed in a few words: "+7 observations, 1 decision changed". "unknown" if it is not known."""
+    if counts is None:
+        return "unknown"
+    parts = []
+    for kind, count in counts.items():
+        for sign, number, after in (("+", count.added, ""), ("", count.changed, " changed"), ("-", count.removed, "")):
+            if number:
+                parts.append(f"{sign}{number:,} {_write_kind(kind, number)}{after}")
+    return ", ".join(parts) or "nothing that it says"
+
+
+def _write_kind(kind: str, count: int) -> str:
+    plurals = {"summary": "summaries", "criterion": "criteria", "entity": "entities", "work": "works"}
+    return kind if count == 1 else plurals.get(kind, f"{kind}s")
+
+
+def _write_words(found: Comparison, records: list[RecordChangeRow]) -> Words:
+    words: Words = [Line(f"{found.old} → {found.new}", "bold"), f"  {describe_counts(found.counts)}"]
+    if not found.counts and not found.files:
+        return [words[0], "No difference."]
+    for kind in dict.fromkeys(row.kind for row in records):
+        words += ["", Line(_write_kind(kind, 2).upper(), "bold")]
+        for row in records:
+            if row.kind == kind:
+                words += _write_record(row)
+    if found.files:
+        words += ["", Line("FILES", "bold")]
+        for file in found.files:
+            size = f"{format_size(file.old_size)} → {format_size(file.new_size)}"
+            words.append(Line(f"{SIGNS[file.change]} {file.path}  ({size})", COLOURS[file.change]))
+            words += _write_lines(file.diff)
+    return [*words, *_write_notes(found)]
+
+
+def _write_record(row: RecordChangeRow) -> Words:
+    when = format_time(row.at) if row.at and row.kind != "section" else row.path
+    return [
+        Line(f"{SIGNS[row.change]} {row.title}  [{row.id[:8]}, {when}]", COLOURS[row.change]),
+        *_write_lines(row.diff),
+    ]
+
+
+def _write_lines(lines: Iterable[str]) -> Words:
+    colours = {"+": "green", "-": "red"}
+    return [Line(f"    {line}", colours.get(line[:1], "dim")) for line in lines]
+
+
+def _write_notes(found: Comparison) -> Words:
+    more = [f"{found.more:,} more are counted above and not shown."] if found.more else []
+    return [*more, *(f"Warning: {problem}" for problem in found.problems)]
+
+
+def _write_markdown(found: Comparison, records: list[RecordChangeRow]) -> Words:
+    """Return a comparison as Markdown, in which nothing that a memory says can be more than text."""
+    words: Words = [f"### `{found.old}` → `{found.new}`", "", describe_counts(found.counts)]
+    changes: list[tuple[str, str, list[str]]] = [
+        (
+            f"{row.change} {row.kind}",
+            row.title,
+            row.diff or [f"{SIGNS[row.change]}{one}" for one in row.text.split("\n")],
+        )
+        for row in records
+    ]
+    changes += [(f"{file.change} file", file.path, file.diff) for file in found.files]
+    for what, title, lines in changes:
+        words += ["", f"**{what}** {_quote_code(title)}"]
+        if lines:
+            longest = max((len(one) - len(one.lstrip("+-~ `")) for one in lines if "```" in one), default=0)
+            fence = "`" * max(3, longest + 1, *(line.count("`") + 1 for line in lines))
+            words += ["", f"{fence}diff", *lines, fence]
+    return [*words, *(["", *notes] if (notes := _write_notes(found)) else [])]
+
+
+def _quote_code(text: str) -> str:
+    return f"`{make_printable(text).replace('`', chr(39))}`"
+
+
+async def run_records(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``records``: what a snapshot says."""
+    rows, after, problems, snapshot = [], "", [], ""
+    while True:
+        page = await list_records(engine, args.memory, args.snapshot, kinds=args.kind, limit=PAGE, after=after)
+        rows += page.records
+        snapshot, problems = page.snapshot, page.problems
+        if page.next is None or (args.limit and len(rows) >= args.limit):
+            break
+        after = page.next
+    rows = rows[: args.limit] if args.limit else rows
+    table = Table(
+        ("RECORD", "KIND", "WHEN (UTC)", "TITLE", "FILE"),
+        [(row.id[:8], row.kind, format_time(row.at) if row.at else "", _shorten(row.title), row.path) for row in rows],
+        "It holds no records.",
+    )
+    document = {"memory": args.memory, "snapshot": snapshot, "records": [asdict(row) for row in rows]}
+    return Result({**document, "problems": problems}, [table, *(f"Warning: {problem}" for problem in problems)])
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= TITLE else f"{text[: TITLE - 1]}…"
+
+
+async def run_cat(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``cat``: print a file of a snapshot, exactly, unless stdout is a terminal."""
+    async with open_file(engine.repository, args.memory, args.snapshot, args.path) as (entry, place):
+        output = getattr(sys.stdout, "buffer", None)
+        if not args.json and output is not None and not sys.stdout.isatty():
+            with place.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    output.write(chunk)
+            return Result({})
+        if entry.size > LARGEST_SHOWN:
+            raise UsageError(
+                f"{args.path} has {entry.size:,} bytes.", hint="Send it to a file: memory-sidecar cat … > FILE"
+            )
+        data = place.read_bytes()
+    document: dict[str, object] = {"memory": args.memory, "path": args.path, "size": entry.size, "sha256": entry.digest}
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return Result(
+            {**document, "base64": base64.b64encode(data).decode()},
+            [f"{args.path} is not text ({format_size(entry.size)}). Send it to a file: memory-sidecar cat … > FILE"],
+        )
+    return Result({**document, "text": text}, [line.expandtabs(4) for line in text.splitlines()])
+
+
+async def run_history(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``history``: every version of a file or a record."""
+    try:
+        versions = await trace_file(engine.repository, args.memory, args.snapshot, args.what)
+    except RecordNotFound:
+        versions = await trace_record(engine, args.memory, args.snapshot, args.what)
+    document = {"memory": args.memory, "what": args.what, "versions": [asdict(version) for version in versions]}
+    table = Table(
+        ("SNAPSHOT", "CREATED (UTC)", "CONVERSATION", "SANDBOX", "CHANGE", "WHAT"),
+        [(*_write_origin(one.origin), one.change, _write_version(one)) for one in versions],
+    )
+    return Result(document, [table])
+
+
+def _write_version(version: HistoryEntry) -> str:
+    return _shorten(version.record.title) if version.record else format_size(version.size)
+
+
+def _write_origin(origin: Origin) -> tuple[str, str, str, str]:
+    when = format_time(origin.created) if origin.created else ""
+    name = f"before {origin.snapshot}" if origin.before else origin.snapshot
+    return name, when, origin.conversation, origin.sandbox
+
+
+async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``blame``: which conversation and sandbox taught what a snapshot says."""
+    found = await blame(engine, args.memory, args.snapshot, path=args.path, kinds=args.kind)
+    document = {
+        "memory": args.memory,
+        "snapshot": found.snapshot,
+        "records": [
+            {**asdict(one.record), "origin": asdict(one.origin), "first": asdict(one.first)} for one in found.records
+        ],
+        "problems": found.problems,
+    }
+    table = Table(
+        ("SNAPSHOT", "CREATED (UTC)", "CONVERSATION", "SANDBOX", "KIND", "RECORD", "TITLE"),
+        [
+            (*_write_origin(one.origin), one.record.kind, one.record.id[:8], _shorten(one.record.title))
+            for one in found.records
+        ],
+        "It holds no records.",
+    )
+    return Result(document, [table, *(f"Warning: {problem}" for problem in found.problems)])
