@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from sidecar.cli.records import describe_counts
 from sidecar.cli.result import Result, Table, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.heads import accept, fork, rollback
@@ -48,7 +49,10 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``log``: the snapshots of a memory."""
     state, rows = await list_snapshots(engine.repository, args.memory)
     table = Table(
-        ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS", "CONVERSATION", "LABEL"),
+        (
+            *("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS"),
+            *("CONVERSATION", "SANDBOX", "WHAT CHANGED", "LABEL"),
+        ),
         [
             (
                 row.snapshot,
@@ -59,6 +63,8 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                 format_size(row.stored_bytes),
                 str(row.packs),
                 row.conversation,
+                row.sandbox,
+                describe_counts(row.changes) if row.standing != "damaged" else "",
                 " ".join(
                     filter(
                         None,

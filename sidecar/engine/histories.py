@@ -19,10 +19,10 @@ from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
 from sidecar.records.files import Unreadable
-from sidecar.records.matching import Row, match_rows, sketch_rows
+from sidecar.records.matching import match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
 from sidecar.records.rows import RecordRow, make_row
-from sidecar.records.units import Files, Unit
+from sidecar.records.units import Files, Unit, narrow_units
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
@@ -280,11 +280,14 @@ def _compare_records(old: Record | None, new: Record | None) -> str:
 
 @dataclass(slots=True)
 class _Tracked:
-    """A unit as the last snapshot had it: its rows, and for each the number of the snapshot it is from."""
+    """A unit as the last snapshot had it. For each of its records, by position: the number of the snapshot that its
+    text is from, and of that which it came with; for rows of tables also (source, rowid)."""
 
-    rows: list[Row]
-    origins: list[int]
-    firsts: list[int]
+    unit: Unit
+    files: Files
+    origins: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    rowids: list[tuple[int, int]] = field(default_factory=list)
 
 
 async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kinds: Collection[str] = ()) -> Blame:
@@ -316,7 +319,7 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
             entries = await space.read_entries(manifest)
             side = make_side(manifest, _pick_units(entries, names), engine.layouts)
             needed.update(one for unit in side.units.values() for one in unit.paths)
-            files = await space.advance(manifest)
+            files = await space.advance(manifest, keep=True)
             changed = {}
             for name in names & side.units.keys():
                 digests = tuple(entries[one].digest for one in side.units[name].paths)
@@ -326,6 +329,9 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
                 tracked.pop(name, None)
                 seen.pop(name, None)
             await run_in_thread(_track, changed, files, number, tracked, problems)
+            for unit in tracked.values():
+                unit.files = files
+            await space.release()
         blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
     rows = [row for row in blamed if is_wanted(row.record.kind) and (not path or row.record.path == escape_path(path))]
     return Blame(snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
@@ -342,20 +348,47 @@ def _track(
     """Note which records of these units are new or changed in snapshot ``number``."""
     for name, unit in units.items():
         problems.pop(name, None)
+        old = tracked.get(name)
         try:
-            rows = sketch_rows(unit.read(files))
+            found = _follow_rows(old, unit, files, number) if old is not None else None
+            tracked[name] = found or _follow_all(old, unit, files, number)
         except (Unreadable, OSError) as problem:
+            tracked.pop(name, None)
             problems[name] = f"{escape_path(unit.paths[0])} cannot be read: {problem}."
-            continue
-        old = tracked.get(name) or _Tracked([], [], [])
-        match = match_rows(old.rows, rows)
-        origins, firsts = [number] * len(rows), [number] * len(rows)
-        changed = set(match.changed)
-        for i, j in match.pairs:
-            firsts[j] = old.firsts[i]
-            if (i, j) not in changed:
-                origins[j] = old.origins[i]
-        tracked[name] = _Tracked(rows, origins, firsts)
+
+
+def _follow_all(old: _Tracked | None, unit: Unit, files: Files, number: int) -> _Tracked:
+    """Match all records of a unit with those it had before. Raise ``Unreadable``."""
+    before = sketch_rows(old.unit.read(old.files)) if old is not None else []
+    rows = sketch_rows(unit.read(files))
+    tracked = _Tracked(unit, files, [number] * len(rows), [number] * len(rows), unit.list_rowids(files))
+    match = match_rows(before, rows)
+    changed = set(match.changed)
+    for i, j in match.pairs:
+        assert old is not None
+        tracked.firsts[j] = old.firsts[i]
+        if (i, j) not in changed:
+            tracked.origins[j] = old.origins[i]
+    return tracked
+
+
+def _follow_rows(old: _Tracked, unit: Unit, files: Files, number: int) -> _Tracked | None:
+    """Match only the rows of tables that differ; ``None`` if they cannot be told. Raise ``Unreadable``."""
+    if len(old.rowids) != len(old.origins) or (narrow := narrow_units(old.unit, unit, old.files, files)) is None:
+        return None
+    went, came = ([(source, rowid) for source, rowids in enumerate(one.only) for rowid in rowids] for one in narrow)
+    before, after = sketch_rows(narrow[0].read(old.files)), sketch_rows(narrow[1].read(files))
+    if (len(before), len(after)) != (len(went), len(came)):
+        return None
+    marks = dict(zip(old.rowids, zip(old.origins, old.firsts, strict=True), strict=True))
+    gone = [marks.pop(one) for one in went]
+    match = match_rows(before, after)
+    marks.update(dict.fromkeys(came, (number, number)))
+    changed = set(match.changed)
+    for i, j in match.pairs:
+        marks[came[j]] = (number if (i, j) in changed else gone[i][0], gone[i][1])
+    rowids = sorted(marks)
+    return _Tracked(unit, files, [marks[one][0] for one in rowids], [marks[one][1] for one in rowids], rowids)
 
 
 def _attribute(

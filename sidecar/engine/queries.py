@@ -10,6 +10,7 @@ from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, Us
 from sidecar.format.index import Entry
 from sidecar.host.files import open_spool
 from sidecar.ids import check_memory_id
+from sidecar.records.comparison import Counts
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
@@ -57,6 +58,8 @@ class SnapshotRow:
     """How many files a size limit left out."""
     scrubbed: int = 0
     """How many private passages and credentials were taken out before it was stored."""
+    changes: dict[str, Counts] | None = None
+    """What it says that its parent did not, by kind of record; ``None`` if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,7 @@ class _Standings:
             stored_bytes=manifest.packed_bytes,
             dropped=manifest.dropped,
             scrubbed=sum(manifest.taken_out),
+            changes=_read_changes(manifest),
         )
 
     def _find_standing(self, manifest: Manifest) -> str:
@@ -205,6 +209,15 @@ class _Standings:
         if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
         return "rejected" if manifest.rejected else "diverged"
+
+
+def _read_changes(manifest: Manifest) -> dict[str, Counts] | None:
+    if manifest.changes is None:
+        return None
+    return {
+        kind: Counts(added=added, changed=changed, removed=removed)
+        for kind, (added, changed, removed) in manifest.changes.items()
+    }
 
 
 async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:

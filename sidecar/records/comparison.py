@@ -16,7 +16,7 @@ from sidecar.records.files import MemoryFile, Unreadable
 from sidecar.records.matching import Match, Row, match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
 from sidecar.records.texts import diff_texts
-from sidecar.records.units import Files, Unit, name_item
+from sidecar.records.units import Files, Unit, name_item, narrow_units
 
 LARGEST_TEXT = 256 << 10
 """Of a larger file no text difference is made."""
@@ -111,23 +111,39 @@ def _pick_contents(entry: Entry | None) -> tuple[object, ...] | None:
     return None if entry is None else (entry.type, entry.size, entry.digest, entry.target)
 
 
-def compare_units(old: Version, new: Version) -> Iterator[UnitDifference]:
-    """Yield the units in which records may differ. Only files that differ are read, and those read together with them."""
+def compare_units(old: Version, new: Version, check: Callable[[], None] | None = None) -> Iterator[UnitDifference]:
+    """Yield the units in which records may differ. Only files that differ are read, and those read together with them.
+    ``check`` is called now and then, and may raise to end it."""
     differing = list_differing(old.entries, new.entries)
     for name in sorted({*old.units, *new.units}):
         before, after = old.units.get(name), new.units.get(name)
         paths = {path for unit in (before, after) if unit is not None for path in unit.paths}
         if paths & differing:
-            yield _compare_unit(before, after, old.files, new.files)
+            try:
+                yield _compare_unit(before, after, (old.files, new.files), check or _go_on)
+            except (Unreadable, OSError) as problem:
+                path = escape_path((after or before).paths[0])  # type: ignore[union-attr]
+                yield UnitDifference(before, after, [], [], Match(), f"{path} cannot be read: {problem}.")
 
 
-def _compare_unit(old: Unit | None, new: Unit | None, old_files: Files, new_files: Files) -> UnitDifference:
-    try:
-        before = sketch_rows(old.read(old_files)) if old is not None else []
-        after = sketch_rows(new.read(new_files)) if new is not None else []
-    except (Unreadable, OSError) as problem:
-        path = escape_path((new or old).paths[0])  # type: ignore[union-attr]
-        return UnitDifference(old, new, [], [], Match(), f"{path} cannot be read: {problem}.")
+def _go_on() -> None:
+    return None
+
+
+def _compare_unit(
+    old: Unit | None, new: Unit | None, files: tuple[Files, Files], check: Callable[[], None]
+) -> UnitDifference:
+    """Compare two versions of a unit: of databases only the rows that differ, if they all have an identity."""
+    if old is not None and new is not None and (narrow := narrow_units(old, new, *files)) is not None:
+        check()
+        before, after = (sketch_rows(unit.read(side)) for unit, side in zip(narrow, files, strict=True))
+        if all(isinstance(row.name, str) for row in (*before, *after)):
+            return UnitDifference(*narrow, before, after, match_rows(before, after))
+    check()
+    before = sketch_rows(old.read(files[0])) if old is not None else []
+    check()
+    after = sketch_rows(new.read(files[1])) if new is not None else []
+    check()
     ordered = any(unit.ordered for unit in (old, new) if unit is not None)
     return UnitDifference(old, new, before, after, match_rows(before, after, ordered=ordered))
 

@@ -22,17 +22,19 @@ LARGEST_VALUE = 4 << 20
 STEPS = 200_000
 """How many of SQLite's virtual machine steps pass between two checks of the time limit."""
 MOST_SESSIONS = 100_000
+MOST_DIFFERING = 100_000
 
 
-def read_table(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
-    """Yield the rows of a table; none if there is no such table. Raise ``Unreadable``, possibly after some rows."""
+def read_table(file: MemoryFile, spec: RecordSpec, only: Sequence[int] | None = None) -> Iterator[Item]:
+    """Yield the rows of a table, or ``only`` those with these rowids; none if there is no such table. Raise
+    ``Unreadable``, possibly after some rows."""
     with open_tables(file.place) as tables:
         columns = list_columns(spec)
         where = {column: number for number, column in enumerate(columns)}
         contents = [where[column] for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
         keys = [[where[column] for column in key] for key in spec.key]
         projects = tables.read_projects(spec.sessions) if spec.sessions else {}
-        for row in tables.rows(spec.table, columns):
+        for row in tables.rows(spec.table, columns, only):
             digest = digest_contents(b"\0".join([row[number] or b"" for number in contents]))
             pick = partial(_pick, spec, where, projects, row)
             yield Item(spec.kind, _identify(keys, row), digest, partial(build_row_record, spec, file, pick))
@@ -93,7 +95,9 @@ class TableReader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def rows(self, table: str, wanted: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
+    def rows(
+        self, table: str, wanted: Sequence[str], only: Sequence[int] | None = None
+    ) -> Iterator[tuple[bytes | None, ...]]:
         """Yield each row as bytes, in the order of its rows: for ``name|other``, the first of these columns that the
         table has; nothing if it has none of them.
 
@@ -109,7 +113,18 @@ class TableReader:
                 f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LARGEST_VALUE})" if column else "NULL"
                 for column in chosen
             )
-            yield from self._connection.execute(f"SELECT {values} FROM {_quote_name(table)}")
+            select = f"SELECT {values} FROM {_quote_name(table)}"
+            if only is None:
+                yield from self._connection.execute(f"{select} ORDER BY rowid" if self._has_rowid(table) else select)
+            for rowid in only or ():
+                yield from self._connection.execute(f"{select} WHERE rowid = ?", (rowid,))
+
+    def _has_rowid(self, table: str) -> bool:
+        try:
+            self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} LIMIT 0")
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def read_projects(self, lookup: SessionLookup) -> dict[str, str]:
         """Return the project of each session."""
@@ -121,14 +136,57 @@ class TableReader:
                 projects[session.decode("utf-8", "replace")] = project.decode("utf-8", "replace")
         return projects
 
-    def _list_columns(self, table: str) -> set[str]:
+    def find_differing(self, earlier: str, spec: RecordSpec) -> tuple[list[int], list[int]] | None:
+        """Return the rowids of the rows that an earlier copy of the database has and this one has not, or not so; and
+        the other way round. SQLite compares them, which is many times faster than reading both.
+
+        ``None`` if the table is not the same kind of table in both. Raise ``Unreadable``.
+        """
+        with translate_sqlite_errors():
+            self._connection.execute("ATTACH ? AS earlier", (f"file:{quote(earlier)}?mode=ro&immutable=1",))
+            names = {one for column in list_columns(spec) for one in column.split("|")}
+            both = [self._list_columns(spec.table, schema) & names for schema in ("main", "earlier")]
+            if not both[0] or both[0] != both[1]:
+                return None
+            table = _quote_name(spec.table)
+            differs = " OR ".join(f"n.{_quote_name(one)} IS NOT o.{_quote_name(one)}" for one in sorted(both[0]))
+            come = self._list_rowids(
+                f"SELECT n.rowid FROM main.{table} n LEFT JOIN earlier.{table} o ON o.rowid = n.rowid"
+                f" WHERE o.rowid IS NULL OR {differs}"
+            )
+            gone = self._list_rowids(
+                f"SELECT o.rowid FROM earlier.{table} o WHERE NOT EXISTS"
+                f" (SELECT 1 FROM main.{table} n WHERE n.rowid = o.rowid)"
+            )
+            there = self._list_rowids(
+                f"SELECT o.rowid FROM earlier.{table} o JOIN main.{table} n ON n.rowid = o.rowid WHERE {differs}"
+            )
+            return sorted([*gone, *there]), come
+
+    def list_rowids(self, table: str) -> list[int]:
+        """Return the rowids of a table in the order in which ``rows`` yields them. Raise ``Unreadable``."""
+        with translate_sqlite_errors():
+            if not self._list_columns(table):
+                return []
+            return [
+                row[0] for row in self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} ORDER BY rowid")
+            ]
+
+    def _list_rowids(self, select: str) -> list[int]:
+        found = [row[0] for row in self._connection.execute(f"{select} LIMIT {MOST_DIFFERING + 1}")]
+        if len(found) > MOST_DIFFERING:
+            raise Unreadable("more rows differ than can be told apart")
+        return found
+
+    def _list_columns(self, table: str, schema: str = "main") -> set[str]:
         """Return a plain table's columns. Views and virtual tables are skipped: what they return can be anything."""
         kind = self._connection.execute(
-            "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+            f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?", (table,)
         ).fetchone()
         if kind is None or "VIRTUAL" in str(kind[0]).upper().partition("(")[0]:
             return set()
-        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quote_name(table)})")}
+        rows = self._connection.execute(f"PRAGMA {schema}.table_info({_quote_name(table)})")
+        return {str(row[1]) for row in rows}
 
 
 def _quote_name(name: str) -> str:

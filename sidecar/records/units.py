@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from re import Pattern
 
@@ -18,7 +18,7 @@ from sidecar.records.documents import read_lines, read_list, read_rest, read_who
 from sidecar.records.files import MemoryFile
 from sidecar.records.record import Item, escape_path, make_unique
 from sidecar.records.sections import read_ending, read_sections
-from sidecar.records.tables import read_table
+from sidecar.records.tables import open_tables, read_table
 
 MARKDOWN = RecordSpec(files=("**/*.md",))
 
@@ -32,6 +32,8 @@ class Unit:
     where: str
     sources: tuple[tuple[str, RecordSpec], ...]
     shared: bool = False
+    only: tuple[tuple[int, ...], ...] = ()
+    """For tables: the rowids to read of each source. All, if there is none."""
 
     @property
     def paths(self) -> list[str]:
@@ -51,15 +53,26 @@ class Unit:
     def read(self, files: Files) -> Iterator[tuple[str, Item]]:
         """Yield each item with the path of its file. Raise ``Unreadable``, possibly after some items."""
         seen: set[tuple[str, str]] = set()
-        for path, spec in self.sources:
+        for number, (path, spec) in enumerate(self.sources):
             if path not in files:
                 continue
-            for item in read_source(files[path], spec):
+            for item in read_source(files[path], spec, self.only[number] if self.only else None):
                 if self.shared and item.identity:
                     if (item.kind, item.identity) in seen:
                         continue
                     seen.add((item.kind, item.identity))
                 yield path, item
+
+    def list_rowids(self, files: Files) -> list[tuple[int, int]]:
+        """Return (source, rowid) of each of its records, if they all are rows of tables; else nothing. Raise
+        ``Unreadable``."""
+        if self.shared or any(spec.reader != "table" for _, spec in self.sources):
+            return []
+        found = []
+        for number, (path, spec) in enumerate(self.sources):
+            with open_tables(files[path].place) as tables:
+                found += [(number, rowid) for rowid in tables.list_rowids(spec.table)]
+        return found
 
     def read_named(self, files: Files) -> Iterator[tuple[str, Item]]:
         """Yield each item with its key. Raise ``Unreadable``, possibly after some items."""
@@ -86,10 +99,26 @@ def name_item(where: str, item: Item, used: Counter[str]) -> str:
     return make_unique(f"{escape_path(where)}#{identity}", used)
 
 
-def read_source(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
+def narrow_units(old: Unit, new: Unit, old_files: Files, new_files: Files) -> tuple[Unit, Unit] | None:
+    """Return two versions of a database as if they had only those rows that differ; ``None`` if that cannot be told.
+    Raise ``Unreadable``."""
+    if old.shared or old.sources != new.sources or any(spec.reader != "table" for _, spec in new.sources):
+        return None
+    went, came = [], []
+    for path, spec in new.sources:
+        with open_tables(new_files[path].place) as tables:
+            found = tables.find_differing(old_files[path].place, spec)
+        if found is None:
+            return None
+        went.append(tuple(found[0]))
+        came.append(tuple(found[1]))
+    return replace(old, only=tuple(went)), replace(new, only=tuple(came))
+
+
+def read_source(file: MemoryFile, spec: RecordSpec, only: tuple[int, ...] | None = None) -> Iterator[Item]:
     """Yield the items of one source of a file. Raise ``Unreadable``, possibly after some items."""
     if spec.reader == "table":
-        return read_table(file, spec)
+        return read_table(file, spec, only)
     if spec.reader == "list":
         return read_list(file, spec)
     if spec.reader == "lines":

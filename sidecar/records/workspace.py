@@ -35,9 +35,12 @@ Holds = Callable[[str], bool]
 
 
 class Workspace:
-    """Holds the files of one snapshot of a memory, those that ``wanted`` asks for."""
+    """Holds the files of one snapshot of a memory, those that ``wanted`` asks for.
 
-    def __init__(self, store: Store, memory: str, scratch: Spool, wanted: Holds) -> None:
+    Packs are always compared with their hashes; with ``check``, so are the files that come of them.
+    """
+
+    def __init__(self, store: Store, memory: str, scratch: Spool, wanted: Holds, *, check: bool = True) -> None:
         self._store, self._memory, self._scratch, self._wanted = store, memory, scratch, wanted
         self._indexes: dict[str, Index] = {}
         self._places: dict[str, str] = {}
@@ -45,6 +48,8 @@ class Workspace:
         self.entries: dict[str, Entry] = {}
         """All entries of the snapshot that it holds."""
         self.packs_read = 0
+        self._kept: list[str] = []
+        self._check = check
 
     async def read_entries(self, manifest: Manifest) -> dict[str, Entry]:
         """Return the entries of a snapshot. Each index is fetched once. Raise ``SnapshotDamaged``."""
@@ -55,6 +60,10 @@ class Workspace:
             return merge_indexes(self._indexes[pack.id] for pack in manifest.packs)
         except ValueError as problem:
             raise SnapshotDamaged(f"An index of snapshot {manifest.snapshot} is damaged: {problem}.") from None
+
+    def add_indexes(self, manifest: Manifest, indexes: list[Index]) -> None:
+        """Use indexes that were read before."""
+        self._indexes.update({pack.id: found for pack, found in zip(manifest.packs, indexes, strict=True)})
 
     async def _fetch_index(self, pack: Pack) -> Index:
         key = MemoryKeys.of(self._memory).index(pack.id)
@@ -98,6 +107,11 @@ class Workspace:
         self._manifest, self.entries = manifest, entries
         return self.files
 
+    async def release(self) -> None:
+        """Remove the files of earlier snapshots that were kept."""
+        kept, self._kept = self._kept, []
+        await asyncio.to_thread(_remove_files, kept)
+
     async def apply_pack(self, manifest: Manifest, entries: dict[str, Entry], pack: PackFile) -> dict[str, MemoryFile]:
         """Apply a checked pack that is on this machine and return the files as they are then. Those before it stay."""
         wanted = self._list_wanted(entries)
@@ -116,11 +130,10 @@ class Workspace:
         return {path: entry for path, entry in entries.items() if entry.type == FILE and self._wanted(path)}
 
     async def _start_over(self, manifest: Manifest, entries: dict[str, Entry], *, keep: bool) -> None:
-        if not keep:
-            await asyncio.to_thread(_remove_files, list(self._places.values()))
+        self._drop(list(self._places.values()), keep)
         self._places = {}
         await self._apply(manifest, entries, manifest.packs, keep=keep)
-        if not await run_in_thread(self._is_intact, entries):
+        if self._check and not await run_in_thread(self._is_intact, entries):
             raise SnapshotDamaged("some of its files are missing or differ.")
 
     async def _apply(self, manifest: Manifest, entries: dict[str, Entry], packs: list[Pack], *, keep: bool) -> None:
@@ -147,6 +160,7 @@ class Workspace:
         for path in touched:
             if (old := self._places.get(path)) is not None:
                 (shutil.copyfile if keep else os.replace)(old, unpacker.place(path))
+                self._kept += [old] if keep else []
         try:
             for pack in packs:
                 with pack.path.open("rb") as stream:
@@ -155,10 +169,14 @@ class Workspace:
             raise SnapshotDamaged(refused.message) from None
         except zstandard.ZstdError as problem:
             raise SnapshotDamaged(f"A pack could not be unpacked: {problem}.") from None
-        gone = [self._places.pop(path) for path in list(self._places) if path not in wanted]
-        if not keep:
-            _remove_files(gone)
+        self._drop([self._places.pop(path) for path in list(self._places) if path not in wanted], keep)
         self._places.update({path: unpacker.place(path) for path in touched})
+
+    def _drop(self, places: list[str], keep: bool) -> None:
+        if keep:
+            self._kept += places
+        else:
+            _remove_files(places)
 
     def _is_intact(self, entries: dict[str, Entry]) -> bool:
         """Return whether every file has the contents that its entry says."""

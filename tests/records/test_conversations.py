@@ -40,6 +40,10 @@ def test_each_conversation_is_told_apart_exactly(system: str, tmp_path: Path) ->
         assert counted == kinds_of(script[number])
         assert found["counts"].get("message", {}).get("added", 0) == MESSAGES.get(system, 0)
         assert found["files"] == [] and found["problems"] == []
+    logged = [row["changes"] for row in reversed(done("log", "m", store=store)["snapshots"])]
+    for number, changes in enumerate(logged):
+        assert changes.pop("message", {}).get("added", 0) == MESSAGES.get(system, 0)
+        assert changes == kinds_of(script[number])
     last: dict[tuple[str, str], tuple[int, int]] = {}
     for number, taught in enumerate(script):
         last |= dict.fromkeys(taught.added, (number, number))

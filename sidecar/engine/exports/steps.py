@@ -19,6 +19,7 @@ from sidecar.engine.exports.commit import (
     settle_head,
     store_snapshot,
 )
+from sidecar.engine.exports.counts import count_changes
 from sidecar.engine.exports.decision import (
     Verdict,
     check_reasons,
@@ -97,6 +98,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
             verdict = await decide(run, checked, manifest, head)
+            manifest = replace(manifest, changes=await count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, reason=Reason(code=limit.code, message=limit.message))
