@@ -117,9 +117,9 @@ def open_index(
 ) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
-    sink = open_search(settings)
-    if sink is None:
+    database = open_search(settings)
+    if database is None:
         return None
     from sidecar.search.upkeep import SearchIndex
 
-    return SearchIndex(repository, sink, layouts)
+    return SearchIndex(repository, database, layouts)

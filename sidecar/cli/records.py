@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from sidecar.cli.result import Line, Result, Table, format_size, format_time
-from sidecar.engine import Engine
+from sidecar.engine import Engine, ExportRequest
 from sidecar.engine.comparison import Comparison, compare_records
+from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
     HistoryEntry,
     Origin,
@@ -41,6 +42,17 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
     if args.files and not args.other and not args.sandbox:
         return _show_files(args.memory, await compare_snapshots(engine.repository, args.memory, args.old, args.new))
     messages = MESSAGE in args.kind
+    if args.sandbox:
+        if args.other or args.new != "latest":
+            raise UsageError("A sandbox is compared with one snapshot.", hint="diff MEMORY [A] --sandbox REF")
+        sandbox = engine.open_sandbox(args.sandbox, local=engine.local)
+        try:
+            projects = None if args.project is None else tuple(args.project)
+            request = ExportRequest(memory=args.memory, projects=projects)
+            found = await compare_sandbox(engine, sandbox, request, args.old, messages=messages)
+        finally:
+            await sandbox.close()
+        return _show_comparison(args, found)
     found = await compare_records(engine, args.memory, args.old, args.new, other=args.other, messages=messages)
     return _show_comparison(args, found)
 

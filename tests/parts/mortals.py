@@ -275,7 +275,9 @@ class ThreadedService:
             self.url = url
             self._ready.set()
 
-        self._code = await server.serve(engine, settings, ready=ready, told=self._told)
+        self._code = await server.serve(
+            engine, server.ServiceConfig(service=settings), ready=ready, orders=server.Orders(*self._told)
+        )
         self._fate.dead = True  # the process of a service ends here, whatever is still under way
 
     def doom(self, fate: Fate | None) -> None:

@@ -67,3 +67,43 @@ def test_each_conversation_is_told_apart_exactly(system: str, tmp_path: Path) ->
         if often in getattr(taught, change)
     ]
     assert [(one["origin"]["conversation"], one["change"]) for one in versions] == expected
+
+
+@pytest.mark.parametrize("system", ["claude-mem", "three-tier"])
+def test_what_a_sandbox_has_not_saved_yet_is_told_and_nothing_is_stored(system: str, tmp_path: Path) -> None:
+    home, store = tmp_path / "home", tmp_path / "store"
+    home.mkdir()
+    where = (f"--sandbox=local:{home}", f"--project={home}")
+    first = SCRIPTS[system](home, 0)
+    found = done("diff", "m", *where, store=store)
+    assert titles(found["records"], "added") == sorted(first.added) and found["to"] == "unsaved"
+    done("export", "m", *where, store=store)
+    assert done("diff", "m", *where, store=store)["counts"] == {}
+    taught = SCRIPTS[system](home, 1)
+    kept = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for _ in range(2):
+        found = done("diff", "m", *where, store=store)
+        for change in ("added", "changed", "removed"):
+            assert titles(found["records"], change) == sorted(getattr(taught, change))
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == kept
+    receipt = done("export", "m", *where, store=store)
+    assert (receipt["outcome"], receipt["kind"], receipt["warnings"]) == ("committed", "delta", [])
+    again = done("diff", "m", store=store)
+    assert again["records"] == found["records"]
+
+
+def test_a_fork_is_compared_with_its_origin(tmp_path: Path) -> None:
+    home, store = tmp_path / "home", tmp_path / "store"
+    home.mkdir()
+    where = (f"--sandbox=local:{home}", f"--project={home}")
+    SCRIPTS["claude-mem"](home, 0)
+    done("export", "m", *where, store=store)
+    done("fork", "m", "other", store=store)
+    assert done("diff", "m", "--with=other", store=store)["counts"] == {}
+    taught = SCRIPTS["claude-mem"](home, 1)
+    done("export", "m", *where, store=store)
+    found = done("diff", "other", "--with=m", store=store)
+    assert titles(found["records"], "added") == sorted(taught.added) and found["files"] == []
+    assert done("log", "other", store=store)["snapshots"][0]["changes"] is None
+    (row,) = {row["origin"]["before"] for row in done("blame", "other", store=store)["records"]}
+    assert row is True

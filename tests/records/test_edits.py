@@ -127,8 +127,8 @@ def edit_json(seed: int, place: Path) -> None:
         place.write_text(json.dumps({"version": 1, "items": side} if wrapped else side, indent=indent))
         sides.append(list(read_list(MemoryFile(str(place), "x.json"), spec)))
         rests.append(read_rest(str(place), spec))
-    match = compare(*sides)
-    assert [json.loads(source) for source in apply(*sides, match)] == later
+    match = compare(sides[0], sides[1])
+    assert [json.loads(source) for source in apply(sides[0], sides[1], match)] == later
     assert rests[0] == rests[1]
     told = (len(match.added), len(match.removed), len(match.changed))
     allowed = {"add": (1, 0, 0), "remove": (0, 1, 0), "shuffle": (0, 0, 0), "rewrite": (0, 0, 0)}
