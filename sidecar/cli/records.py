@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -35,6 +36,7 @@ COLOURS = {"added": "green", "changed": "yellow", "removed": "red"}
 PAGE = 1000
 LARGEST_SHOWN = 64 << 20
 TITLE = 80
+MOST_LINES = 5
 
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
@@ -133,8 +135,15 @@ def _write_record(row: RecordChangeRow) -> Words:
     when = format_time(row.at) if row.at and row.kind != "section" else row.path
     return [
         Line(f"{SIGNS[row.change]} {row.title}  [{row.id[:8]}, {when}]", COLOURS[row.change]),
-        *_write_lines(row.diff),
+        *_write_lines(row.diff if row.change == "changed" else _quote_beginning(row)),
     ]
+
+
+def _quote_beginning(row: RecordChangeRow) -> list[str]:
+    """Return the first lines of what was added."""
+    lines = [line for line in row.text.splitlines() if line.strip()] if row.change == "added" else []
+    lines = lines[1:] if lines and lines[0] == row.title else lines
+    return [f"+{line}" for line in lines[:MOST_LINES]] + (["…"] if len(lines) > MOST_LINES else [])
 
 
 def _write_lines(lines: Iterable[str]) -> Words:
@@ -162,8 +171,8 @@ def _write_markdown(found: Comparison, records: list[RecordChangeRow]) -> Words:
     for what, title, lines in changes:
         words += ["", f"**{what}** {_quote_code(title)}"]
         if lines:
-            longest = max((len(one) - len(one.lstrip("+-~ `")) for one in lines if "```" in one), default=0)
-            fence = "`" * max(3, longest + 1, *(line.count("`") + 1 for line in lines))
+            runs = [len(run) for line in lines for run in re.findall("`+", line)]
+            fence = "`" * max(3, 1 + max(runs, default=0))
             words += ["", f"{fence}diff", *lines, fence]
     return [*words, *(["", *notes] if (notes := _write_notes(found)) else [])]
 

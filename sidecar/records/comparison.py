@@ -170,12 +170,9 @@ def describe_changes(
 
 
 def _write_out(record: Record) -> str:
-    """Return a record's title and text as one; the title once, if the text begins with it."""
-    return (
-        record.text
-        if record.kind == "section" or record.text.startswith(record.title)
-        else f"{record.title}\n{record.text}"
-    )
+    """Return a record's title and text as one; the text alone, if it has the title in it."""
+    whole = record.kind in ("section", "task") or record.text.startswith(record.title)
+    return record.text if whole else f"{record.title}\n{record.text}"
 
 
 def _read_records(unit: Unit | None, files: Files, positions: set[int]) -> Iterator[tuple[int, tuple[Record, str]]]:
