@@ -7,27 +7,25 @@ import base64
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from sidecar.cli.result import Line, Result, Table, format_size, format_time
 from sidecar.engine import Engine, ExportRequest
-from sidecar.engine.comparison import Comparison, compare_records
+from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
-    HistoryEntry,
-    Origin,
     blame,
     list_records,
     open_file,
     trace_file,
     trace_record,
 )
-from sidecar.engine.queries import Difference, compare_snapshots
+from sidecar.engine.queries import compare_snapshots
 from sidecar.errors import RecordNotFound, UsageError
 from sidecar.host.text import make_printable
 from sidecar.layouts.sources import MESSAGE
-from sidecar.records.comparison import Counts
-from sidecar.records.rows import RecordChangeRow
+from sidecar.models.answers import Counts, Difference
+from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
 
 Words = list[str | Table]
 
@@ -42,7 +40,7 @@ MOST_LINES = 5
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``diff``: what differs between two snapshots, or what a sandbox has that is not saved yet."""
     if args.files and not args.other and not args.sandbox:
-        return _show_files(args.memory, await compare_snapshots(engine.repository, args.memory, args.old, args.new))
+        return _show_files(await compare_snapshots(engine.repository, args.memory, args.old, args.new))
     messages = MESSAGE in args.kind
     if args.sandbox:
         if args.other or args.new != "latest":
@@ -61,39 +59,23 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
 
 def _show_comparison(args: argparse.Namespace, found: Comparison) -> Result:
     if args.files:
-        return _show_files(args.memory, found.entries)
+        return _show_files(found)
     records = [row for row in found.records if not args.kind or row.kind in args.kind]
-    document = {
-        **_build_files_document(args.memory, found.entries),
-        "counts": {kind: asdict(counts) for kind, counts in found.counts.items()},
-        "records": [asdict(row) for row in records],
-        "files": [asdict(row) for row in found.files],
-        "more": found.more,
-        "problems": found.problems,
-    }
-    words = _write_markdown(found, records) if args.markdown else _write_words(found, records)
-    return Result(document, words)
+    document = replace(found, records=records).as_dict()
+    del document["next"]
+    return Result(document, _write_markdown(found, records) if args.markdown else _write_words(found, records))
 
 
-def _build_files_document(memory: str, found: Difference) -> dict[str, object]:
-    return {
-        "memory": memory,
-        "from": found.old,
-        "to": found.new,
-        "added": [asdict(row) for row in found.added],
-        "removed": [asdict(row) for row in found.removed],
-        "changed": [asdict(row) for row in found.changed],
-    }
-
-
-def _show_files(memory: str, found: Difference) -> Result:
+def _show_files(found: Difference) -> Result:
     rows = (
         [("+", format_size(row.size), row.path) for row in found.added]
         + [("-", format_size(row.size), row.path) for row in found.removed]
         + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
     )
     table = Table(("", "SIZE", "PATH"), rows, "No difference.")
-    return Result(_build_files_document(memory, found), [f"{found.old} → {found.new}", table])
+    names = ("memory", "from", "to", "added", "removed", "changed")
+    document = {name: value for name, value in found.as_dict().items() if name in names}
+    return Result(document, [f"{found.from_} → {found.to}", table])
 
 
 def describe_counts(counts: Mapping[str, Counts] | None) -> str:
@@ -113,8 +95,8 @@ def _write_kind(kind: str, count: int) -> str:
     return kind if count == 1 else plurals.get(kind, f"{kind}s")
 
 
-def _write_words(found: Comparison, records: list[RecordChangeRow]) -> Words:
-    words: Words = [Line(f"{found.old} → {found.new}", "bold"), f"  {describe_counts(found.counts)}"]
+def _write_words(found: Comparison, records: list[RecordChange]) -> Words:
+    words: Words = [Line(f"{found.from_} → {found.to}", "bold"), f"  {describe_counts(found.counts)}"]
     if not found.counts and not found.files:
         return [words[0], "No difference."]
     for kind in dict.fromkeys(row.kind for row in records):
@@ -131,7 +113,7 @@ def _write_words(found: Comparison, records: list[RecordChangeRow]) -> Words:
     return [*words, *_write_notes(found)]
 
 
-def _write_record(row: RecordChangeRow) -> Words:
+def _write_record(row: RecordChange) -> Words:
     when = format_time(row.at) if row.at and row.kind != "section" else row.path
     return [
         Line(f"{SIGNS[row.change]} {row.title}  [{row.id[:8]}, {when}]", COLOURS[row.change]),
@@ -139,7 +121,7 @@ def _write_record(row: RecordChangeRow) -> Words:
     ]
 
 
-def _quote_beginning(row: RecordChangeRow) -> list[str]:
+def _quote_beginning(row: RecordChange) -> list[str]:
     """Return the first lines of what was added."""
     lines = [line for line in row.text.splitlines() if line.strip()] if row.change == "added" else []
     lines = lines[1:] if lines and lines[0] == row.title else lines
@@ -156,9 +138,9 @@ def _write_notes(found: Comparison) -> Words:
     return [*more, *(f"Warning: {problem}" for problem in found.problems)]
 
 
-def _write_markdown(found: Comparison, records: list[RecordChangeRow]) -> Words:
+def _write_markdown(found: Comparison, records: list[RecordChange]) -> Words:
     """Return a comparison as Markdown, in which nothing that a memory says can be more than text."""
-    words: Words = [f"### `{found.old}` → `{found.new}`", "", describe_counts(found.counts)]
+    words: Words = [f"### `{found.from_}` → `{found.to}`", "", describe_counts(found.counts)]
     changes: list[tuple[str, str, list[str]]] = [
         (
             f"{row.change} {row.kind}",
@@ -257,20 +239,11 @@ def _write_origin(origin: Origin) -> tuple[str, str, str, str]:
 async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``blame``: which conversation and sandbox taught what a snapshot says."""
     found = await blame(engine, args.memory, args.snapshot, path=args.path, kinds=args.kind)
-    document = {
-        "memory": args.memory,
-        "snapshot": found.snapshot,
-        "records": [
-            {**asdict(one.record), "origin": asdict(one.origin), "first": asdict(one.first)} for one in found.records
-        ],
-        "problems": found.problems,
-    }
+    document = asdict(found)
+    del document["next"]
     table = Table(
         ("SNAPSHOT", "CREATED (UTC)", "CONVERSATION", "SANDBOX", "KIND", "RECORD", "TITLE"),
-        [
-            (*_write_origin(one.origin), one.record.kind, one.record.id[:8], _shorten(one.record.title))
-            for one in found.records
-        ],
+        [(*_write_origin(one.origin), one.kind, one.id[:8], _shorten(one.title)) for one in found.records],
         "It holds no records.",
     )
     return Result(document, [table, *(f"Warning: {problem}" for problem in found.problems)])

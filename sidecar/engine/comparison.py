@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.engine.core import Engine
-from sidecar.engine.queries import Difference, compare_entries
+from sidecar.engine.queries import compare_entries
 from sidecar.errors import UsageError
 from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, open_spool
@@ -15,19 +15,19 @@ from sidecar.host.work import run_in_thread
 from sidecar.ids import check_memory_id
 from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE
+from sidecar.models.answers import Counts
+from sidecar.models.records import Comparison, RecordChange
 from sidecar.ports import Store
 from sidecar.records.comparison import (
     LARGEST_TEXT,
-    Counts,
-    FileChange,
-    RecordChange,
+    ChangedRecord,
     Version,
     compare_files,
     compare_units,
     describe_changes,
     list_differing,
 )
-from sidecar.records.rows import RecordChangeRow, make_change_row
+from sidecar.records.rows import make_change
 from sidecar.records.units import Unit, plan_units
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
@@ -40,25 +40,6 @@ MOST_TEXT = 32 << 20
 """Once the records that were described have so many characters, the others are counted only."""
 
 Layouts = Mapping[str, Layout]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What differs from one snapshot to another."""
-
-    old: str
-    new: str
-    counts: dict[str, Counts] = field(default_factory=dict)
-    """By kind; messages among them."""
-    records: list[RecordChangeRow] = field(default_factory=list)
-    files: list[FileChange] = field(default_factory=list)
-    """Files that hold no records, or none that differ."""
-    more: int = 0
-    """How many records and files are counted and not described here."""
-    problems: list[str] = field(default_factory=list)
-    """What could not be read as records."""
-    entries: Difference
-    """All files, folders and links that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +92,7 @@ async def compare_records(
     earlier = await read_manifest(repository, memory, old or ("latest" if other else later.parent))
     async with open_spool() as scratch:
         before, after = await stage_versions(repository.store, earlier, later, engine.layouts, scratch)
-        return await run_in_thread(describe, earlier.snapshot, later.snapshot, before, after, messages)
+        return await run_in_thread(describe, memory, (earlier.snapshot, later.snapshot), before, after, messages)
 
 
 async def read_manifest(repository: Repository, memory: str, wanted: str) -> Manifest:
@@ -149,7 +130,7 @@ def _begins_with(whole: Manifest, beginning: Manifest) -> bool:
     return [pack.id for pack in whole.packs[: len(beginning.packs)]] == [pack.id for pack in beginning.packs]
 
 
-def describe(old: str, new: str, before: Version, after: Version, messages: bool) -> Comparison:
+def describe(memory: str, snapshots: tuple[str, str], before: Version, after: Version, messages: bool) -> Comparison:
     """Compare two versions whose files are here, and describe what differs."""
 
     def wanted(kind: str) -> bool:
@@ -164,15 +145,19 @@ def describe(old: str, new: str, before: Version, after: Version, messages: bool
     files = list(compare_files(before, after, told))
     counts = add_counts(unit.counts for unit in units)
     total = sum(one.added + one.changed + one.removed for kind, one in counts.items() if wanted(kind))
+    entries = compare_entries(memory, snapshots, before.entries, after.entries)
     return Comparison(
-        old=old,
-        new=new,
+        memory=memory,
+        from_=entries.from_,
+        to=entries.to,
+        added=entries.added,
+        removed=entries.removed,
+        changed=entries.changed,
         counts=counts,
         records=described.records,
         files=files[:MOST_TOLD],
         more=total - len(described.records) + max(0, len(files) - MOST_TOLD),
         problems=[unit.problem for unit in units if unit.problem],
-        entries=compare_entries(old, new, before.entries, after.entries),
     )
 
 
@@ -189,13 +174,13 @@ def add_counts(counts: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
 class Described:
     """Records that differ, as many as there is room for."""
 
-    records: list[RecordChangeRow] = field(default_factory=list)
+    records: list[RecordChange] = field(default_factory=list)
     room: int = MOST_TEXT
 
-    def take(self, changes: Iterable[RecordChange]) -> None:
+    def take(self, changes: Iterable[ChangedRecord]) -> None:
         for change in changes:
             size = len(change.record.text) + len(change.source) + sum(map(len, change.diff))
             if len(self.records) >= MOST_TOLD or size > self.room:
                 return
             self.room -= size
-            self.records.append(make_change_row(change))
+            self.records.append(make_change(change))

@@ -18,10 +18,11 @@ from sidecar.format.index import FILE, Entry
 from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
+from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, Records
 from sidecar.records.files import Unreadable
 from sidecar.records.matching import match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
-from sidecar.records.rows import RecordRow, make_row
+from sidecar.records.rows import list_fields, make_row
 from sidecar.records.units import Files, Unit, narrow_units
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
@@ -32,66 +33,9 @@ MOST_IN_LINE = 1000
 SHORTEST_ID = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The snapshot that something came with, and what is known about that."""
-
-    snapshot: str
-    created: str = ""
-    conversation: str = ""
-    label: str = ""
-    sandbox: str = ""
-    before: bool = False
-    """It came with this snapshot or one before it that retention has forgotten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPage:
-    """Records of a snapshot, in the order of its files."""
-
-    snapshot: str
-    records: list[RecordRow]
-    next: str | None = None
-    """Where the next page begins; ``None`` on the last one."""
-    problems: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
-    """A version of a file or a record: the snapshot that brought it, and what that did."""
-
-    origin: Origin
-    change: str
-    """"added", "changed" or "removed"."""
-    size: int = 0
-    """Of a file."""
-    record: RecordRow | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlamedRecord:
-    """A record of a snapshot, and where it is from."""
-
-    record: RecordRow
-    """Without its text."""
-    origin: Origin
-    """What its present text came with."""
-    first: Origin
-    """What it came with at first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """Every record of a snapshot with its origin."""
-
-    snapshot: str
-    records: list[BlamedRecord]
-    problems: list[str] = field(default_factory=list)
-
-
 async def list_records(
     engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), limit: int = 1000, after: str = ""
-) -> RecordPage:
+) -> Records:
     """Return a page of the records of a snapshot. Messages are left out unless their kind is named."""
     manifest = await read_manifest(engine.repository, memory, wanted)
     start = int(after) if after.isdigit() and len(after) < 10 else 0
@@ -104,7 +48,8 @@ async def list_records(
         problems: list[str] = []
         records = await run_in_thread(_take_page, _read_all(units, files, problems, is_wanted), start, limit + 1)
     more = len(records) > limit
-    return RecordPage(
+    return Records(
+        memory=memory,
         snapshot=manifest.snapshot,
         records=[make_row(record) for record in records[:limit]],
         next=str(start + limit) if more else None,
@@ -333,8 +278,8 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
                 unit.files = files
             await space.release()
         blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
-    rows = [row for row in blamed if is_wanted(row.record.kind) and (not path or row.record.path == escape_path(path))]
-    return Blame(snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
+    rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
+    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
 
 
 def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, Entry]:
@@ -404,6 +349,6 @@ def _attribute(
             if position >= len(rows.origins):
                 break
             origin, first = line[rows.origins[position]][1], line[rows.firsts[position]][1]
-            row = make_row(item.build(key), text=False)
-            found.append(BlamedRecord(record=row, origin=origin, first=first))
+            fields = list_fields(item.build(key), text=False)
+            found.append(BlamedRecord(**fields, origin=origin, first=first))
     return found

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.format.index import FILE, LINK, Entry
+from sidecar.models.answers import Counts
+from sidecar.models.records import FileChange
 from sidecar.records.files import MemoryFile, Unreadable
 from sidecar.records.matching import Match, Row, match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
@@ -29,20 +31,6 @@ class Version:
     entries: Mapping[str, Entry]
     units: Mapping[str, Unit]
     files: Files
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """How many records of a kind came, changed and went."""
-
-    added: int = 0
-    changed: int = 0
-    removed: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            added=self.added + other.added, changed=self.changed + other.changed, removed=self.removed + other.removed
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,7 @@ class UnitDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordChange:
+class ChangedRecord:
     """A record that was added, changed or removed."""
 
     change: str
@@ -84,17 +72,6 @@ class RecordChange:
     """Of a changed one: the lines of its text that differ, each after "-", "+" or a blank."""
     source: str = ""
     """Exactly what stands in the file now, where that can be told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileChange:
-    """A file that holds no records, or none that differ."""
-
-    change: str
-    path: str
-    old_size: int = 0
-    new_size: int = 0
-    diff: list[str] = field(default_factory=list)
 
 
 def list_differing(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> set[str]:
@@ -150,7 +127,7 @@ def _compare_unit(
 
 def describe_changes(
     difference: UnitDifference, old: Files, new: Files, wanted: Callable[[str], bool]
-) -> Iterator[RecordChange]:
+) -> Iterator[ChangedRecord]:
     """Yield the records of a unit that differ: those of the wanted kinds, in the order of the file."""
     match = difference.match
     before = {i for i, _ in match.changed if wanted(difference.old_rows[i].kind)}
@@ -159,14 +136,14 @@ def describe_changes(
     after = {j for j in [*match.added, *was] if wanted(difference.new_rows[j].kind)}
     for j, (record, source) in _read_records(difference.new, new, after):
         if j not in was:
-            yield RecordChange(change="added", record=record, source=source)
+            yield ChangedRecord(change="added", record=record, source=source)
             continue
         past = earlier.pop(was[j])[0]
         lines = diff_texts(_write_out(past), _write_out(record))
-        yield RecordChange(change="changed", record=record, diff=lines, source=source)
+        yield ChangedRecord(change="changed", record=record, diff=lines, source=source)
     gone = {i for i in match.removed if wanted(difference.old_rows[i].kind)}
     for _, (record, source) in _read_records(difference.old, old, gone):
-        yield RecordChange(change="removed", record=record, source=source)
+        yield ChangedRecord(change="removed", record=record, source=source)
 
 
 def _write_out(record: Record) -> str:

@@ -61,7 +61,7 @@ async def test_no_pack_is_read_for_a_log_and_each_once_for_blame_and_history(
     engine = engine_at(tmp_path / "store")
     await grow(engine, tmp_path / "home", 12)  # more than a snapshot has packs: some are folded
     watched = Watched(engine, monkeypatch)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     assert watched.packs == [] and all(row.changes for row in rows)
     await trace_file(engine.repository, "m", "latest", "claude-mem/claude-mem.db")
     assert watched.packs == []
@@ -70,7 +70,7 @@ async def test_no_pack_is_read_for_a_log_and_each_once_for_blame_and_history(
         f"c{n}" for n in range(12)
     }
     watched.read.clear()
-    key = next(one.record.key for one in found.records if one.record.title == "saw 1.1")
+    key = next(one.key for one in found.records if one.title == "saw 1.1")
     versions = await trace_record(engine, "m", "latest", key)
     assert set(watched.packs) == {1} and [one.origin.conversation for one in versions] == ["c1", "c3", "c6"]
     watched.read.clear()
@@ -81,7 +81,7 @@ async def test_no_pack_is_read_for_a_log_and_each_once_for_blame_and_history(
 async def test_snapshots_have_more_names_than_their_ids(tmp_path: Path) -> None:
     engine = engine_at(tmp_path / "store")
     await grow(engine, tmp_path / "home", 4)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     ids = [row.snapshot for row in reversed(rows)]
     for wanted, number in (
         ("latest~0", 3),
@@ -99,7 +99,7 @@ async def test_snapshots_have_more_names_than_their_ids(tmp_path: Path) -> None:
 async def test_where_retention_forgot_blame_says_before(tmp_path: Path) -> None:
     engine = engine_at(tmp_path / "store")
     await grow(engine, tmp_path / "home", 4)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     keys = [
         path
         for path in (tmp_path / "store").rglob("snapshots/*.json")
@@ -130,7 +130,7 @@ async def test_a_sealed_store_gives_the_same_answers_and_leaves_nothing(
             (
                 [row.title for row in (*page.records, *rest.records)],
                 [(row.change, row.title) for row in difference.records],
-                [(one.record.title, one.origin.conversation) for one in blamed.records],
+                [(one.title, one.origin.conversation) for one in blamed.records],
             )
         )
     assert answers[0] == answers[1] and len(answers[0][0]) == 15

@@ -17,7 +17,8 @@ from sidecar.errors import SnapshotError, StoreError, UntrustedSandbox
 from sidecar.format.index import Entry
 from sidecar.host.files import SpoolFull
 from sidecar.host.work import Deadline, run_in_thread
-from sidecar.records.comparison import Counts, Version, compare_units, list_differing
+from sidecar.models.answers import Counts
+from sidecar.records.comparison import Version, compare_units, list_differing
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 

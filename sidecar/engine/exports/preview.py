@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 from sidecar.engine.comparison import (
-    Comparison,
     describe,
     list_needed,
     make_side,
@@ -21,6 +20,7 @@ from sidecar.engine.exports.steps import begin_run, build_question
 from sidecar.errors import UsageError
 from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
+from sidecar.models.records import Comparison
 from sidecar.ports import Sandbox
 from sidecar.records.comparison import Version
 from sidecar.records.workspace import Workspace
@@ -53,7 +53,7 @@ async def compare_sandbox(
             earlier = await read_manifest(engine.repository, request.memory, old or "latest")
         before, after = await _stage(run, checked, earlier)
         name = earlier.snapshot if earlier else ""
-        return await run_in_thread(describe, name, UNSAVED, before, after, messages)
+        return await run_in_thread(describe, request.memory, (name, UNSAVED), before, after, messages)
 
 
 async def _stage(run: ExportRun, checked: CheckedExport, earlier: Manifest | None) -> tuple[Version, Version]:
