@@ -21,7 +21,6 @@ from sidecar.ids import check_memory_id
 from sidecar.models.answers import (
     Acceptance,
     Deleted,
-    Difference,
     Forked,
     Head,
     Memories,
@@ -101,17 +100,6 @@ async def download_snapshot(
         "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
     }
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
-
-
-@router.get("/memories/{memory}/diff", responses=READING)
-async def compare_snapshots(
-    request: Request,
-    memory: MemoryId,
-    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
-    to: Wanted = "latest",
-) -> Difference:
-    """What changed between two snapshots."""
-    return await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
 
 
 @router.post(
