@@ -53,6 +53,7 @@ EXAMPLES = {
     "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
     "index": ["index"],
     "rekey": ["rekey"],
+    "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
     "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
     "demo": ["demo", "demo --home /tmp/sample"],
@@ -211,6 +212,11 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
+    audit = command("audit", "Show who did what to which memory, if [audit] is set.")
+    audit.add_argument("--memory", metavar="MEMORY", help="only calls on this one")
+    audit.add_argument("--since", metavar="TIME", help="24h, 7d, 2026-11-16T10:00Z (default: all)")
+    audit.add_argument("--verify", action="store_true", help="check that nothing was removed or altered (exit 1 if so)")
+    audit.add_argument("--file", metavar="FILE", help="read what [audit] file has, not the store")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")

@@ -95,8 +95,11 @@ def _types(call: ast.Call) -> Iterator[str]:
 
 
 def _keywords(function: ast.AST, call: ast.Call) -> set[str] | None:
-    """The details that a call gives, also by dictionaries that are written out in the function; else ``None``."""
+    """The details that a call gives, also by dictionaries that are written out in the function, or that a method
+    returns; else ``None``."""
     given = {one.arg for one in call.keywords if one.arg}
+    for method in (_called(one.value) for one in call.keywords if isinstance(one.value, ast.Call) and one.arg is None):
+        given |= _returned(method)
     for name in (one.value.id for one in call.keywords if one.arg is None and isinstance(one.value, ast.Name)):
         written = [
             node.value
@@ -108,6 +111,15 @@ def _keywords(function: ast.AST, call: ast.Call) -> set[str] | None:
         keys = [key for one in written if isinstance(one, ast.Dict) for key in one.keys]
         given |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     return {name for name in given if name} - NOT_DETAILS
+
+
+def _returned(method: str) -> set[str]:
+    """The keys of the dictionary that a method returns."""
+    functions = (node for tree in trees() for node in ast.walk(tree) if isinstance(node, FUNCTIONS))
+    (found,) = (one for one in functions if one.name == method)
+    (answer,) = (node.value for node in ast.walk(found) if isinstance(node, ast.Return))
+    assert isinstance(answer, ast.Dict)
+    return {str(key.value) for key in answer.keys if isinstance(key, ast.Constant)}
 
 
 def _assigns(node: ast.Assign | ast.AnnAssign, name: str) -> bool:

@@ -34,6 +34,7 @@ from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -65,6 +66,7 @@ async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
     found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=found.row.snapshot)
     return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
 
 
@@ -87,6 +89,8 @@ async def download_snapshot(
     except BaseException:
         file.close()
         raise
+
+    note_subject(snapshot=manifest.snapshot)
 
     async def chunks() -> AsyncIterator[bytes]:
         with file:

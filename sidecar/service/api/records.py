@@ -25,6 +25,7 @@ from sidecar.models.records import Blame, Comparison, History, Records
 from sidecar.service.api.paths import SLASH, MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["records"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -69,6 +70,7 @@ async def compare_snapshots(
     their kind is named."""
     if files and not other:
         found = await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
+        note_subject(snapshot=found.to)
         return Comparison(
             memory=memory,
             from_=found.from_,
@@ -79,6 +81,7 @@ async def compare_snapshots(
         )
     async with _take_turn(request) as engine:
         whole = await compare_records(engine, memory, from_, to, other=other, messages=MESSAGE in (kind or ()))
+    note_subject(snapshot=whole.to, also=other)
     rows = [row for row in whole.records if not kind or row.kind in kind]
     start = int(after or 0)
     more = str(start + limit) if len(rows) > start + limit else None
@@ -96,9 +99,11 @@ async def list_records(
 ) -> Records:
     """What a snapshot says, a page at a time. Messages are left out unless their kind is named."""
     async with _take_turn(request) as engine:
-        return await histories.list_records(
+        page = await histories.list_records(
             engine, check_memory_id(memory), snapshot, kinds=kind or (), limit=limit, after=after
         )
+    note_subject(snapshot=page.snapshot)
+    return page
 
 
 @router.get(
@@ -171,6 +176,7 @@ async def blame_records(
     """Which conversation and sandbox taught each record of a snapshot."""
     async with _take_turn(request) as engine:
         found = await histories.blame(engine, check_memory_id(memory), snapshot, path=path, kinds=kind or ())
+    note_subject(snapshot=found.snapshot)
     start = int(after or 0)
     more = str(start + limit) if len(found.records) > start + limit else None
     return replace(found, records=found.records[start : start + limit], next=more)
