@@ -67,7 +67,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
     """A snapshot and every file in it."""
     found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
     note_subject(snapshot=found.row.snapshot)
-    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
+    return SnapshotContents(**{**asdict(found.row), "changes": found.row.changes}, memory=memory, entries=found.entries)
 
 
 @router.get(
