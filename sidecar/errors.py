@@ -38,7 +38,11 @@
     ├── SearchError                exit 1   the database that is searched; never in the way of an export
     │   ├── SearchUnreachable · SearchBusy   (a retry can help)
     │   └── SearchDenied · SearchUnfit
+    ├── AccessDenied               exit 1   the token may not do that
+    │   └── TokenExpired
+    ├── RateLimited                exit 1   the token calls more often than it may (a retry can help)
     ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
+    │   └── QuotaBytes · QuotaMemories      more than the token may have
     └── Interrupted                exit 130 told to end before it was done (a retry can help)
 
 Each class carries a stable ``code`` for programs, ``retryable`` for callers and a hint (what to do) for people, and each
@@ -545,6 +549,37 @@ class SearchUnfit(SearchError):
     default_hint = "Use a Postgres database with the encoding UTF8; see docs/search.md."
 
 
+class AccessDenied(SidecarError):
+    """The token may not do that, or not with that memory."""
+
+    code = "forbidden"
+    default_hint = (
+        "Ask whoever runs the service for a token that may: `memory-sidecar token list` shows those there are."
+    )
+
+
+class TokenExpired(AccessDenied):
+    """The token was good until a time that is over."""
+
+    code = "token-expired"
+    default_hint = "Ask whoever runs the service for a new one: `memory-sidecar token create`."
+
+
+class RateLimited(SidecarError):
+    """The token calls more often, or does more at once, than it may.
+
+    ``seconds`` is how long to wait.
+    """
+
+    code = "rate-limited"
+    retryable = True
+    default_hint = "Wait as long as Retry-After says, then send the same request again."
+
+    def __init__(self, message: str, *, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class LimitExceeded(SidecarError):
     """The memory is larger than a limit allows. The head did not move.
 
@@ -555,6 +590,20 @@ class LimitExceeded(SidecarError):
     code = "limit-exceeded"
     exit_code = 3
     default_hint = "Raise the limit in the config's [limits], or make the memory smaller; nothing was lost."
+
+
+class QuotaBytes(LimitExceeded):
+    """The memories of the token would take more in the store than it may have. The head did not move."""
+
+    code = "quota-bytes"
+    default_hint = "Forget snapshots or delete memories that are not needed, or ask for a token with a larger quota."
+
+
+class QuotaMemories(LimitExceeded):
+    """The token has as many memories as it may have. Nothing was stored."""
+
+    code = "quota-memories"
+    default_hint = "Delete a memory that is not needed, or ask for a token with a larger quota."
 
 
 class Interrupted(SidecarError):

@@ -111,8 +111,12 @@ def build_memory_key(memory: str) -> str:
     check_memory_id(memory)
     if is_plain_id(memory):
         return memory
-    readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
-    return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+    return f"{build_readable_part(memory)}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+
+
+def build_readable_part(text: str) -> str:
+    """Return what the folder of an id that is not plain, and begins with this text, begins with."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:40].strip("-.")
 
 
 def build_portable_folder(folder: str) -> str:

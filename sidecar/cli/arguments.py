@@ -55,6 +55,12 @@ EXAMPLES = {
     "rekey": ["rekey"],
     "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
+    "token": [
+        "token create acme --memories 'acme/*' --role append-only --expires 90d --max-bytes 10GB",
+        "token create page --memories '*' --role read-only",
+        "token list",
+        "token revoke acme",
+    ],
     "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
     "demo": ["demo", "demo --home /tmp/sample"],
     "completion": [
@@ -222,6 +228,7 @@ def _add_reading_commands(command: Any) -> None:
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
+    _add_token_command(command)
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
@@ -272,6 +279,32 @@ def _add_record_commands(command: Any) -> None:
     blame.add_argument("path", nargs="?", default="", metavar="PATH")
     blame.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
     blame.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these")
+
+
+def _add_token_command(command: Any) -> None:
+    token = command("token", "Make, list or revoke a named token of the service, for some memories and verbs.")
+    token.add_argument("action", choices=("create", "list", "revoke"))
+    token.add_argument("name", nargs="?", metavar="NAME")
+    may = token.add_argument_group("create: what its holder may do")
+    may.add_argument(
+        "--memories",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="'acme/*' (all below acme/), '*' (all), an id",
+    )
+    may.add_argument("--role", choices=("append-only", "read-only", "export-restore"), help="instead of --verbs")
+    may.add_argument(
+        "--verbs", action="append", default=[], metavar="VERB,…", help="read, export, restore, change, delete, admin"
+    )
+    may.add_argument(
+        "--sandboxes", action="append", default=[], metavar="PATTERN", help="'daytona:acme-*' (default: any)"
+    )
+    may.add_argument("--expires", metavar="END", help="30d, 12h, or 2027-01-31 (default: never)")
+    may.add_argument("--max-bytes", metavar="SIZE", help="what its memories may take in the store: 10GB")
+    may.add_argument("--max-memories", type=int, metavar="N")
+    may.add_argument("--calls-per-minute", type=int, metavar="N")
+    may.add_argument("--concurrent", type=int, metavar="N", help="exports and restores at once; others wait")
 
 
 def _add_changing_commands(command: Any) -> None:

@@ -86,7 +86,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
             one.state,
             format_time(one.saved) if one.saved else "not yet",
             one.conversation,
-            f"{one.problem} {one.hint}".strip(),
+            f"{one.problem} {one.hint} {one.note}".strip(),
         )
         for one in answer.attachments
     ]

@@ -25,7 +25,11 @@ from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
 
 if TYPE_CHECKING:
     from sidecar.audit.settings import Audit
+    from sidecar.engine import Engine
     from sidecar.ports import Store
+
+CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
+LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
 
 # Imported only when called, so that every command starts fast.
 COMMANDS = {
@@ -92,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from sidecar.cli.keys import run_keygen
 
             return _print(run_keygen(args), wants_json)
+        if args.command == "token":
+            from sidecar.cli.tokens import run_token
+
+            return _print(run_token(args), wants_json)
         if args.command == "completion":
             from sidecar.cli.completion import run_completion
 
@@ -128,7 +136,6 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 async def _run(args: argparse.Namespace) -> Result:
     """Read the config, open the store and run a command that needs them."""
-    from sidecar.cli.index_update import update_index
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine
@@ -173,7 +180,7 @@ async def _run(args: argparse.Namespace) -> Result:
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
             run = functools.partial(command, replace(engine, progress=bar) if bar else engine, args)
             result = await _run_recorded(config.audit, repository.store, args, run)
-            return await update_index(engine, args, result, config.postgres.wait)
+            return await _update_index(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -223,3 +230,30 @@ def _fail(problem: SidecarError, wants_json: bool) -> int:
         print(json.dumps({"error": details}))
     print_error(f"{problem.message} {problem.hint}".rstrip())
     return problem.exit_code
+
+
+async def _update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
+    """Update a changed memory in the search database, if there is one. Return the result, with a warning if that did
+    not succeed in time."""
+    if engine.index is None or args.command not in CHANGING:
+        return result
+    memory = args.new if args.command == "fork" else args.memory
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.index.update_memory(memory)
+    except TimeoutError:
+        return _add_warning(
+            result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}"
+        )
+    except SidecarError as problem:
+        return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
+    except Exception as problem:  # a bug here must not cost the command its receipt
+        return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
+    except asyncio.CancelledError:  # SIGTERM: the receipt is printed even so
+        return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
+    return result
+
+
+def _add_warning(result: Result, warning: str) -> Result:
+    document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
+    return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

@@ -80,6 +80,17 @@ def check_restore(settings: RestoreSettings) -> RestoreSettings:
     return settings
 
 
+class View(Protocol):
+    """Which memories a caller may know of."""
+
+    def sees(self, memory: str) -> bool: ...
+
+    def may_see_folder(self, folder: str) -> bool:
+        """Whether the memory in a folder of the store, which may have any id that makes such a name, may be one of
+        them."""
+        ...
+
+
 class SandboxOpener(Protocol):
     """Opens the sandbox behind ``provider:id``: ``sidecar.wiring.open_sandbox``."""
 
@@ -114,6 +125,12 @@ class Engine:
     lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
     """Called after an export with a memory and the number of its snapshots that the retention rules removed."""
+    view: View | None = None
+    """Which memories the caller may know of; ``None``: all. Nothing in a receipt or an error names another, or depends on
+    whether there is one."""
+    charge: Callable[[str, int], Awaitable[None]] | None = None
+    """Called before a snapshot is stored, with the memory and how many bytes the store will gain at most. Raises
+    ``LimitExceeded`` if the caller may not store as much."""
     index: SearchIndex | None = None
     """Updates the search index, if a search database is configured. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from sidecar.engine.core import View
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
@@ -29,9 +30,13 @@ class SnapshotReading:
     """The memory's head, as far as it can be read."""
 
 
-async def list_memories(repository: Repository) -> Memories:
-    """List every memory of the store."""
-    rows = [await _build_memory_row(repository, memory) for memory in await repository.memories()]
+async def list_memories(repository: Repository, view: View | None = None) -> Memories:
+    """List every memory of the store, or those that ``view`` shows."""
+    if view is None:
+        found = await repository.memories()
+    else:
+        found = [memory for memory in await repository.memories(view.may_see_folder) if view.sees(memory)]
+    rows = [await _build_memory_row(repository, memory) for memory in found]
     return Memories(store=repository.store.url, memories=rows)
 
 

@@ -311,6 +311,10 @@ class Attachment:
     """What to do about it."""
     user: str = ""
     """As whom it is exported; "": as whoever its provider takes."""
+    by: str = ""
+    """The named token whose holder attached it or opened the conversation; "": none, it was an administrator."""
+    note: str = ""
+    """What else there is to know: that the token is no longer good, for one."""
 
     @property
     def place(self) -> tuple[str, str]:

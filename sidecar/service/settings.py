@@ -40,6 +40,9 @@ class Service:
     program on this machine call."""
     token_file: str = ""
     """A file with bearer tokens, one a line; beside those in MEMORY_SIDECAR_TOKEN."""
+    tokens: str = ""
+    """A file with named tokens, each for some memories and verbs, made by `memory-sidecar token`. Empty: `tokens.json` beside
+    the token that is kept for this user."""
     local_roots: list[str] = field(default_factory=list)
     """Folders of this machine that may be sandboxes (`local:`), with all they hold. Empty: on a loopback address any, on
     others none."""

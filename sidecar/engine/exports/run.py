@@ -99,10 +99,12 @@ class ExportRun(SandboxRun):
     def notes(self) -> dict[str, Any]:
         """What the sandbox is to record in its notes about this memory."""
         free, allowed = self.request.force or self.request.adopt, self.allowed
+        # The sandbox would record that its files are this memory now, whoever they belonged to.
+        unseen = {OTHER_MEMORY} if self.engine.view is not None else set()
         return {
             **self.build_notes(self.state.store_id),
             "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
-            "allow": [code for code in MIX_UPS if free or code in allowed],
+            "allow": [code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
         }
 
     def parent(self, answer: ExportAnswer) -> str:

@@ -22,6 +22,7 @@ from sidecar.engine.exports.commit import (
 from sidecar.engine.exports.counts import count_changes
 from sidecar.engine.exports.decision import (
     Verdict,
+    check_owner,
     check_reasons,
     decide,
     decide_again,
@@ -88,6 +89,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
         try:
             checked = await fetch_and_check(run, build_question(run))
             run.answer = checked.answer
+            check_owner(run, checked.answer)
             if checked.answer.status == "refused":
                 return run.receipt(ExportOutcome.REJECTED, reason=explain_credentials(checked.answer))
             if checked.arrived is None:
@@ -119,7 +121,7 @@ async def begin_run(
     )
     await prepared
     if not survey.snapshots:
-        warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state)]
+        warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
     if not request.adopt and not request.trial:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
         # the store even if this export fails.

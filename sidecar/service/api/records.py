@@ -22,6 +22,8 @@ from sidecar.host.files import CHUNK
 from sidecar.ids import check_memory_id
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.records import Blame, Comparison, History, Records
+from sidecar.service.access.grants import Verb
+from sidecar.service.api.access import get_caller, needs
 from sidecar.service.api.paths import SLASH, MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
@@ -55,6 +57,7 @@ async def _take_turn(request: Request) -> AsyncIterator[Engine]:
 
 
 @router.get("/memories/{memory}/diff", responses=READING)
+@needs(Verb.READ)
 async def compare_snapshots(
     request: Request,
     memory: MemoryId,
@@ -68,6 +71,8 @@ async def compare_snapshots(
 ) -> Comparison:
     """What differs between two snapshots: records, then files that hold none. Messages are counted, and described only if
     their kind is named."""
+    if other:
+        get_caller(request).require(Verb.READ, check_memory_id(other))
     if files and not other:
         found = await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
         note_subject(snapshot=found.to)
@@ -89,6 +94,7 @@ async def compare_snapshots(
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}/records", responses=READING)
+@needs(Verb.READ)
 async def list_records(
     request: Request,
     memory: MemoryId,
@@ -111,6 +117,7 @@ async def list_records(
     response_class=StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The file, exactly"}, **READING},
 )
+@needs(Verb.READ)
 async def get_file(request: Request, memory: MemoryId, snapshot: str, path: FilePath) -> StreamingResponse:
     """A file of a snapshot."""
     # A file without a name, so that nothing is left of it even if the process dies. It is closed once it was sent.
@@ -142,6 +149,7 @@ async def get_file(request: Request, memory: MemoryId, snapshot: str, path: File
 
 
 @router.get("/memories/{memory}/history", responses=READING)
+@needs(Verb.READ)
 async def trace_history(
     request: Request,
     memory: MemoryId,
@@ -164,6 +172,7 @@ async def trace_history(
 
 
 @router.get("/memories/{memory}/blame", responses=READING)
+@needs(Verb.READ)
 async def blame_records(
     request: Request,
     memory: MemoryId,

@@ -100,6 +100,15 @@ class Keeper:
     def looked_after(self) -> list[Attachment]:
         return self._ledger.looked_after
 
+    def list_memories(self, sandbox: str) -> set[str]:
+        """Return the memories that a sandbox is looked after for, or was until lately, as far as this service knows."""
+        known = [*self._attachments.seen, *self.attachments]
+        return {one.memory for one in known if one.sandbox == sandbox and one.state in (OPEN, IDLE)}
+
+    async def set_note(self, place: AttachmentKey, note: str) -> None:
+        """Record something that there is to know about an attachment of this service."""
+        await self._ledger.note(place, lambda one: replace(one, note=note))
+
     def has_begun(self, attachment: Attachment) -> bool:
         """Whether the sandbox was restored, attached or exported through this service, not just taken over."""
         return attachment.place in self._begun_here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ import structlog
 from sidecar.errors import SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
 from sidecar.ports import SandboxStatus
 from sidecar.receipts import ExportOutcome, ExportReceipt
+from sidecar.service.access.turns import FairTurns
 from sidecar.service.attachments.attachment import FORGOTTEN_AFTER, IDLE, AttachmentKey
 from sidecar.service.attachments.ledger import Ledger
 from sidecar.service.core import Sidecar
@@ -60,7 +60,8 @@ class ExportSchedule:
         self._ends: dict[AttachmentKey, _SandboxEnd] = {}
         # Checkpoints use only half of the slots, so that callers do not wait for the checkpoints of thousands of
         # sandboxes.
-        self._turns = asyncio.Semaphore(max(1, sidecar.settings.concurrency // 2))
+        turns = max(1, sidecar.settings.concurrency // 2)
+        self._turns, self._most_of_one = FairTurns(turns), max(1, turns - 1)
         self._log = structlog.get_logger("sidecar")
         ledger.on_change = self.plan
 
@@ -102,7 +103,10 @@ class ExportSchedule:
         self._jobs.run_once(_name_job(ENDS, place), left - lead if left > lead else left / 2, self._export, place)
 
     async def _checkpoint(self, place: AttachmentKey) -> None:
-        async with self._turns:
+        """Export when it is its turn. The many sandboxes of one named token do not hold up those of others."""
+        attachment = self._ledger.find(place)
+        by = attachment.by if attachment is not None else ""
+        async with self._turns.held(by, self._most_of_one if by else 0):
             await self._export(place)
 
     async def _export(self, place: AttachmentKey) -> None:

@@ -22,7 +22,7 @@ class Refused extends Error {}
 async function ask(path, more = {}) {
   const headers = token ? { authorization: `Bearer ${token}`, ...more } : more;
   const answer = await fetch(path, { headers });
-  if (answer.status === 401) throw new Refused();
+  if (answer.status === 401 || answer.status === 403) throw new Refused();
   return answer;
 }
 
@@ -114,7 +114,7 @@ async function look() {
   fill("attached", attachments.map((attached) => row(
     [attached.memory], [attached.sandbox], [attached.state, { open: attached.problem ? "bad" : "good", lost: "bad" }[attached.state]],
     [attached.saved ? ago(attached.saved) : "not yet", "whole"], [attached.conversation],
-    attached.problem ? [lines(attached.problem, attached.hint), "bad"] : [""],
+    attached.problem ? [lines(attached.problem, attached.hint, attached.note), "bad"] : [attached.note],
   )));
   await snapshots();
 }
