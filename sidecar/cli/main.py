@@ -39,11 +39,15 @@ COMMANDS = {
     "list": "stores.run_list",
     "log": "stores.run_log",
     "show": "stores.run_show",
-    "diff": "stores.run_diff",
+    "diff": "records.run_diff",
+    "records": "records.run_records",
+    "cat": "records.run_cat",
+    "history": "records.run_history",
+    "blame": "records.run_blame",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "accept": "stores.run_accept",
-    "verify": "verify.run_verify",
+    "verify": "doctor.run_verify",
     "forget": "retention.run_forget",
     "pin": "retention.run_pin",
     "unpin": "retention.run_unpin",
@@ -159,7 +163,7 @@ async def _run(args: argparse.Namespace) -> Result:
         restoring=config.restore,
         direct=config.direct,
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
-        index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
+        index=open_index(repository, config.postgres, config.layouts) if args.command in WITH_INDEX else None,
     )
     # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]

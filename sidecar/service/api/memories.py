@@ -21,7 +21,6 @@ from sidecar.ids import check_memory_id
 from sidecar.models.answers import (
     Acceptance,
     Deleted,
-    Difference,
     Forked,
     Head,
     Memories,
@@ -68,7 +67,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
     """A snapshot and every file in it."""
     found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
     note_subject(snapshot=found.row.snapshot)
-    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
+    return SnapshotContents(**{**asdict(found.row), "changes": found.row.changes}, memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -105,19 +104,6 @@ async def download_snapshot(
         "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
     }
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
-
-
-@router.get("/memories/{memory}/diff", responses=READING)
-async def compare_snapshots(
-    request: Request,
-    memory: MemoryId,
-    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
-    to: Wanted = "latest",
-) -> Difference:
-    """What changed between two snapshots."""
-    found = await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
-    note_subject(snapshot=found.to)
-    return found
 
 
 @router.post(
