@@ -88,7 +88,7 @@ def _complete_schema(schema: Json, kind: type[Any] | None) -> None:
     for name, field in schema.get("properties", {}).items():
         field.pop("title", None)
         field.pop("default", None)
-        if said := about.get(name.rstrip("_")) or about.get(f"{name}_"):
+        if said := about.get(name) or about.get(f"{name}_"):  # "from_" is sent as "from"
             field["description"] = said.replace("``", "`")
     if "description" in schema:
         schema["description"] = schema["description"].replace("``", "`")
@@ -97,7 +97,7 @@ def _complete_schema(schema: Json, kind: type[Any] | None) -> None:
 
 
 def _add_codes(schemas: Json) -> None:
-    """Add the enums that models cannot have, for they are above the rooms that know the codes."""
+    """Add the enums that models cannot have, being below the rooms that know the codes."""
     for name, codes, where in (
         ("ProblemCode", list_problem_codes(), ("Problem", "ErrorDetails")),
         ("ReasonCode", list_reason_codes(), ("Reason",)),
