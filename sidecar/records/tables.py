@@ -158,9 +158,9 @@ class TableReader:
                 f"SELECT o.rowid FROM earlier.{table} o WHERE NOT EXISTS"
                 f" (SELECT 1 FROM main.{table} n WHERE n.rowid = o.rowid)"
             )
-            there = self._list_rowids(
-                f"SELECT o.rowid FROM earlier.{table} o JOIN main.{table} n ON n.rowid = o.rowid WHERE {differs}"
-            )
+            # Of those that differ, the ones that both have: looked up one by one, not by another pass over all rows.
+            look_up = f"SELECT 1 FROM earlier.{table} WHERE rowid = ?"
+            there = [rowid for rowid in come if self._connection.execute(look_up, (rowid,)).fetchone()]
             return sorted([*gone, *there]), come
 
     def list_rowids(self, table: str) -> list[int]:

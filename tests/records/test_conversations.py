@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 
 from tests.parts.commands import done
 from tests.parts.conversations import CONVERSATIONS, MESSAGES, SCRIPTS, Taught
+from tests.parts.homes import run_cli
 
 
 def titles(rows: list[dict[str, Any]], change: str) -> list[tuple[str, str]]:
@@ -107,3 +111,32 @@ def test_a_fork_is_compared_with_its_origin(tmp_path: Path) -> None:
     assert done("log", "other", store=store)["snapshots"][0]["changes"] is None
     (row,) = {row["origin"]["before"] for row in done("blame", "other", store=store)["records"]}
     assert row is True
+
+
+def test_a_layout_of_the_config_says_where_its_records_are(tmp_path: Path) -> None:
+    home, store, config = tmp_path / "home", tmp_path / "store", tmp_path / "config.toml"
+    (home / ".notes").mkdir(parents=True)
+    config.write_text(
+        '[layouts.notes]\nkeep = ["ideas.json"]\ndatabases = ["notes.db"]\n'
+        '[[layouts.notes.roots]]\nname = "notes"\npaths = ["~/.notes"]\n'
+        '[[layouts.notes.records]]\nfiles = ["notes.db"]\nreader = "table"\ntable = "notes"\nkind = "note"\n'
+        'key = [["uuid"]]\ntitle = ["title"]\ntext = ["body"]\n'
+        '[[layouts.notes.records]]\nfiles = ["ideas.json"]\nreader = "list"\nlist = ["ideas"]\nkind = "idea"\n'
+        'text = ["idea.text"]\n'
+    )
+    where = ("--layout=notes", f"--sandbox=local:{home}", f"--config={config}")
+    for number in range(2):
+        with contextlib.closing(sqlite3.connect(home / ".notes/notes.db")) as database, database:
+            database.execute("CREATE TABLE IF NOT EXISTS notes (uuid TEXT, title TEXT, body TEXT)")
+            database.execute("INSERT INTO notes VALUES (?, ?, 'text')", (f"u{number}", f"note {number}"))
+            database.execute("UPDATE notes SET body = ? WHERE uuid = 'u0'", (f"text {number}",))
+        ideas = [{"idea": {"text": f"idea {one}"}} for one in range(number + 1)]
+        (home / ".notes/ideas.json").write_text(json.dumps({"version": 1, "ideas": ideas}))
+        done("export", "m", *where, store=store)
+    found = done("diff", "m", f"--config={config}", store=store)
+    told = [(row["change"], row["kind"], row["title"]) for row in found["records"]]
+    assert sorted(told) == [("added", "idea", "idea 1"), ("added", "note", "note 1"), ("changed", "note", "note 0")]
+    assert found["records"][0]["key"].startswith("notes/ideas.json#~") and found["files"] == []
+    wrong = config.with_name("wrong.toml")
+    wrong.write_text(config.read_text().replace('reader = "list"', 'reader = "lists"'))
+    assert "unknown reader 'lists'" in run_cli("log", "m", f"--config={wrong}", store=store).stderr
