@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from sidecar.cli.result import Result, Table
@@ -33,6 +35,8 @@ from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
+DUE_TIMES = 3
+"""How many of the next times of a cron expression are listed."""
 
 
 def run_config(args: argparse.Namespace) -> Result:
@@ -47,7 +51,7 @@ def run_config(args: argparse.Namespace) -> Result:
     if args.bind:
         config = replace(config, service=replace(config.service, bind=args.bind))
     found = asyncio.run(_try_to_start(config, args))
-    changed = _list_changes(config)
+    changed, schedule = _list_changes(config), _list_schedule(config)
     document = {
         "store": config.store,
         "direct": config.direct,
@@ -58,6 +62,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "encrypts": found.keys.encrypts,
         "signs": found.keys.signs,
         "key_warnings": list(found.keys.warnings),
+        "schedule": [asdict(row) for row in schedule],
         "unknown_variables": sorted(unknown := list_unknown_variables()),
         "changed": {name: value for name, value, _ in changed},
     }
@@ -65,7 +70,35 @@ def run_config(args: argparse.Namespace) -> Result:
     table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
     warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
     warnings += [*found.keys.warnings, *found.notes]
-    return _build_result(document, [table], warnings, found.problems)
+    words: list[str | Table] = [table]
+    if schedule:
+        words.append(
+            Table(("AT", "EXPRESSION", "NEXT"), [(row.option, row.expression, row.next[0]) for row in schedule])
+        )
+    return _build_result(document, words, warnings, found.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScheduleRow:
+    """An option with a cron expression, and when it is due next, on the clocks of its time zone."""
+
+    option: str
+    expression: str
+    timezone: str
+    next: list[str]
+
+
+def _list_schedule(config: Config) -> list[_ScheduleRow]:
+    service = config.service
+    options = {"retention.at": config.retention.at, "service.checkpoint_at": service.checkpoint_at}
+    options["service.drill_at"] = service.drill_at
+    rows = []
+    for option, text in options.items():
+        if cron := service.find_cron(text):
+            due = islice(cron.list_next(datetime.now(UTC)), DUE_TIMES)
+            shown = [moment.astimezone(cron.zone).isoformat() for moment in due]
+            rows.append(_ScheduleRow(option, text, service.timezone, shown))
+    return rows
 
 
 def _build_result(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
+from sidecar.host.cron import Cron, find_zone
 from sidecar.host.loopback import is_loopback
-from sidecar.host.sections import check_least
+from sidecar.host.sections import check_cron, check_least
 from sidecar.host.text import suggest
 from sidecar.policy.local_folders import LocalPolicy
 from sidecar.service.door.authorities import ANY, Authority
@@ -70,12 +71,23 @@ class Service:
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
     """Seconds between two exports of a sandbox that is looked after, unless its restore or attachment says otherwise."""
+    checkpoint_at: str = ""
+    """When all sandboxes that are looked after are exported, as a cron expression ("55 17 * * 1-5"), beside
+    ``checkpoint_every``."""
     drill_every: float = 86400.0
     """Seconds between two drills: a random snapshot is restored into a scratch sandbox. 0: never."""
+    drill_at: str = ""
+    """When a drill is run, as a cron expression, instead of ``drill_every``: "0 4 * * sun"."""
+    timezone: str = "UTC"
+    """The time zone of cron expressions, such as "Europe/Berlin"."""
     drill_bytes: int = 1 << 30
     """Larger snapshots are not drilled; so much must fit into the temporary folder."""
     lead: float = 60.0
     """So many seconds before a provider ends a sandbox it is exported."""
+
+    def find_cron(self, text: str) -> Cron | None:
+        """Return a cron expression in the service's time zone; ``None`` if it is empty."""
+        return Cron.parse(text, find_zone(self.timezone)) if text else None
 
 
 def check_service(settings: Service) -> Service:
@@ -96,6 +108,14 @@ def check_service(settings: Service) -> Service:
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise BadConfig(f"[service] {missing} is missing: TLS needs both files.", at=("service", missing))
     parse_address(settings.bind)
+    for key in ("checkpoint_at", "drill_at"):
+        check_cron(getattr(settings, key), ("service", key))
+    try:
+        find_zone(settings.timezone)
+    except ValueError as problem:
+        hint = str(problem) or 'Write a name such as "Europe/Berlin" or "UTC".'
+        message = f"[service] timezone = {settings.timezone!r} is no time zone."
+        raise BadConfig(message, hint=hint, at=("service", "timezone")) from None
     return settings
 
 
