@@ -113,9 +113,9 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
 def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
-    sink = open_search(settings)
-    if sink is None:
+    database = open_search(settings)
+    if database is None:
         return None
     from sidecar.search.upkeep import SearchIndex
 
-    return SearchIndex(repository, sink)
+    return SearchIndex(repository, database)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,9 +51,14 @@ def _modules() -> Iterator[tuple[str, Path]]:
 MODULES = [(room, path) for room, path in _modules() if room not in ("__init__", "__main__")]
 
 
+@functools.cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     """The modules that a module imports anywhere in it: in functions, and for types alone, too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -166,10 +172,12 @@ def _name(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
+NAMES = {_name(path) for _, path in MODULES}
+
+
 def _loaded(path: Path) -> Iterator[str]:
     """What a module imports when it is loaded: not in functions, and not for types alone."""
-    todo: list[ast.AST] = list(ast.parse(path.read_text("utf-8")).body)
-    known = {_name(file) for _, file in MODULES}
+    todo: list[ast.AST] = list(_parse(path).body)
     while todo:
         node = todo.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -179,5 +187,5 @@ def _loaded(path: Path) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in known else node.module or ""
+                yield full if full in NAMES else node.module or ""
         todo += ast.iter_child_nodes(node)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.errors import BadAnswer, LimitExceeded
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.roots import get_root
 from sidecar.ids import ROOT
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CODES, OF_FILES, Limits
@@ -90,7 +91,7 @@ def check_layouts(entries: Entries, layout_of: Mapping[str, str], limits: Limits
     own = {name: limits.narrow_to_layout(name) for name in limits.layouts}
     sums = {name: [0, 0] for name in own}
     for path, entry in entries.items():
-        layout = layout_of.get(path.split("/")[0], "")
+        layout = layout_of.get(get_root(path), "")
         mine = own.get(layout, limits)
         if entry.size > mine.file_bytes:
             raise _build_exceeded_error("file_bytes", layout, f"{path!r} has {entry.size:,} bytes", mine)
@@ -161,7 +162,7 @@ def _measure_use(
             entry
             for path, entry in entries.items()
             if not limits.layouts
-            or layout == (name if (name := layout_of.get(path.split("/")[0], "")) in limits.layouts else "")
+            or layout == (name if (name := layout_of.get(get_root(path), "")) in limits.layouts else "")
         ]
         prefix = f"limits.layouts.{layout}" if layout else "limits"
         if own:

@@ -37,7 +37,7 @@ from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
 from sidecar.format.patterns import compile_patterns
-from sidecar.format.roots import make_hint, split_number
+from sidecar.format.roots import get_root, make_hint, split_number
 from sidecar.host.files import SpooledFile, read_chunks
 from sidecar.host.work import NoProgress, run_in_thread
 from sidecar.layouts import RootSpec, find_spec
@@ -257,7 +257,7 @@ async def send_tarball(
     checked = value.pop("checked", True)
     answer = parse_answer(value, ProgramAnswer, question)
     files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
-    counts = Counter(path.split("/")[0] for path in files)
+    counts = Counter(map(get_root, files))
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
     if answer.status == "unsaved":
         tarball.uploaded = path
@@ -267,7 +267,7 @@ async def send_tarball(
     left = {row.path for row in answer.skipped}
     return replace(
         answer,
-        bytes=sum(entry.size for path, entry in files.items() if path.split("/")[0] not in apart and path not in left),
+        bytes=sum(entry.size for path, entry in files.items() if get_root(path) not in apart and path not in left),
         databases=tarball.checks,
         warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )

@@ -196,13 +196,7 @@ class Scratch:
                 return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
             except FileNotFoundError:  # and one that has just ended has removed it
                 return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(lock)
+        return leftovers.is_locked(lock)
 
     def leave(self, keep: bool = False) -> None:
         """End the run: remove the work folder, or keep it for a while so that the sidecar can fetch the pack in it."""

@@ -69,9 +69,9 @@ class SearchResult:
 class SearchIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, sink: SearchDatabase) -> None:
+    def __init__(self, repository: Repository, database: SearchDatabase) -> None:
         self._repository = repository
-        self._sink = sink
+        self._database = database
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -85,7 +85,7 @@ class SearchIndex:
             state = await self._read_head(memory)
             if state.head is None:
                 done = await self._remove_rows(place)
-            elif (await self._sink.standing(place.store, memory)).get(memory) == state.snapshot:
+            elif (await self._database.standing(place.store, memory)).get(memory) == state.snapshot:
                 return IndexResult(memory=memory, state="current", snapshot=state.snapshot)
             else:
                 done = await self._write_rows(place, state.snapshot)
@@ -110,21 +110,21 @@ class SearchIndex:
 
     async def behind(self) -> list[str]:
         """Return the memories whose records differ from the store, including those whose head cannot be read."""
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
     async def search(self, query: Query) -> SearchResult:
         """Search the records of this store. Raise a ``SearchError`` or a ``StoreError``."""
-        found = await self._sink.search(replace(query, store=await self._read_store_id()))
+        found = await self._database.search(replace(query, store=await self._read_store_id()))
         behind = await self._list_differing({hit.memory: hit.snapshot for hit in found.hits})
         return SearchResult(
             found=found, behind=behind, unindexed=[] if found.hits else await self._list_unindexed(query.memories)
         )
 
     async def _list_unindexed(self, wanted: Sequence[str]) -> list[str]:
-        held = await self._sink.standing(await self._read_store_id())
+        held = await self._database.standing(await self._read_store_id())
         there = await self._repository.memories()
         return [memory for memory in there if memory not in held and (not wanted or memory in wanted)]
 
@@ -156,7 +156,7 @@ class SearchIndex:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
                 records = await fetch_records(self._repository.store, manifest, scratch)
-                written = await self._sink.replace(place, snapshot, records, still)
+                written = await self._database.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():
                 raise
@@ -170,7 +170,7 @@ class SearchIndex:
             state = await self._repository.head(place.memory)
             return state.head is None and not state.problem
 
-        removed = await self._sink.remove(place, still)
+        removed = await self._database.remove(place, still)
         if removed is None:
             return None
         return IndexResult(memory=place.memory, state="removed" if removed else "current", removed=removed)

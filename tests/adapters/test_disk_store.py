@@ -314,7 +314,8 @@ async def test_a_swap_waits_for_the_lock_of_another_but_not_for_ever(
 
 
 def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, flock, deleted = tmp_path / ".lock-head", fcntl.flock, []
+    lock, flock = tmp_path / ".lock-head", fcntl.flock
+    deleted: list[Path] = []
 
     def deleting_flock(file: BinaryIO, how: int) -> None:
         if not deleted:

@@ -449,7 +449,7 @@ def credulous(moto_server: S3Server, credentials_of: Become, monkeypatch: pytest
 
 def _spied(store: Store, **hooks: Any) -> tuple[Engine, Spied]:
     spied = Spied(store, **hooks)
-    return Engine(open_sandbox=open_sandbox, repository=Repository(spied), direct=True), spied  # type: ignore[arg-type]
+    return Engine(open_sandbox=open_sandbox, repository=Repository(spied), direct=True), spied
 
 
 async def test_a_link_never_named_a_key_that_a_manifest_names(credulous: Store, local: Provider) -> None:

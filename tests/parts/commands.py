@@ -44,8 +44,8 @@ def ended(process: Sidecar, timeout: float = 120) -> Ran:
     said = stderr.decode(errors="replace")
     assert "Traceback" not in said, said
     with contextlib.suppress(ValueError):
-        return Ran(process.returncode, json.loads(stdout), said)
-    return Ran(process.returncode, {}, said)
+        return Ran(process.wait(), json.loads(stdout), said)
+    return Ran(process.wait(), {}, said)
 
 
 def url_of(store: str | Path) -> str:
@@ -54,4 +54,4 @@ def url_of(store: str | Path) -> str:
 
 def python_38() -> str:
     """A Python 3.8 on this machine; empty when there is none."""
-    return next((found for place in PYTHON_38 if (found := shutil.which(place))), "")
+    return next((found for place in PYTHON_38 if (found := shutil.which(str(place)))), "")

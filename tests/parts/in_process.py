@@ -31,4 +31,4 @@ class InProcess(LocalSandbox):
                 code = main(text)
             finally:
                 gc.enable()
-        return CommandResult(code, printed.buffer.getvalue())  # type: ignore[attr-defined]
+        return CommandResult(code, printed.buffer.getvalue())

@@ -101,6 +101,9 @@ class Watched:
             async for chunk in chunks:
                 yield chunk
 
+    async def remove(self, path: str) -> None:
+        await self._sandbox.remove(path)
+
     async def close(self) -> None:
         await self._sandbox.close()
 

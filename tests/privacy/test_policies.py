@@ -71,7 +71,7 @@ def stored(store: Path, text: str) -> bool:
     return any(text.encode() in data for _, data in everything_in(store))
 
 
-def engine_with(tmp_path: Path, **privacy: str) -> Engine:
+def engine_with(tmp_path: Path, **privacy: Any) -> Engine:
     return engine_at(tmp_path / "store", privacy=Privacy(**privacy))
 
 

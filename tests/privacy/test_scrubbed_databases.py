@@ -6,6 +6,7 @@ import mmap
 import random
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ CREATE TRIGGER au AFTER UPDATE ON t BEGIN
   INSERT INTO log VALUES (old.a);
 END"""
 PLAIN = "CREATE TABLE t (id INTEGER, a TEXT)"
-CASES = {
+CASES: dict[str, tuple[str, list[tuple[Any, Any]]]] = {
     "plain": ("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)", [(1, TEXT), (2, "kept"), (3, TEXT)]),
     "overflow": (PLAIN, [(n, "y" * 700 * n + TEXT) for n in range(1, 30)]),
     "no-rowid": ("CREATE TABLE t (id, a TEXT PRIMARY KEY) WITHOUT ROWID", [(1, TEXT), (2, f"2 {TEXT}")]),

@@ -25,7 +25,7 @@ from sidecar.errors import BaseCollected, LimitExceeded, SidecarError, SwapLost
 from sidecar.format import index
 from sidecar.format.index import DIR, FILE, Entry, Index, count_files
 from sidecar.format.patterns import Rules
-from sidecar.format.roots import split_number
+from sidecar.format.roots import get_stem, split_number, strip_below
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
 from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in
@@ -163,9 +163,9 @@ def _choose_format(run: ExportRun, checked: CheckedExport, roots: Collection[Sna
     """
     ours = {root.name: root for root in roots if root.layout in load_built_in()}
     rules = {
-        name: _Known(EARLIER[_stem(name)])
+        name: _Known(EARLIER[get_stem(name, EARLIER)])
         for name, root in ours.items()
-        if _stem(name) in EARLIER and _was_looked_for(root, run.request.projects, checked)
+        if get_stem(name, EARLIER) in EARLIER and _was_looked_for(root, run.request.projects, checked)
     }
     for path, kind, *_ in checked.entries.values():
         root, _, relative = path.partition("/")
@@ -174,19 +174,15 @@ def _choose_format(run: ExportRun, checked: CheckedExport, roots: Collection[Sna
     return FORMAT
 
 
-def _stem(name: str) -> str:
-    return name if name in EARLIER else split_number(name)[0]
-
-
 def _was_looked_for(root: SnapshotRoot, named: Collection[str] | None, checked: CheckedExport) -> bool:
     """Whether the earlier version would have looked at this root at all."""
-    answer, base = checked.answer, checked.base
-    if _stem(root.name) not in PROJECTS:
+    answer, base, stem = checked.answer, checked.base, get_stem(root.name, EARLIER)
+    if stem not in PROJECTS:
         return True
     if named is not None:
         # Roots of layouts that were not exported stay as the base has them, so the base's format decides.
         return base is None or base.format == FORMAT or any(found.name == root.name for found in answer.roots)
-    folder = root.hint.removesuffix("/.cm") if _stem(root.name) == "cm" else root.hint
+    folder = strip_below(root.hint, ".cm") if stem == "cm" else root.hint
     return folder in {"~", *answer.projects}
 
 
@@ -223,7 +219,7 @@ def find_learned(checked: CheckedExport) -> Learned | None:
         if entry.type != FILE or path in checked.base_entries:
             continue
         root, _, relative = path.partition("/")
-        stem = root if root in rules else split_number(root)[0]
+        stem = get_stem(root, rules)
         searched = bool(base.covered) or root in found or stem not in PROJECTS
         if stem not in rules or not searched or (rules[stem].patterns and not rules[stem].allows(relative, False)):
             new.append(entry)

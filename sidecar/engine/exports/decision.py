@@ -25,6 +25,7 @@ from sidecar.engine.sandbox.identity import join_some
 from sidecar.errors import SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.roots import get_root
 from sidecar.host.text import format_count, suggest
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import Layout
@@ -367,7 +368,7 @@ def _find_shrinkage(
 def _count_layout(layout: str, manifest: Manifest, entries: Entries) -> tuple[int, int]:
     """Return the number and the total size of the files of one layout."""
     roots = {root.name for root in manifest.roots if root.layout == layout}
-    return _count_files({path: entry for path, entry in entries.items() if path.split("/")[0] in roots})
+    return _count_files({path: entry for path, entry in entries.items() if get_root(path) in roots})
 
 
 def _count_files(entries: Entries) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from sidecar.engine.sandbox.dialogue import ExportAnswer, redact
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
 from sidecar.format.index import Entry, Index
-from sidecar.format.roots import split_number
+from sidecar.format.roots import get_root, get_stem
 from sidecar.host.text import format_count
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CREDENTIALS
@@ -177,11 +177,7 @@ def _describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, La
     """Return a warning about databases in agents' folders that no layout covers. Databases in a project's own folder
     belong to the project and are not mentioned."""
     projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
-    paths = [
-        redact(path)
-        for path in answer.databases_not_taken
-        if (root := path.split("/")[0]) not in projects and split_number(root)[0] not in projects
-    ]
+    paths = [redact(path) for path in answer.databases_not_taken if get_stem(get_root(path), projects) not in projects]
     return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
-from sidecar.format.roots import split_number
+from sidecar.format.roots import get_root, get_stem
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
 from sidecar.program.limits.trim import MOST_REPORTED
@@ -211,7 +211,7 @@ class ExportAnswer(ProgramAnswer):
     @property
     def trimmed(self) -> set[str]:
         """The roots that lost files to a size limit."""
-        return {row.path.split("/")[0] for row in self.dropped}
+        return {get_root(row.path) for row in self.dropped}
 
 
 A = TypeVar("A", bound=ProgramAnswer)
@@ -307,8 +307,8 @@ def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
     """Raise ``BadAnswer`` if files that were not taken are in a root that was not requested. Such a root need not have
     any file that was taken, so it may be missing from ``answer.roots``."""
     asked = {root["name"] for layout in request["layouts"] for root in layout["roots"]}
-    for name in (*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)):
-        if name not in asked and split_number(name)[0] not in asked:
+    for name in (*answer.not_taken, *map(get_root, answer.databases_not_taken)):
+        if get_stem(name, asked) not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
 
 
