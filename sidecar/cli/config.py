@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from sidecar.cli.result import Result, Table
@@ -29,6 +30,7 @@ from sidecar.errors import BadConfig, BadReference, SidecarError
 from sidecar.host.sections import list_settable, name_variable
 from sidecar.host.text import format_count
 from sidecar.layouts import load_built_in
+from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Webhook
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
@@ -145,6 +147,9 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
         found.searched = open_search(config.postgres) is not None
     with noted():
         found.keys = read_given_keys(config.encryption, config.signing)
+    if config.adopt.folder:
+        folder = Path(config.adopt.folder).expanduser()
+        list_backups(folder, lambda file, why, hint: found.notes.append(f"{file} is not adopted: {why} {hint}"))
     repository = None
     with noted():
         repository = open_repository(config.store, found.keys)

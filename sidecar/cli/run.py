@@ -84,7 +84,10 @@ class _Service:
         """Start the service and yield its address; stop it at the end. Raise what keeps it from starting."""
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         config = ServiceConfig(
-            service=self._config.service, webhooks=self._config.webhooks, index_every=self._config.postgres.every
+            service=self._config.service,
+            webhooks=self._config.webhooks,
+            index_every=self._config.postgres.every,
+            adopt=self._config.adopt.folder,
         )
         orders = Orders(self._stopping, self.hurried)
         serving = asyncio.create_task(serve(self._engine, config, ready=address.set_result, orders=orders, beside=True))

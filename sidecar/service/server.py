@@ -25,6 +25,7 @@ from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.connections import Connection, ConnectionLimits, Listener, limit_connections
 from sidecar.service.door.door import Hosts
+from sidecar.service.jobs.adoption import AdoptionJob
 from sidecar.service.jobs.drills import DrillJob
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
@@ -50,6 +51,8 @@ class ServiceConfig:
     webhooks: Sequence[Webhook] = ()
     index_every: float = 300.0
     """Seconds between two looks at whether the search index is up to date."""
+    adopt: str = ""
+    """The folder with backups to adopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ async def serve(
     await keeper.start()
     RetentionJob(sidecar, jobs).start()
     DrillJob(sidecar, jobs).start()
+    AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)

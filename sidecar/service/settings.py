@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -88,6 +89,26 @@ class Service:
     def find_cron(self, text: str) -> Cron | None:
         """Return a cron expression in the service's time zone; ``None`` if it is empty."""
         return Cron.parse(text, find_zone(self.timezone)) if text else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    folder: str = ""
+    """A folder with backups from before there was a sidecar (.tar.gz, .tgz, .tar.zst, .tar). When a service starts, each whose
+    memory does not exist becomes one: conductor.tar.gz becomes "conductor". Files are only read."""
+
+
+def check_adopt(settings: Adopt) -> Adopt:
+    """Return the settings. Raise ``BadConfig`` if the folder cannot be one."""
+    folder = os.path.expanduser(settings.folder)
+    at = ("adopt", "folder")
+    if folder and not os.path.isabs(folder):
+        raise BadConfig(f"[adopt] folder = {settings.folder!r} is no absolute path.", hint="Begin it with /.", at=at)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise BadConfig(
+            f"[adopt] folder: {folder} is no folder.", hint="Name the folder that the backups are in.", at=at
+        )
+    return settings
 
 
 def check_service(settings: Service) -> Service:
