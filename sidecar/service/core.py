@@ -14,10 +14,11 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
 from sidecar.engine.exports.decision import check_reasons
-from sidecar.engine.heads import Acceptance, accept, fork, rollback
+from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
 from sidecar.ids import check_memory_id, parse_snapshot_time
+from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import CareOptions
@@ -28,8 +29,7 @@ from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.sandboxes import Sandboxes, SandboxTarget
 from sidecar.service.settings import Service, narrow_local_policy
-from sidecar.store.manifest import Head, Manifest
-from sidecar.store.retention import Forgot, forget
+from sidecar.store.retention import forget
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
@@ -221,17 +221,17 @@ class Sidecar:
 
     # Changes without a sandbox: each is published once it is done
 
-    async def fork(self, memory: str, new: str, snapshot: str) -> Manifest:
+    async def fork(self, memory: str, new: str, snapshot: str) -> Forked:
         """Begin a new memory with a copy of a snapshot."""
-        manifest = await fork(self.engine.repository, check_memory_id(memory), new, snapshot)
-        self.events.publish("memory.forked", memory=new, snapshot=manifest.snapshot, origin=manifest.origin)
-        return manifest
+        done = await fork(self.engine.repository, check_memory_id(memory), new, snapshot)
+        self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)
+        return done
 
-    async def rollback(self, memory: str, snapshot: str) -> tuple[Head, str]:
-        """Make another snapshot the head. Return the new head and the old head's id."""
-        head, before = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
-        self.events.publish("memory.rolled-back", memory=memory, snapshot=head.snapshot, replaced=before or None)
-        return head, before
+    async def rollback(self, memory: str, snapshot: str) -> Head:
+        """Make another snapshot the head."""
+        done = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
+        self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
+        return done
 
     async def accept(self, memory: str, snapshot: str) -> Acceptance:
         """Make a snapshot the head that guards rejected, or that has diverged."""
@@ -247,7 +247,7 @@ class Sidecar:
         )
         return done
 
-    async def forget(self, memory: str, *, dry_run: bool) -> Forgot:
+    async def forget(self, memory: str, *, dry_run: bool) -> Forgotten:
         """Apply the retention rules to a memory. Raise ``MemoryNotFound``."""
         await list_existing_ids(self.engine.repository, memory)
         done = await forget(self.engine.repository, memory, self.engine.retention, dry_run=dry_run)
@@ -271,7 +271,7 @@ class Sidecar:
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
-    def publish_forgot(self, done: Forgot) -> None:
+    def publish_forgot(self, done: Forgotten) -> None:
         """Publish what the retention rules removed from a memory, if anything."""
         if done.forgotten or done.collected.objects:
             self._publish_forgot(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)

@@ -177,7 +177,7 @@ async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
     fourth = await exported(engine, tmp_path / "other")
     assert fourth.kind == "full"
     assert (third.findings, third.scrubbed.words, fourth.scrubbed.words) == ([], words, words)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     assert [row.scrubbed for row in rows] == [2, 2, 2, 2]
     contents = await read_contents(engine.repository, "m", "latest")
     assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}

@@ -10,8 +10,10 @@ import msgspec
 
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.format.roots import get_root, get_stem
+from sidecar.policy.limits import CODES
 from sidecar.program import notes as inside
 from sidecar.program.capture.export import MOST_DATABASES
 from sidecar.program.limits.trim import MOST_REPORTED
@@ -320,8 +322,9 @@ def redact(text: str) -> str:
 def build_error(trouble: ProgramError) -> SidecarError:
     """Return the exception for an error that the program reported."""
     message = redact_name(trouble.message)[0]
-    if trouble.code.startswith("limit-"):
+    if trouble.code in CODES.values():
         return LimitExceeded(message, code=trouble.code)
-    failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+    code = trouble.code if trouble.code in REFUSALS else ""
+    failure = ProgramFailed(message, code=code, hint=HINTS.get(code, ""))
     failure.retryable = trouble.retryable
     return failure

@@ -13,33 +13,24 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from sidecar.engine import ExportRequest
+from sidecar.engine import ExportRequest, queries
 from sidecar.engine.archives.tarballs import download
-from sidecar.engine.heads import Acceptance
 from sidecar.engine.limits import build_bounds
-from sidecar.engine.queries import (
-    MemoryRow,
-    compare_snapshots,
-    describe_memory,
-    list_memories,
-    list_snapshots,
-    read_contents,
-)
 from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
-from sidecar.receipts import ExportReceipt
-from sidecar.service.api.models import (
-    AcceptanceBody,
-    DeleteAnswer,
-    DiffAnswer,
-    ForkAnswer,
-    ForkBody,
-    HeadAnswer,
-    HeadBody,
-    MemoriesAnswer,
-    SnapshotAnswer,
-    SnapshotsAnswer,
+from sidecar.models.answers import (
+    Acceptance,
+    Deleted,
+    Difference,
+    Forked,
+    Head,
+    Memories,
+    Memory,
+    SnapshotContents,
+    Snapshots,
 )
+from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
+from sidecar.receipts import ExportReceipt
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
@@ -49,35 +40,33 @@ router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
 CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
-NEWEST = AcceptanceBody()
+NEWEST = AcceptBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
 @router.get("/memories", responses=document_problems(503))
-async def get_memories(request: Request) -> MemoriesAnswer:
+async def list_memories(request: Request) -> Memories:
     """Every memory of the store."""
-    repository = get_sidecar(request).engine.repository
-    return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
+    return await queries.list_memories(get_sidecar(request).engine.repository)
 
 
 @router.get("/memories/{memory}", responses=READING)
-async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
+async def get_memory(request: Request, memory: MemoryId) -> Memory:
     """One memory: its head and how many snapshots it has."""
-    return await describe_memory(get_sidecar(request).engine.repository, memory)
+    return await queries.describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
-async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
+async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
     """A memory's snapshots, newest first."""
-    state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
-    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
+    return await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
-async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
+async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
-    found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
-    return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
+    found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -88,7 +77,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         **READING,
     },
 )
-async def get_archive(
+async def download_snapshot(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
     """A snapshot as an ordinary tarball."""
@@ -115,22 +104,14 @@ async def get_archive(
 
 
 @router.get("/memories/{memory}/diff", responses=READING)
-async def get_diff(
+async def compare_snapshots(
     request: Request,
     memory: MemoryId,
     from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
     to: Wanted = "latest",
-) -> DiffAnswer:
+) -> Difference:
     """What changed between two snapshots."""
-    found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
-    return DiffAnswer(
-        **{"from": found.old},
-        memory=memory,
-        to=found.new,
-        added=found.added,
-        removed=found.removed,
-        changed=found.changed,
-    )
+    return await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
 
 
 @router.post(
@@ -144,7 +125,7 @@ async def get_diff(
         }
     },
 )
-async def post_archive(
+async def adopt_archive(
     request: Request,
     memory: MemoryId,
     label: Annotated[str, Query(max_length=1000)] = "",
@@ -169,26 +150,24 @@ async def post_archive(
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
-async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
+async def fork_memory(request: Request, memory: MemoryId, body: ForkBody) -> Forked:
     """Begin a new memory with a copy of a snapshot."""
-    manifest = await get_sidecar(request).fork(memory, body.memory, body.snapshot)
-    return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
+    return await get_sidecar(request).fork(memory, body.memory, body.snapshot)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
-async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
+async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody) -> Head:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await get_sidecar(request).rollback(memory, body.snapshot)
-    return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+    return await get_sidecar(request).rollback(memory, body.snapshot)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
-async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
+async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
     return await get_sidecar(request).accept(memory, body.snapshot)
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
-async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
+async def delete_memory(request: Request, memory: MemoryId) -> Deleted:
     """Remove every byte of a memory."""
-    return DeleteAnswer(memory=memory, removed=await get_sidecar(request).delete(memory))
+    return Deleted(memory=memory, removed=await get_sidecar(request).delete(memory))

@@ -19,6 +19,7 @@ import structlog
 from sidecar.engine import RestoreRequest
 from sidecar.engine.restores.choice import LATEST
 from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
+from sidecar.models import answers
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import (
     ENDED,
@@ -213,7 +214,7 @@ class Keeper:
         """Handle that a caller found a sandbox gone."""
         await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
-    async def detach(self, attachment: Attachment) -> None:
+    async def detach(self, attachment: answers.Attachment) -> None:
         """Remove an attachment, unless the sandbox was attached again in the meantime."""
         held = await self._attachments.find(*attachment.place)
         if held is None or held.attachment.attached != attachment.attached:
