@@ -33,6 +33,7 @@ from sidecar.store.retention import forget
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
+    from sidecar.service.starts import Starts
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
@@ -57,6 +58,8 @@ class Sidecar:
         self.remembered_calls = RememberedCalls(engine)
         self.keeper: Keeper | None = None
         """Is notified of callers' restores and exports, and exports the sandboxes of conversations in between."""
+        self.starts: Starts | None = None
+        """Creates sandboxes and ends them."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 

@@ -35,6 +35,7 @@ from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
+from sidecar.service.starts import Starts
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
@@ -94,6 +95,7 @@ async def serve(
     RetentionJob(sidecar, jobs).start()
     DrillJob(sidecar, jobs).start()
     AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
+    Starts(sidecar, keeper).look_regularly(jobs)
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)

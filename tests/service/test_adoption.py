@@ -75,8 +75,7 @@ class Adopter:
         return list(self.events)
 
     async def snapshots(self, memory: str) -> list[str]:
-        _, rows = await list_snapshots(self.sidecar.engine.repository, memory)
-        return [row.snapshot for row in rows]
+        return [row.snapshot for row in (await list_snapshots(self.sidecar.engine.repository, memory)).snapshots]
 
 
 async def test_each_backup_becomes_a_memory_and_stays_as_it_was(

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Problem
-from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
+from sidecar.service.api import attachments, memories, page, retention, sandboxes, search, system, verbs
 from sidecar.service.api.openapi import build_openapi, name_operation
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
@@ -73,6 +73,7 @@ def make_api() -> FastAPI:
     api.include_router(verbs.router)
     api.include_router(attachments.router)
     api.include_router(attachments.all_of_them)
+    api.include_router(sandboxes.router)
     api.include_router(memories.router)
     api.include_router(retention.router)
     api.include_router(search.router)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
-from sidecar.models.requests import AttachBody, ExportBody, RestoreBody
+from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import build_answer, build_problem, document_problems
@@ -49,7 +49,7 @@ def get_sidecar(request: Request) -> Sidecar:
     return sidecar
 
 
-def build_care(body: RestoreBody | AttachBody, *, lasting: bool = False) -> CareOptions:
+def build_care(body: RestoreBody | AttachBody | StartBody, *, lasting: bool = False) -> CareOptions:
     """Take from a body how its sandbox is to be looked after."""
     return CareOptions(
         layouts=body.layouts,
