@@ -1,8 +1,8 @@
 """Writes what comes from the code: docs/reference/, docs/options.md and docs/openapi.json. Run it with ``make reference``.
 
-A test compares the pages with what this would write. What cannot be read off a class (the codes of the program inside the
-sandbox, of guards and of HTTP itself) is described in tables here; a code without a line there, or a line without a code, is
-refused.
+A test compares the pages with what this would write. Codes that no class stands for (those of the program inside the
+sandbox, of limits, of guards and of HTTP itself) are described in tables, here or beside the code; a code without a line
+there, or a line without a code, is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -25,11 +26,13 @@ from sidecar.cli.config import render_options_page
 from sidecar.engine.sandbox.dialogue import ProgramError, build_error
 from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
-from sidecar.models.answers import Event, Problem
+from sidecar.models.answers import Problem
 from sidecar.policy.limits import CODES, REASONS
 from sidecar.service.api.app import make_api
 from sidecar.service.api.codes import OVER_HTTP
+from sidecar.service.api.examples import EVENT
 from sidecar.service.api.problems import HTTP_CODES, OTHER_HTTP, status_of
+from sidecar.service.event_details import DETAILS
 from sidecar.service.event_types import EVENTS
 from sidecar.service.jobs.index import IndexMetrics
 from sidecar.service.jobs.webhooks import body_of, headers_of
@@ -66,13 +69,19 @@ GUARDS = {
 def pages() -> dict[Path, str]:
     """Every page that is made, by where it is."""
     return {
-        DOCS / "openapi.json": json.dumps(make_api().openapi(), indent=2) + "\n",
+        DOCS / "openapi.json": json.dumps(openapi(), indent=2) + "\n",
         DOCS / "options.md": render_options_page(),
         DOCS / "reference/errors.md": errors_page(),
         DOCS / "reference/events.md": events_page(),
         DOCS / "reference/metrics.md": metrics_page(),
         DOCS / "reference/webhooks.md": webhooks_page(),
     }
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document."""
+    return make_api().openapi()
 
 
 @cache
@@ -270,18 +279,27 @@ def events_page() -> str:
                 ("`type`", "one of the types below"),
                 ("`at`", "when it happened: ISO time in UTC"),
                 ("`memory`, `sandbox`", "what it is about; empty where that does not apply"),
-                ("`details`", "more, by type"),
+                ("`details`", "more, by type; what is in brackets is there only where it applies"),
             ),
         ),
         "",
-        *_table(("type", "what happened"), ((f"`{kind}`", about) for kind, about in EVENTS.items())),
+        *_table(
+            ("type", "what happened", "details"),
+            ((f"`{kind}`", about, _details(kind)) for kind, about in EVENTS.items()),
+        ),
         "",
-        "Events of exports and restores have in `details` the `operation`, `conversation`, `snapshot`, `files`,",
-        "`bytes`, `packed_bytes`, `seconds` and `warnings`, and a `reason` where there is one; of exports also",
-        "`saved`. Those that failed have an `error` with `code`, `message`, `hint` and `retryable`: see [error",
-        "codes](errors.md). The last 500 events are kept for listeners that come back; a listener that is too",
-        "slow misses some, and sees it by their numbers.",
+        "An `error` has `code`, `message`, `hint` and `retryable`: see [error codes](errors.md). The types of all of",
+        "this are in the [OpenAPI document](../openapi.json). The last 500 events are kept for listeners that come",
+        "back; a listener that is too slow misses some, and sees it by their numbers.",
     )
+
+
+def _details(event: str) -> str:
+    """The names of what an event of this type tells."""
+    (kind,) = [kind for kind, events in DETAILS.items() if event in events]
+    schema = openapi()["components"]["schemas"][kind.__name__]
+    always = schema.get("required", ())
+    return ", ".join(f"`{name}`" if name in always else f"(`{name}`)" for name in schema["properties"])
 
 
 def metrics_page() -> str:
@@ -309,14 +327,6 @@ def _shown(metric: MetricWrapperBase) -> str:
 
 
 SECRET = "an example secret"
-EXAMPLE = Event(
-    number=7,
-    type="sandbox.lost",
-    at="2026-11-16T10:15:02.117+00:00",
-    memory="conductor",
-    sandbox="e2b:i3x9k2",
-    details={"conversation": "c1", "unsaved_seconds": 212.0},
-)
 CHECK = """import hashlib
 import hmac
 import time
@@ -330,8 +340,8 @@ def is_genuine(secret: str, headers, body: bytes) -> bool:
 
 
 def webhooks_page() -> str:
-    body = body_of(EXAMPLE)
-    headers = headers_of(EXAMPLE.type, body, "1794824102", SECRET)
+    body = body_of(EVENT)
+    headers = headers_of(EVENT.type, body, "1794824102", SECRET)
     return _page(
         "Webhooks",
         "A webhook is a POST for each [event](events.md) that its patterns match:",

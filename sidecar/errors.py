@@ -16,6 +16,7 @@
     │   └── SwapLost               compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
     │   ├── MemoryNotFound · SnapshotNotFound
+    │   │   └── RecordNotFound     the snapshot has no such file or record
     │   ├── SnapshotDamaged
     │   │   ├── UnknownFormat      a later version wrote it
     │   │   └── ObjectRefused      a sealed object was altered
@@ -256,6 +257,13 @@ class SnapshotNotFound(SnapshotError):
 
     code = "snapshot-not-found"
     default_hint = "`memory-sidecar log MEMORY` shows its snapshots."
+
+
+class RecordNotFound(SnapshotNotFound):
+    """The snapshot has no such file or record."""
+
+    code = "record-not-found"
+    default_hint = "`memory-sidecar show MEMORY` lists files, `memory-sidecar records MEMORY` records."
 
 
 class SnapshotDamaged(SnapshotError):

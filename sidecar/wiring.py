@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.errors import BadReference, DriverMissing
+from sidecar.layouts import Layout
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Sandbox, SandboxProvider, Store
 from sidecar.search.settings import Postgres, read_postgres_url
@@ -117,7 +119,9 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
     return open_postgres(url, settings)
 
 
-def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None:
+def open_index(
+    repository: Repository, settings: Postgres, layouts: Mapping[str, Layout] | None = None
+) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
     database = open_search(settings)
@@ -125,4 +129,4 @@ def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None
         return None
     from sidecar.search.upkeep import SearchIndex
 
-    return SearchIndex(repository, database)
+    return SearchIndex(repository, database, layouts)

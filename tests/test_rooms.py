@@ -27,6 +27,7 @@ ORDER = (
         "store",
         "records",
         "search",
+        "audit",
     ),
     *("engine", "service", "config", "client", "adapters", "wiring", "cli"),
 )

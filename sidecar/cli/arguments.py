@@ -35,7 +35,11 @@ EXAMPLES = {
     "list": ["list --json"],
     "log": ["log conductor"],
     "show": ["show conductor", "show conductor 20261116T0830"],
-    "diff": ["diff conductor"],
+    "diff": ["diff conductor", "diff conductor latest~5 latest --markdown", "diff conductor --sandbox e2b:i3x9k2"],
+    "records": ["records conductor --kind observation", "records conductor conversation:c7"],
+    "cat": ["cat conductor project/MEMORY.md"],
+    "history": ["history conductor project/MEMORY.md", "history conductor 3f2a91bc"],
+    "blame": ["blame conductor", "blame conductor project/MEMORY.md"],
     "fork": ["fork conductor experiment"],
     "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
     "accept": ["accept conductor"],
@@ -51,6 +55,7 @@ EXAMPLES = {
     "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
     "index": ["index"],
     "rekey": ["rekey"],
+    "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
     "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
     "demo": ["demo", "demo --home /tmp/sample"],
@@ -207,10 +212,7 @@ def _add_reading_commands(command: Any) -> None:
     show = command("show", "Show a snapshot and the files in it.")
     show.add_argument("memory", metavar="MEMORY")
     show.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
-    diff = command("diff", "Show what changed between two snapshots; by default, with the head.")
-    diff.add_argument("memory", metavar="MEMORY")
-    diff.add_argument("old", nargs="?", default="", metavar="A")
-    diff.add_argument("new", nargs="?", default="latest", metavar="B")
+    _add_record_commands(command)
     download = command("download", "Write a snapshot as an ordinary tarball.")
     download.add_argument("memory", metavar="MEMORY")
     download.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
@@ -228,6 +230,11 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
+    audit = command("audit", "Show who did what to which memory, if [audit] is set.")
+    audit.add_argument("--memory", metavar="MEMORY", help="only calls on this one")
+    audit.add_argument("--since", metavar="TIME", help="24h, 7d, 2026-11-16T10:00Z (default: all)")
+    audit.add_argument("--verify", action="store_true", help="check that nothing was removed or altered (exit 1 if so)")
+    audit.add_argument("--file", metavar="FILE", help="read what [audit] file has, not the store")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
@@ -252,6 +259,37 @@ def _add_reading_commands(command: Any) -> None:
     _add_user_option(doctor)
     doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+
+
+def _add_record_commands(command: Any) -> None:
+    diff = command("diff", "Show what changed between two snapshots, record by record; by default, with the head.")
+    diff.add_argument("memory", metavar="MEMORY")
+    diff.add_argument("old", nargs="?", default="", metavar="A", help="default: the parent of B")
+    diff.add_argument("new", nargs="?", default="latest", metavar="B", help="default: latest")
+    diff.add_argument("--files", action="store_true", help="only files and their sizes")
+    diff.add_argument("--with", dest="other", default="", metavar="MEMORY", help="B is a snapshot of this memory")
+    diff.add_argument("--sandbox", default="", metavar="REF", help="what this sandbox has that A, or the head, has not")
+    diff.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    diff.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these; message is counted only")
+    diff.add_argument("--markdown", action="store_true", help="for a pull request or a chat")
+    records = command("records", "List what a snapshot says.")
+    records.add_argument("memory", metavar="MEMORY")
+    records.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    records.add_argument("--kind", action="append", default=[], metavar="KIND", help="observation, section, learning…")
+    records.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many (default: all)")
+    cat = command("cat", "Print a file of a snapshot.")
+    cat.add_argument("memory", metavar="MEMORY")
+    cat.add_argument("path", metavar="PATH", help="as show writes it: project/MEMORY.md")
+    cat.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    history = command("history", "List every version of a file or a record, with its conversation.")
+    history.add_argument("memory", metavar="MEMORY")
+    history.add_argument("what", metavar="PATH|RECORD")
+    history.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame = command("blame", "Show which conversation and sandbox taught each record of a snapshot.")
+    blame.add_argument("memory", metavar="MEMORY")
+    blame.add_argument("path", nargs="?", default="", metavar="PATH")
+    blame.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these")
 
 
 def _add_changing_commands(command: Any) -> None:

@@ -14,14 +14,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.arguments import build_parser, suggest_command
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, is_terminal, print_error, route_logs, show_result
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
+
+if TYPE_CHECKING:
+    from sidecar.audit.settings import Audit
+    from sidecar.ports import Store
 
 # Imported only when called, so that every command starts fast.
 COMMANDS = {
@@ -37,11 +41,15 @@ COMMANDS = {
     "list": "stores.run_list",
     "log": "stores.run_log",
     "show": "stores.run_show",
-    "diff": "stores.run_diff",
+    "diff": "records.run_diff",
+    "records": "records.run_records",
+    "cat": "records.run_cat",
+    "history": "records.run_history",
+    "blame": "records.run_blame",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "accept": "stores.run_accept",
-    "verify": "verify.run_verify",
+    "verify": "doctor.run_verify",
     "forget": "retention.run_forget",
     "pin": "retention.run_pin",
     "unpin": "retention.run_unpin",
@@ -53,6 +61,7 @@ COMMANDS = {
     "search": "search.run_search",
     "index": "search.run_index",
     "rekey": "keys.run_rekey",
+    "audit": "audit.run_audit",
 }
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
@@ -157,7 +166,7 @@ async def _run(args: argparse.Namespace) -> Result:
         restoring=config.restore,
         direct=config.direct,
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
-        index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
+        index=open_index(repository, config.postgres, config.layouts) if args.command in WITH_INDEX else None,
     )
     # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -165,12 +174,25 @@ async def _run(args: argparse.Namespace) -> Result:
         # A service prints lines to be copied, which a progress bar on the same screen would break.
         with_bar = is_terminal() and not args.json and args.command not in LASTING
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
-            result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
+            run = functools.partial(command, replace(engine, progress=bar) if bar else engine, args)
+            result = await _run_recorded(config.audit, repository.store, args, run)
             return await update_index(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         await repository.store.close()
+
+
+async def _run_recorded(
+    audit: Audit, store: Store, args: argparse.Namespace, run: Callable[[], Awaitable[Result]]
+) -> Result:
+    """Run a command, and record it if an audit is kept that tells of such."""
+    if audit.kept:
+        from sidecar.cli.audit import CHANGING, READING, record_command
+
+        if args.command in CHANGING | READING:
+            return await record_command(audit, store, args, run)
+    return await run()
 
 
 def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sidecar.audit.settings import Audit, check_audit
 from sidecar.config.lines import TomlLines
 from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
@@ -56,6 +57,7 @@ class Config:
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
+    audit: Audit = Audit()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
@@ -78,6 +80,7 @@ SECTIONS: dict[str, type[Any]] = {
     "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
+    "audit": Audit,
 }
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
 """The variables with the prefix other than SECTION_KEY."""
@@ -166,6 +169,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         postgres=check_postgres(read_section(table, "postgres", Postgres)),
         encryption=read_section(table, "encryption", Encryption),
         signing=read_section(table, "signing", Signing),
+        audit=check_audit(read_section(table, "audit", Audit)),
         webhooks=_build_webhooks(table.get("webhooks", [])),
         layouts=apply_required(layouts, guards),
     )

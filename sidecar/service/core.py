@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sidecar.audit.lines import build_own_call
+from sidecar.audit.trail import Trail
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
@@ -22,6 +24,7 @@ from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import CareOptions
+from sidecar.service.calls import REPEATED, note_outcome, note_subject
 from sidecar.service.event_types import DELETED
 from sidecar.service.events import Events, publish_accepted
 from sidecar.service.idempotency import KeyedCall, RememberedCall, RememberedCalls
@@ -47,13 +50,15 @@ class _AlreadyBegun(Exception):
 class Sidecar:
     """One service: its engine, operations, open sandboxes, events and metrics."""
 
-    def __init__(self, engine: Engine, settings: Service) -> None:
-        self.engine = replace(engine, forgot=self._publish_forgot)
+    def __init__(self, engine: Engine, settings: Service, trail: Trail | None = None) -> None:
+        self.engine = replace(engine, forgot=self._on_forgot)
         self.settings = settings
         self.events = Events()
         self.metrics = Metrics()
         self.events.subscribe(self.metrics.count, repetitions=True)
-        self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
+        self.trail = trail or Trail()
+        """Where the audit is written."""
+        self.operations = Operations(self.events, self.trail, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes(partial(engine.open_sandbox, local=narrow_local_policy(engine.local, settings)))
         self.remembered_calls = RememberedCalls(engine)
         self.keeper: Keeper | None = None
@@ -72,10 +77,11 @@ class Sidecar:
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = request
             if call is not None:
+                await operation.intend(call.snapshot)
                 if (stored := await self.remembered_calls.finish(call, target.ref)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
-            engine = replace(self.engine, progress=operation, reached=reached)
+            engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
             try:
                 async with self.sandboxes.use(target) as box:
                     return await self._export_for_caller(engine, box, ours)
@@ -137,7 +143,8 @@ class Sidecar:
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.is_open(target.ref))
             async with self.sandboxes.use(target) as box:
-                receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+                engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
+                receipt = await restore(engine, box, ours)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
@@ -151,7 +158,8 @@ class Sidecar:
         check_reasons(request.allow)
 
         async def work(operation: Operation) -> Receipt:
-            return await adopt(replace(self.engine, progress=operation), archive, request)
+            engine = replace(self.engine, progress=operation, reached=operation.intend)
+            return await adopt(engine, archive, request)
 
         return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
 
@@ -176,8 +184,11 @@ class Sidecar:
         if running is not None:
             before, under_way = running
             asked.check_same(before)
+            note_outcome(REPEATED)
             return under_way
         if call is not None and (answered := self.remembered_calls.read_receipt(call)) is not None:
+            note_outcome(REPEATED)
+            note_subject(snapshot=answered.snapshot or "")
             return self.operations.repeat(operation, answered)
 
         async def once(started: Operation) -> Receipt:
@@ -227,18 +238,21 @@ class Sidecar:
     async def fork(self, memory: str, new: str, snapshot: str) -> Forked:
         """Begin a new memory with a copy of a snapshot."""
         done = await fork(self.engine.repository, check_memory_id(memory), new, snapshot)
+        note_subject(also=new, snapshot=done.snapshot)
         self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)
         return done
 
     async def rollback(self, memory: str, snapshot: str) -> Head:
         """Make another snapshot the head."""
         done = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
         self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
         return done
 
     async def accept(self, memory: str, snapshot: str) -> Acceptance:
         """Make a snapshot the head that guards rejected, or that has diverged."""
         done = await accept(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
         publish_accepted(
             self.events,
             memory=memory,
@@ -279,11 +293,27 @@ class Sidecar:
         if done.forgotten or done.collected.objects:
             self._publish_forgot(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
 
+    def _on_forgot(self, memory: str, forgotten: int) -> None:
+        """Tell what the rules removed after an export."""
+        self.trail.add(build_own_call("retention", memory=memory), f"forgot {forgotten}")
+        self._publish_forgot(memory, forgotten)
+
     def _publish_forgot(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
         self.events.publish("retention.forgot", memory=memory, snapshots=forgotten, objects=objects, bytes=size)
 
     async def close(self) -> None:
         await self.sandboxes.close()
+
+
+def _announce(operation: Operation, reached: Reached | None) -> Reached:
+    """Return what the engine calls before it stores or changes anything."""
+
+    async def announce(snapshot: str) -> None:
+        if reached is not None:
+            await reached(snapshot)
+        await operation.intend(snapshot)
+
+    return announce
 
 
 async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:

@@ -17,6 +17,8 @@ import httpx
 import structlog
 import uvicorn
 
+from sidecar.audit.settings import Audit
+from sidecar.audit.trail import Trail, open_trail
 from sidecar.engine import Engine
 from sidecar.host.local_token import find_token_path
 from sidecar.service.api.app import make_app
@@ -50,6 +52,7 @@ class ServiceConfig:
 
     service: Service
     webhooks: Sequence[Webhook] = ()
+    audit: Audit = Audit()
     index_every: float = 300.0
     """Seconds between two looks at whether the search index is up to date."""
     adopt: str = ""
@@ -87,12 +90,16 @@ async def serve(
         await step()
     host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
     assert listener is not None
-    sidecar = Sidecar(engine, settings)
+    trail = open_trail(config.audit, engine.repository.store, lambda told: log.info("audit", **told))
+    await trail.open()
+    await trail.write()
+    sidecar = Sidecar(engine, settings, trail)
     deliveries = _start_deliveries(sidecar, config.webhooks)
     jobs = Jobs()
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
-    RetentionJob(sidecar, jobs).start()
+    keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
+    RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
     DrillJob(sidecar, jobs).start()
     AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
     Starts(sidecar, keeper).look_regularly(jobs)
@@ -119,7 +126,21 @@ async def serve(
     server.should_exit = True
     server.force_exit = orders.hurry.is_set()
     await asyncio.wait({serving}, timeout=5)
+    await _close_trail(trail)
     return HURRIED if orders.hurry.is_set() else UNSAVED if left else 0
+
+
+async def _close_trail(trail: Trail) -> None:
+    """End the audit of this service, within ``DELIVERY_SECONDS``."""
+    log = structlog.get_logger("sidecar")
+    try:
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            problem = await trail.close()
+    except TimeoutError:
+        log.critical("lines of the audit may be lost: the place they are kept in does not answer")
+    else:
+        if problem is not None:
+            log.critical("lines of the audit are lost", **problem.as_dict())
 
 
 def _compute_limits(settings: Service, log: structlog.BoundLogger) -> ConnectionLimits:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
 from sidecar.errors import NotEnded, RestoreIncomplete, SandboxBusy, SidecarError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
@@ -250,6 +251,8 @@ class Starts:
         attached = [ref for ref in refs if await self._find_attachment(record.memory, ref) is not None]
         for ref in refs if not attached else ():
             await provider.end(ref)
+            own = build_own_call("end-unfinished", memory=record.memory, sandbox=ref)
+            self._sidecar.trail.add(own, "ended")
             self._log.warning("a sandbox of a start that was not finished was ended", memory=record.memory, sandbox=ref)
         if refs or time.time() - record.began > LATE_SECONDS:
             await self._store.delete([held.key])

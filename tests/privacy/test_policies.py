@@ -358,16 +358,15 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
-async def test_a_binary_file_stays_behind_only_if_something_had_to_be_taken_out_of_it(
-    mode: str, tmp_path: Path
-) -> None:
+async def test_in_a_binary_file_a_credential_is_overwritten_and_nothing_moves(mode: str, tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", "plain")
     write(home / "app/memory/state.pickle", b"x\0y " + TOKEN.encode() + b" z")
     receipt = await exported(engine_with(tmp_path, credentials=mode), home)
-    found = {"off": {}, "warn": {"warned": 1}, "redact": {}, "refuse": {"refused": 1}}
-    assert receipt.found == found[mode]
-    assert [row.path for row in receipt.skipped] == (["project/memory/state.pickle"] if mode == "redact" else [])
+    found = {"off": {}, "warn": {"warned": 1}, "redact": {"redacted": 1}, "refuse": {"refused": 1}}
+    assert receipt.found == found[mode] and receipt.skipped == []
     assert stored(tmp_path / "store", f"x\0y {TOKEN} z") == (mode in ("off", "warn"))
+    mark = "[redacted:github-token]".ljust(len(TOKEN), "*")
+    assert stored(tmp_path / "store", f"x\0y {mark} z") == (mode == "redact")
 
 
 @pytest.mark.parametrize("secret", [f"<private>{SECRET}</private>", TOKEN])
@@ -464,7 +463,7 @@ async def test_a_name_that_was_looked_at_is_not_looked_at_again(
     await exported(engine_with(tmp_path), home)
     looks: list[str] = []
     look = credentials.redact_name
-    monkeypatch.setattr(credentials, "redact_name", lambda text: looks.append(text) or look(text))
+    monkeypatch.setattr(credentials, "redact_name", lambda text, rules: looks.append(text) or look(text, rules))
     write(home / "app/memory/new.md", b"new")
     write(home / "app/memory/note.md", b"changed")
     await exported(engine_with(tmp_path), home)

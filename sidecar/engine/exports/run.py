@@ -60,6 +60,8 @@ class ExportRequest:
     """What the comments in an imported tarball say, besides its files."""
     snapshot: str = ""
     """The id for the new snapshot, if the caller has to know it beforehand."""
+    trial: bool = False
+    """Only look: nothing is stored, and the sandbox's notes stay as they are."""
 
 
 @dataclass(slots=True, kw_only=True)

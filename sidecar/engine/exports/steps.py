@@ -19,6 +19,7 @@ from sidecar.engine.exports.commit import (
     settle_head,
     store_snapshot,
 )
+from sidecar.engine.exports.counts import count_changes
 from sidecar.engine.exports.decision import (
     Verdict,
     check_reasons,
@@ -73,19 +74,19 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     engine = engine.narrow_to(request.memory)
     counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
     try:
-        return await _run_export(await _begin_run(engine, counted, request, started, []))
+        return await _run_export(await begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:
         # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
         # same happens again, something is wrong, and the error is raised.
         warnings = [f"It was begun anew: {problem.message}"]
-        return await _run_export(await _begin_run(engine, counted, request, started, warnings))
+        return await _run_export(await begin_run(engine, counted, request, started, warnings))
 
 
 async def _run_export(run: ExportRun) -> ExportReceipt:
     """Run one export to its receipt. A size limit that is exceeded ends it as rejected, not as an error."""
     async with open_spool() as run.scratch, delete_unclaimed(run.engine.repository.store) as run.unclaimed:
         try:
-            checked = await fetch_and_check(run, _build_question(run))
+            checked = await fetch_and_check(run, build_question(run))
             run.answer = checked.answer
             if checked.answer.status == "refused":
                 return run.receipt(ExportOutcome.REJECTED, reason=explain_credentials(checked.answer))
@@ -97,13 +98,14 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
             verdict = await decide(run, checked, manifest, head)
+            manifest = replace(manifest, changes=await count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, reason=Reason(code=limit.code, message=limit.message))
     return await _finish_stored(run, checked, verdict, stored)
 
 
-async def _begin_run(
+async def begin_run(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> ExportRun:
     """Read the head and the listing, connect to the sandbox, and choose the id of the new snapshot. Raise a
@@ -118,7 +120,7 @@ async def _begin_run(
     await prepared
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state)]
-    if not request.adopt:
+    if not request.adopt and not request.trial:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
         # the store even if this export fails.
         state = await engine.repository.begin(state)
@@ -152,7 +154,7 @@ async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest |
         return state, None  # a later step that needs it raises
 
 
-def _build_question(run: ExportRun) -> dict[str, Any]:
+def build_question(run: ExportRun) -> dict[str, Any]:
     """Build the export request for the in-sandbox program."""
     request, layouts, head = run.request, choose_layouts(run.request.layouts, run.engine.layouts), run.replaces
     room = compute_room_left(run.engine, run.survey.sizes)
@@ -175,6 +177,7 @@ def _build_question(run: ExportRun) -> dict[str, Any]:
         "database_wait": run.engine.timing.database_wait,
         "worker_wait": run.engine.timing.worker_wait,
         "turn_wait": run.engine.timing.turn_wait,
+        **({"trial": True} if request.trial else {}),
     }
 
 

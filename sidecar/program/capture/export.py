@@ -111,8 +111,13 @@ class Export:
         return finding._replace(roots=roots, warnings=finding.warnings + warnings)
 
     def run(self) -> dict[str, Any]:
-        """Export, then write the notes. Return the answer."""
+        """Export, then write the notes. Return the answer.
+
+        A trial leaves the notes and the cache as they are: what it brings is looked at and not stored.
+        """
         answer = self._run()
+        if self.request.get("trial"):
+            return answer
         noted, warnings = self._write_notes()
         answer.update(noted, warnings=answer["warnings"] + warnings)
         return answer
@@ -218,6 +223,8 @@ class Export:
 
     def _remember(self, snapshot: str) -> None:
         """Write the cache's index for this snapshot."""
+        if self.request.get("trial"):
+            return
         base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._name_policy())
         heads = self.request.get("notes", {}).get("heads", [])
         origin = next((one for one in self.lineage if one in heads), "")

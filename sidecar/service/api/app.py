@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Problem
-from sidecar.service.api import attachments, memories, page, retention, sandboxes, search, system, verbs
+from sidecar.service.api import attachments, memories, page, records, retention, sandboxes, search, system, verbs
+from sidecar.service.api.audit import AuditGate, announce_change, begin_record
 from sidecar.service.api.openapi import build_openapi, name_operation
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
@@ -53,7 +54,8 @@ def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> 
     api.state.sidecar = sidecar
     api.state.keeper = keeper
     api.state.uploads = Uploads(sidecar.settings.uploads)
-    return SafeHeaders(WholeSegments(RequestGuard(TokenGate(api, tokens, sidecar.settings.body_bytes), hosts)))
+    gate = TokenGate(AuditGate(api), tokens, sidecar.settings.body_bytes)
+    return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
 
 def make_api() -> FastAPI:
@@ -68,6 +70,7 @@ def make_api() -> FastAPI:
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
+        dependencies=[Depends(begin_record), Depends(announce_change)],
         generate_unique_id_function=name_operation,
     )
     api.include_router(verbs.router)
@@ -75,6 +78,7 @@ def make_api() -> FastAPI:
     api.include_router(attachments.all_of_them)
     api.include_router(sandboxes.router)
     api.include_router(memories.router)
+    api.include_router(records.router)
     api.include_router(retention.router)
     api.include_router(search.router)
     api.include_router(system.router)

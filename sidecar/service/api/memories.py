@@ -21,7 +21,6 @@ from sidecar.ids import check_memory_id
 from sidecar.models.answers import (
     Acceptance,
     Deleted,
-    Difference,
     Forked,
     Head,
     Memories,
@@ -35,6 +34,7 @@ from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
@@ -66,7 +66,8 @@ async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
     found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
-    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
+    note_subject(snapshot=found.row.snapshot)
+    return SnapshotContents(**{**asdict(found.row), "changes": found.row.changes}, memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -89,6 +90,8 @@ async def download_snapshot(
         file.close()
         raise
 
+    note_subject(snapshot=manifest.snapshot)
+
     async def chunks() -> AsyncIterator[bytes]:
         with file:
             file.seek(0)
@@ -101,17 +104,6 @@ async def download_snapshot(
         "Content-Disposition": f'attachment; filename="{manifest.snapshot}.tar.{codec}"',
     }
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
-
-
-@router.get("/memories/{memory}/diff", responses=READING)
-async def compare_snapshots(
-    request: Request,
-    memory: MemoryId,
-    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
-    to: Wanted = "latest",
-) -> Difference:
-    """What changed between two snapshots."""
-    return await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
 
 
 @router.post(

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from sidecar import receipts
 from sidecar.host.field_docs import read_field_docs
-from sidecar.models import answers, requests
+from sidecar.models import answers, records, requests
 from sidecar.models.answers import Event, Problem
 from sidecar.policy.limits import REASONS
 from sidecar.service.api.codes import list_problem_codes, list_reason_codes
@@ -29,7 +29,7 @@ REF = "#/components/schemas/{model}"
 Json = dict[str, Any]
 MODELS: dict[str, type[Any]] = {
     name: kind
-    for module in (receipts, requests, answers)
+    for module in (receipts, requests, answers, records)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and is_dataclass(kind)
 }
@@ -88,7 +88,7 @@ def _complete_schema(schema: Json, kind: type[Any] | None) -> None:
     for name, field in schema.get("properties", {}).items():
         field.pop("title", None)
         field.pop("default", None)
-        if said := about.get(name.rstrip("_")) or about.get(f"{name}_"):
+        if said := about.get(name) or about.get(f"{name}_"):  # "from_" is sent as "from"
             field["description"] = said.replace("``", "`")
     if "description" in schema:
         schema["description"] = schema["description"].replace("``", "`")
@@ -97,7 +97,7 @@ def _complete_schema(schema: Json, kind: type[Any] | None) -> None:
 
 
 def _add_codes(schemas: Json) -> None:
-    """Add the enums that models cannot have, for they are above the rooms that know the codes."""
+    """Add the enums that models cannot have, being below the rooms that know the codes."""
     for name, codes, where in (
         ("ProblemCode", list_problem_codes(), ("Problem", "ErrorDetails")),
         ("ReasonCode", list_reason_codes(), ("Reason",)),

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from sidecar import errors
+from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
 from sidecar.errors import NotEnded, SidecarError
 from sidecar.host.files import SpoolFull
@@ -18,6 +19,7 @@ from sidecar.models.answers import Problem
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
 from sidecar.service.attachments.leases import LeaseLost
+from sidecar.service.calls import note_outcome
 from sidecar.service.idempotency import KeyReused
 from sidecar.service.operations import Stopping, TooBusy
 
@@ -43,6 +45,7 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (UploadTimeout, 408),
     (UploadCut, 400),
     (TooBusy, 429),
+    (AuditUnwritable, 503),
     (Stopping, 503),
     (errors.MemoryNotFound, 404),
     (errors.SnapshotNotFound, 404),
@@ -87,6 +90,7 @@ def build_problem(error: SidecarError) -> Problem:
 
 def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the HTTP response for a problem."""
+    note_outcome(problem.code)
     waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
     return JSONResponse(asdict(problem), problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
 

@@ -9,6 +9,7 @@ from sidecar.models.requests import ForgetBody
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
+from sidecar.service.calls import note_subject
 from sidecar.store.pins import pin, unpin
 
 router = APIRouter(prefix="/v1/memories/{memory}", tags=["retention"])
@@ -19,6 +20,7 @@ TROUBLE = document_problems(400, 404, 409, 413, 422, 503, 507)
 async def pin_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Pinned:
     """Keep a snapshot whatever the rules say."""
     pinned = await pin(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=pinned)
     return Pinned(memory=memory, snapshot=pinned, pinned=True)
 
 
@@ -26,6 +28,7 @@ async def pin_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Pin
 async def unpin_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Pinned:
     """Leave a snapshot to the rules again; one that is not pinned is fine."""
     unpinned = await unpin(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=unpinned)
     return Pinned(memory=memory, snapshot=unpinned, pinned=False)
 
 

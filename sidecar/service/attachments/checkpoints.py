@@ -68,6 +68,7 @@ class AttachmentSaver:
                 attachment.sandbox,
                 attachment.conversation,
                 told=attachment.problem_code,
+                why=why,
             ),
             work,
             ours=True,
@@ -88,7 +89,7 @@ class AttachmentSaver:
         # Checked before the export, and again by the engine just before the head moves.
         await fence()
         async with self.sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
-            ours = replace(engine, progress=operation, timing=timing, fence=fence)
+            ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
             return await self.sidecar.export_from(sandbox, request, ours)
 
     async def _check_ours(self, attachment: Attachment) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
 from sidecar.engine.restores.choice import LATEST
 from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
@@ -265,6 +266,8 @@ class Keeper:
         attachment = ours.attachment
         self._ledger.keep(ours)
         self._schedule.export_soon(ours.place)
+        own = build_own_call("take-over", memory=attachment.memory, sandbox=attachment.sandbox)
+        self._sidecar.trail.add(own, f"generation {attachment.generation}")
         self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=former)
         self._sidecar.events.publish(
             "attachment.taken-over",

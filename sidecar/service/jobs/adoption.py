@@ -113,7 +113,7 @@ class AdoptionJob:
             self._log.info("a backup is still being written", file=str(backup.file))
             return False
         ref = f"import:{backup.file.name}"
-        operation = Operation("export", backup.memory, ref)
+        operation = Operation("export", backup.memory, ref, why="adopt")
         started = self._sidecar.operations.start(operation, lambda run: self._adopt(backup, run), ours=True)
         try:
             await started.result()
@@ -146,34 +146,38 @@ class AdoptionJob:
     async def _adopt(self, backup: Backup, operation: Operation) -> Receipt:
         """Adopt a backup under this service's claim. Raise ``NotWanted`` if another service does, or has."""
         store, key = self._sidecar.engine.repository.store, MemoryKeys.of(backup.memory).call(CLAIM)
-        claim = await self._claim(key)
+        claim, taken_over = await self._claim(key)
         try:
-            receipt = await self._adopt_claimed(backup, claim, operation)
+            finished = await self._finish(backup, claim, operation) if taken_over else None
+            receipt = finished or await self._adopt_claimed(backup, claim, operation)
         except SidecarError:
             await store.delete([key])
             raise
         await store.delete([key])
         return receipt
 
+    async def _finish(self, backup: Backup, claim: Claim, operation: Operation) -> Receipt | None:
+        """Finish what a service stored before it died, perhaps without moving the head; ``None`` if it stored nothing."""
+        await operation.intend(claim.snapshot)
+        return await finish_export(self._sidecar.engine, backup.memory, claim.snapshot, operation.sandbox)
+
     async def _adopt_claimed(self, backup: Backup, claim: Claim, operation: Operation) -> Receipt:
         engine = self._sidecar.engine
-        # A service that died may have stored the snapshot without moving the head.
-        if (finished := await finish_export(engine, backup.memory, claim.snapshot, operation.sandbox)) is not None:
-            return finished
         if (await self._look_up(backup.memory))[0]:
             raise NotWanted(f"{backup.memory} exists by now.")
 
-        async def check_unchanged(_: str) -> None:
+        async def check_unchanged(snapshot: str) -> None:
             """Called before anything is stored: what was unpacked is still what the file holds."""
             if _read_stamp(backup.file) != backup.stamp:
                 raise StillWritten(f"{backup.file} was changed while it was read.")
+            await operation.intend(snapshot)
 
         request = ExportRequest(memory=backup.memory, label=LABEL, snapshot=claim.snapshot)
         return await adopt(replace(engine, progress=operation, reached=check_unchanged), backup.file, request)
 
-    async def _claim(self, key: str) -> Claim:
-        """Write this service's claim, or take over that of a service that no longer lives, with its snapshot's id. Raise
-        ``NotWanted`` if a living service has claimed it."""
+    async def _claim(self, key: str) -> tuple[Claim, bool]:
+        """Write this service's claim, or take over that of a service that no longer lives, with its snapshot's id. Return
+        it, and whether it was taken over. Raise ``NotWanted`` if a living service has claimed it."""
         store = self._sidecar.engine.repository.store
         await store.prepare()
         stored = await store.get(key)
@@ -191,7 +195,7 @@ class AdoptionJob:
             await store.swap(key, encode_checksummed(asdict(ours)), expected=stored.version if stored else None)
         except SwapLost:
             raise NotWanted("Another service adopts it.") from None
-        return ours
+        return ours, stored is not None
 
     def _report(self, file: Path, message: str, hint: str) -> None:
         """Log once why a file does not become a memory."""
