@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sidecar.errors import BadReference, DriverMissing
 from sidecar.layouts import Layout
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
-from sidecar.ports import Sandbox, Store
+from sidecar.ports import Sandbox, SandboxProvider, Store
 from sidecar.search.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
@@ -95,6 +95,13 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
     raise BadReference(
         f"{ref!r} is not a sandbox.", hint="Write e2b:<sandbox id>, daytona:<id or name> or local:/path/to/home."
     )
+
+
+def open_provider(provider: str, *, local: LocalPolicy = OF_OUR_OWN) -> SandboxProvider:
+    """Open who creates and ends sandboxes at ``e2b``, ``daytona`` or on this machine (``local``). Raise ``BadReference``."""
+    from adapters.sandboxes.creation import open_account
+
+    return open_account(provider, local)
 
 
 def open_search(settings: Postgres) -> SearchDatabase | None:

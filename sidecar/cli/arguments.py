@@ -28,6 +28,8 @@ EXAMPLES = {
     "attach": ["attach conductor --sandbox e2b:i3x9k2"],
     "detach": ["detach conductor"],
     "attachments": ["attachments"],
+    "start": ["start conductor --on e2b:base --timeout 3600", "start conductor --on daytona:my-snapshot --key job-7"],
+    "stop": ["stop conductor"],
     "import": ["import conductor home.tar.gz"],
     "download": ["download conductor -o conductor.tar.gz"],
     "list": ["list --json"],
@@ -183,6 +185,22 @@ def _add_attachment_commands(command: Any) -> None:
     detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
     detach.add_argument("--export", action="store_true", help="export it a last time first")
     command("attachments", "List the sandboxes that services look after.")
+    start = command("start", "Have a running service create a sandbox, restore a memory into it and look after it.")
+    start.add_argument("memory", metavar="MEMORY")
+    start.add_argument("--on", required=True, metavar="PLACE", help="e2b:TEMPLATE, daytona:SNAPSHOT or local:")
+    start.add_argument("--metadata", action="append", default=[], metavar="K=V", help="kept with it by its provider")
+    start.add_argument("--timeout", type=float, metavar="SECONDS", help="until its provider ends it")
+    start.add_argument("--key", metavar="KEY", help="under one key it is done once, however often it is called")
+    start.add_argument("--must-exist", action="store_true", help="a memory that is not there is an error")
+    start.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="between exports (default: 300)")
+    start.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    start.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    start.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
+    _add_user_option(start)
+    stop = command("stop", "Have a service export a sandbox, and end it once it is saved.")
+    stop.add_argument("memory", metavar="MEMORY")
+    stop.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
+    stop.add_argument("--discard", action="store_true", help="end it also if its memory cannot be saved")
 
 
 def _add_guard_options(verb: Any) -> None:

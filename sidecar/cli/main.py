@@ -38,6 +38,8 @@ COMMANDS = {
     "attach": "attachments.run_attach",
     "detach": "attachments.run_detach",
     "attachments": "attachments.run_attachments",
+    "start": "attachments.run_start",
+    "stop": "attachments.run_stop",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
     "list": "stores.run_list",
@@ -140,7 +142,7 @@ async def _run(args: argparse.Namespace) -> Result:
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine
     from sidecar.store.encryption.keys_given import read_given_keys
-    from sidecar.wiring import find_store_folder, open_index, open_repository, open_sandbox
+    from sidecar.wiring import find_store_folder, open_index, open_provider, open_repository, open_sandbox
 
     if "memory" in args and args.memory is not None:
         from sidecar.ids import check_memory_id
@@ -161,6 +163,7 @@ async def _run(args: argparse.Namespace) -> Result:
     engine = Engine(
         repository=repository,
         open_sandbox=open_sandbox,
+        open_provider=open_provider,
         layouts=config.layouts,
         limits=config.limits,
         guards=config.guards,

@@ -7,7 +7,7 @@ comes back is a ``T``, or in the case of ``AsyncClient`` an awaitable of one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -43,7 +43,16 @@ from sidecar.models.answers import (
     SnapshotContents,
 )
 from sidecar.models.records import Blame, Comparison, HistoryEntry, Records
-from sidecar.models.requests import AcceptBody, AttachBody, ExportBody, ForgetBody, ForkBody, RestoreBody, RollbackBody
+from sidecar.models.requests import (
+    AcceptBody,
+    AttachBody,
+    ExportBody,
+    ForgetBody,
+    ForkBody,
+    RestoreBody,
+    RollbackBody,
+    StartBody,
+)
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 C = TypeVar("C")
@@ -401,6 +410,50 @@ class Calls(Generic[C]):
             path=build_path(memory, "attachment"),
             query={"export": "true" if export else "false", **_name_sandbox(sandbox)},
             headers=build_key_header(idempotency_key),
+            read=read_whole(Attached),
+        )
+
+    @sent
+    def start(
+        self,
+        memory: str,
+        *,
+        on: str,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        snapshot: str = "latest",
+        must_exist: bool = False,
+        layouts: Sequence[str] = (),
+        projects: Sequence[str] | None = None,
+        checkpoint_every: float | None = None,
+        conversation: str = "",
+        user: str = "",
+        idempotency_key: str | None = None,
+    ) -> Call[Attached]:
+        """Create a sandbox (``on`` is ``e2b:TEMPLATE``, ``daytona:SNAPSHOT`` or ``local:``), restore the memory into it
+        and attach it: ``attachment.sandbox`` is its reference."""
+        body = StartBody(
+            on=on,
+            metadata=dict(metadata or {}),
+            timeout=timeout,
+            snapshot=snapshot,
+            must_exist=must_exist,
+            layouts=list(layouts),
+            projects=None if projects is None else list(projects),
+            checkpoint_every=checkpoint_every,
+            conversation=conversation,
+            user=user,
+        )
+        return build_keyed_call("sandboxes", memory, body, idempotency_key, Attached)
+
+    @sent
+    def stop(self, memory: str, *, sandbox: str = "", discard: bool = False) -> Call[Attached]:
+        """Export an attached sandbox, then end it. Raise ``SidecarProblem`` (``not-ended``) if its memory was not saved,
+        unless ``discard``: then it is not ended. If there are several, name one."""
+        return Call(
+            method="DELETE",
+            path=build_path(memory, "sandboxes"),
+            query={"discard": "true" if discard else "false", **_name_sandbox(sandbox)},
             read=read_whole(Attached),
         )
 

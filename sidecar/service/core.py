@@ -41,6 +41,7 @@ from sidecar.store.selectors import resolve_snapshot
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
+    from sidecar.service.starts import Starts
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
@@ -75,6 +76,8 @@ class Sidecar:
             lambda sandbox: self.keeper.list_memories(sandbox) if self.keeper else (),
         )
         self.events.subscribe(self.admission.usage.count, repetitions=True)
+        self.starts: Starts | None = None
+        """Creates sandboxes and ends them."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 

@@ -27,6 +27,7 @@ from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.connections import Connection, ConnectionLimits, Listener, limit_connections
 from sidecar.service.door.door import Hosts
+from sidecar.service.jobs.adoption import AdoptionJob
 from sidecar.service.jobs.drills import DrillJob
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
@@ -37,6 +38,7 @@ from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
+from sidecar.service.starts import Starts
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
@@ -54,6 +56,8 @@ class ServiceConfig:
     audit: Audit = Audit()
     index_every: float = 300.0
     """Seconds between two looks at whether the search index is up to date."""
+    adopt: str = ""
+    """The folder with backups to adopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ async def serve(
     RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
     DrillJob(sidecar, jobs).start()
     TokenJob(sidecar, keeper, callers, jobs).start()
+    AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
+    Starts(sidecar, keeper).look_regularly(jobs)
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)

@@ -228,6 +228,7 @@ EXAMPLES: dict[str, Any] = {
         requests.RollbackBody(snapshot=OLD),
         requests.AcceptBody(snapshot=NEW),
         requests.AttachBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
+        requests.StartBody(on="e2b:base", metadata={"team": "docs"}, timeout=3600),
         EXPORTED,
         RESTORED,
         OPERATION,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from sidecar import errors
 from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
-from sidecar.errors import SidecarError
+from sidecar.errors import NotEnded, SidecarError
 from sidecar.host.files import SpoolFull
 from sidecar.models.answers import Problem
 from sidecar.service.access.callers import NoValidToken
@@ -42,6 +42,7 @@ IN_JSON = {
 # service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
+    (NotEnded, 409),
     (UnsupportedMediaType, 415),
     (UploadTimeout, 408),
     (UploadCut, 400),

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
-from sidecar.models.requests import AttachBody, ExportBody, RestoreBody
+from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
 from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
@@ -52,7 +52,7 @@ def get_sidecar(request: Request) -> Sidecar:
     return sidecar
 
 
-def build_care(body: RestoreBody | AttachBody, caller: Caller, *, lasting: bool = False) -> CareOptions:
+def build_care(body: RestoreBody | AttachBody | StartBody, caller: Caller, *, lasting: bool = False) -> CareOptions:
     """Take from a body how its sandbox is to be looked after, and note for whom."""
     return CareOptions(
         layouts=body.layouts,

@@ -85,6 +85,8 @@ class Keeper:
         # A separate job, because comparing with the store takes long when there is much to take over, and the lease
         # must not expire meanwhile.
         self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
+        if cron := self._sidecar.settings.find_cron(self._sidecar.settings.checkpoint_at):
+            self._jobs.at("checkpoints", cron, self._schedule.checkpoint_all)
 
     @property
     def alive(self) -> bool:
