@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.engine.core import Engine
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadAnswer, LimitExceeded
+from sidecar.format import protocol
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import ExportAnswer, LimitTable
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CODES, OF_FILES, Limits
 from sidecar.store.manifest import Manifest
@@ -50,16 +51,21 @@ def narrow_engine(engine: Engine, memory: str) -> Engine:
     )
 
 
-def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
-    """Build the limits for a request to the in-sandbox program. ``room`` is how many bytes the pack may add to the
+def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> protocol.Limits:
+    """Build the limits for a question to the in-sandbox program. ``room`` is how many bytes the pack may add to the
     store."""
 
     def told(table: Limits) -> dict[str, Any]:
-        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.list_trimming(OF_FILES)}
+        return {key: getattr(table, key) for key in OF_FILES}
 
-    parts = {name: told(limits.narrow_to_layout(name)) for name in limits.layouts if name in layouts}
+    parts = {
+        name: LimitTable(**told(table), trim=table.list_trimming(OF_FILES))
+        for name in limits.layouts
+        if name in layouts
+        for table in [limits.narrow_to_layout(name)]
+    }
     trim = limits.list_trimming((*OF_FILES, "packed_bytes"))
-    return {**told(limits), "trim": trim, "packed_bytes": limits.packed_bytes, "room": room, "layouts": parts}
+    return protocol.Limits(**told(limits), trim=trim, packed_bytes=limits.packed_bytes, room=room, layouts=parts)
 
 
 def loosen_limits(limits: Limits) -> Limits:

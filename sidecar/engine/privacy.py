@@ -3,16 +3,24 @@ records about passages that were removed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.format.index import Entry
+from sidecar.format.protocol import (
+    DroppedPath,
+    ExportAnswer,
+    FilesAside,
+    FoundDatabase,
+    PrivateFinding,
+    SkippedPath,
+    WithheldRoot,
+)
 from sidecar.policy.limits import CREDENTIALS
 from sidecar.policy.privacy import Privacy
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_PATHS
-from sidecar.receipts import Reason
+from sidecar.receipts import DatabaseReport, Drop, Finding, Reason, SetAside, Skip, Withheld
 from sidecar.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -53,6 +61,39 @@ def describe_position(line: int, column: str, row: str) -> str:
 def redact(text: str) -> str:
     """Redact credentials in a text that came from a sandbox, for a receipt. File names can contain credentials too."""
     return redact_name(text)[0]
+
+
+def report_skipped(rows: Iterable[SkippedPath]) -> list[Skip]:
+    """Return what an answer says was left out, for a receipt."""
+    return [Skip(path=redact(row.path), reason=row.reason) for row in rows]
+
+
+def report_dropped(rows: Iterable[DroppedPath]) -> list[Drop]:
+    """Return what an answer says was dropped because of a limit, for a receipt."""
+    return [Drop(path=redact(row.path), bytes=row.bytes, tier=row.tier, reason=row.reason) for row in rows]
+
+
+def report_findings(rows: Iterable[PrivateFinding]) -> list[Finding]:
+    """Return what an answer says was found, for a receipt."""
+    return [
+        Finding(path=redact(row.path), name=row.name, action=row.action, line=row.line, column=row.column, row=row.row)
+        for row in rows
+    ]
+
+
+def report_databases(rows: Iterable[FoundDatabase]) -> list[DatabaseReport]:
+    """Return what an answer says about databases, for a receipt."""
+    return [DatabaseReport(path=redact(row.path), method=row.method, check=row.check) for row in rows]
+
+
+def report_withheld(rows: Iterable[WithheldRoot]) -> list[Withheld]:
+    """Return which roots an answer says were withheld, for a receipt."""
+    return [Withheld(name=row.name, hint=redact(row.hint), files=row.files) for row in rows]
+
+
+def report_aside(row: FilesAside) -> SetAside:
+    """Return where an answer says files were set aside, for a receipt."""
+    return SetAside(path=redact(row.path), files=row.files, bytes=row.bytes)
 
 
 def count_scrubbed(

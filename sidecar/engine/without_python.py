@@ -14,7 +14,6 @@ import tarfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sidecar.engine.archives.homes import find_spec
 from sidecar.engine.archives.unpack import build_member, unpack_members
@@ -23,22 +22,24 @@ from sidecar.engine.exports.arrival import fetch_bundle
 from sidecar.engine.exports.coverage import get_rules
 from sidecar.engine.limits import build_bounds
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.dialogue import (
-    ExportAnswer,
-    FoundDatabase,
-    FoundRoot,
-    ProgramAnswer,
-    ask,
-    parse_answer,
-    run_command,
-)
+from sidecar.engine.sandbox.dialogue import Asking, ask, parse_answer, run_command
 from sidecar.engine.sandbox.identity import merge_notes
+from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.sandbox.presence import clean_up
 from sidecar.engine.shell.scripts import Target, build_place, build_restore_script, list_roots
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import (
+    ExportAnswer,
+    ExportQuestion,
+    FoundDatabase,
+    FoundRoot,
+    RestoreAnswer,
+    RestoreQuestion,
+    SkippedPath,
+)
 from sidecar.host.progress import NoProgress
 from sidecar.host.spool import Spool, SpooledFile, read_chunks
 from sidecar.host.threads import run_in_thread
@@ -46,7 +47,6 @@ from sidecar.layouts import RootSpec
 from sidecar.program.capture.roots import make_hint, project_of, split_number
 from sidecar.program.capture.walk import MOST_SKIPPED
 from sidecar.program.sqlite.backup import quick_check
-from sidecar.receipts import Skip
 from sidecar.store.claims import check_hint
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
@@ -76,19 +76,19 @@ UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after t
 
 
 async def read_tarball(
-    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: dict[str, Any], scratch: Spool
+    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: ExportQuestion, scratch: Spool
 ) -> tuple[ExportAnswer, SpooledFile | None]:
     """Unpack the tarball of a sandbox into a folder of the sidecar's own, and let the real in-sandbox program export
     that.
 
     Return the merged answer and the bundle. The bundle is ``None`` if the program refused; the answer then says why.
     """
-    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
+    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question.known])
     within = build_bounds(engine.limits)
     known = _match_roots(engine, answer, question)
     tarball = await fetch_bundle(engine, sandbox, answer, scratch, within=within)
-    answer, notes = merge_notes(question["notes"], answer)
-    await clean_up(engine, sandbox, question["memory"], question["snapshot"], notes=notes)
+    answer, notes = merge_notes(question.identity, answer)
+    await clean_up(engine, sandbox, question.memory, question.snapshot, notes=notes)
     home = scratch.new()
     numbers = {name: split_number(name)[1] or 1 for name, root in known.items() if root.project}
     places = {name: _choose_place(root, numbers.get(name, 0)) for name, root in known.items()}
@@ -103,9 +103,10 @@ async def read_tarball(
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
-    here = {**question, "known": [], "roots": [], "projects": projects, "inline_bytes": 0}
-    local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
-    skipped = [*answer.skipped, *(Skip(path=path, reason=LEADS_OUT) for path in leaving), *local.skipped]
+    here = replace(question, known=[], roots=[], projects=projects, inline_bytes=0)
+    how = Asking(timeout=engine.timing.command, rules=build_rules(engine.layouts.values()))
+    local, _ = await ask(ours, here, ExportAnswer, how)
+    skipped = [*answer.skipped, *(SkippedPath(path, LEADS_OUT) for path in leaving), *local.skipped]
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
     bundle = await scratch.take(ours.download(local.bundle.path)) if local.bundle is not None else None
@@ -127,7 +128,7 @@ async def read_tarball(
         databases=[replace(row, method=_name_method(methods.get(row.path, ""))) for row in local.databases],
         warnings=[
             EXPORTED,
-            *([UNSEARCHED] if question["projects"] is None else []),
+            *([UNSEARCHED] if question.projects is None else []),
             *_describe_late(local),
             *answer.warnings[:MOST_WARNINGS],
             *local.warnings,
@@ -140,16 +141,15 @@ def _describe_late(local: ExportAnswer) -> list[str]:
     return [LATE] if any(local.found.values()) else []
 
 
-def _match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, RootSpec]:
+def _match_roots(engine: Engine, answer: ExportAnswer, question: ExportQuestion) -> dict[str, RootSpec]:
     """Return the root specs, by name, for the roots that the sandbox claims to send.
 
     Their names become paths on this machine: raise ``BadAnswer`` or ``UnsafePath`` unless each root was requested and
     is named once.
     """
-    layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
+    layouts = [engine.layouts[name] for name in question.layouts]
     asked = {
-        (name, layout.name): root
-        for name, layout, root, _ in list_roots(layouts, question["projects"], question["roots"])
+        (name, layout.name): root for name, layout, root, _ in list_roots(layouts, question.projects, question.roots)
     }
     known: dict[str, RootSpec] = {}
     for found in answer.roots:
@@ -214,12 +214,12 @@ class Tarball:
 async def send_tarball(
     engine: Engine,
     sandbox: CountedSandbox,
-    question: dict[str, Any],
+    question: RestoreQuestion,
     fetched: FetchedSnapshot,
     scratch: Spool,
     tarball: Tarball,
     uploads: list[str],
-) -> ProgramAnswer:
+) -> RestoreAnswer:
     """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
     if tarball.file is None:
         target = scratch.new()
@@ -232,11 +232,10 @@ async def send_tarball(
         engine.progress.step("sending", size)
         await sandbox.upload(path, read_chunks(tarball.file))
     script = build_restore_script(question, _plan_targets(engine, question, fetched), path, size)
-    value, _ = await run_command(
-        sandbox, delivery.build_shell_command(script), timeout=engine.timing.command, output_limit=1 << 20
-    )
+    how = Asking(timeout=engine.timing.command)
+    value, _ = await run_command(sandbox, delivery.build_shell_command(script), how)
     checked = value.pop("checked", True)
-    answer = parse_answer(value, ProgramAnswer, question)
+    answer = parse_answer(value, RestoreAnswer, question)
     files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
     counts = Counter(path.split("/")[0] for path in files)
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
@@ -254,7 +253,7 @@ async def send_tarball(
     )
 
 
-def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnapshot) -> list[Target]:
+def _plan_targets(engine: Engine, question: RestoreQuestion, fetched: FetchedSnapshot) -> list[Target]:
     """Decide where each root of the snapshot goes, by the same rules as the in-sandbox program."""
     targets = []
     rules = get_rules(fetched.manifest)
@@ -270,13 +269,13 @@ def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnap
         waits_for = ""
         if known.project and root.hint.startswith("~"):
             project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
-            waits_for = build_place(replace(known, below="", marked=False), project) if question["withhold"] else ""
-        top = project_of(known.paths, known.below, root.hint) if question["projects"] is None else ""
+            waits_for = build_place(replace(known, below="", marked=False), project) if question.withhold else ""
+        top = project_of(known.paths, known.below, root.hint) if question.projects is None else ""
         if top and not known.project:
             was = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
             known = replace(known, paths=(was, *known.paths))
-            waits_for = build_place(RootSpec(name=known.name, project=True), top) if question["withhold"] else ""
-        place = build_place(replace(known, marked=False), project, question["projects"])
+            waits_for = build_place(RootSpec(name=known.name, project=True), top) if question.withhold else ""
+        place = build_place(replace(known, marked=False), project, question.projects)
         # Its path is in a settings file, which a shell cannot parse: use the path in the manifest.
         if not known.project and (known.file or not known.paths):
             place = build_place(RootSpec(name=known.name, project=True), root.hint)

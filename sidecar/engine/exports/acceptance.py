@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from sidecar.engine.exports.commit import advance_head
 from sidecar.engine.exports.run import ExportRun
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import SidecarError
+from sidecar.format.protocol import ExportAnswer
 from sidecar.ids import MemoryKeys
 from sidecar.policy.limits import GONE, REPEATABLE, Guards
 from sidecar.receipts import Accepted, ExportOutcome, Reason

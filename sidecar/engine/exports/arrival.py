@@ -8,16 +8,15 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sidecar.engine.archives.homes import find_spec
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.limits import Bounds, check_dropped, check_layouts, loosen_limits
-from sidecar.engine.sandbox.dialogue import Bundle, ExportAnswer
 from sidecar.engine.sandbox.links import RELAYED, NotDirect, receive_through_bucket
 from sidecar.errors import BadAnswer, DigestMismatch, SizeMismatch, UnsafePath
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
+from sidecar.format.protocol import Bundle, ExportAnswer
 from sidecar.host.spool import Spool, SpooledFile
 from sidecar.host.threads import Deadline
 from sidecar.store.arrival import check_pack, read_index
@@ -41,7 +40,6 @@ async def receive_bundle(
     sandbox: CountedSandbox,
     answer: ExportAnswer,
     inline: bytes,
-    question: dict[str, Any],
     spool: Spool,
     warnings: list[str],
     unclaimed: set[str],
@@ -57,7 +55,7 @@ async def receive_bundle(
     _check_claim(claim, Bounds(engine.limits, engine.limits))
     if engine.direct and not claim.inline:
         try:
-            bundle, name = await receive_through_bucket(engine, sandbox, answer, question, spool, unclaimed)
+            bundle, name = await receive_through_bucket(engine, sandbox, answer, spool, unclaimed)
             return _compare_claim(bundle, claim), name
         except NotDirect as reason:
             told = RELAYED.format(reason=reason)

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sidecar.engine.exports.run import Base, ExportRun
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadAnswer
 from sidecar.format.index import Entry, Index
+from sidecar.format.protocol import ExportAnswer
 from sidecar.host.spool import Spool
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Manifest

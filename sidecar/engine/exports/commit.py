@@ -18,9 +18,9 @@ from sidecar.engine.guards import list_objections
 from sidecar.engine.limits import list_hot_files
 from sidecar.engine.privacy import count_scrubbed, redact
 from sidecar.engine.quota import RoomFound, check_room
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, SwapLost
 from sidecar.format.index import Entry, Index, count_files
+from sidecar.format.protocol import ExportAnswer
 from sidecar.host.spool import Spool
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import choose_layouts

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.format.index import DIR, FILE, Entry
 from sidecar.format.patterns import Rules
+from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import CoveredRules, Layout, load_built_in
 from sidecar.layouts.earlier import EARLIER, PROJECTS
 from sidecar.program.capture.roots import split_number

@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sidecar.engine.archives.notes import TarballNotes
 from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.privacy import redact
-from sidecar.engine.sandbox.dialogue import ExportAnswer
-from sidecar.engine.sandbox.identity import MIX_UPS, build_notes, describe_other_home, find_mix_up
+from sidecar.engine.privacy import redact, report_databases, report_dropped, report_findings, report_skipped
+from sidecar.engine.sandbox.identity import MIX_UPS, build_identity, describe_other_home, find_mix_up
 from sidecar.format.index import Entry, Index
+from sidecar.format.protocol import ExportAnswer, Identity
 from sidecar.host.sizes import format_count
 from sidecar.layouts import Layout
 from sidecar.ports import SandboxStatus
@@ -125,21 +124,21 @@ class ExportRun:
         return head in self.survey.damaged and self.state.head.was_head(origin)
 
     @property
-    def notes(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What the sandbox is to record in its notes about this memory."""
         allowed = {*self.request.allow, *self.engine.guards.allow}
         free = self.request.force or self.request.adopt
-        return {
-            **build_notes(self.sandbox, self.request, self.state.store_id),
-            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
-            "allow": [code for code in MIX_UPS if free or code in allowed],
-        }
+        return replace(
+            build_identity(self.sandbox, self.request, self.state.store_id),
+            heads=[snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
+            allow=[code for code in MIX_UPS if free or code in allowed],
+        )
 
     def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
         """Return the reason why this export would continue a memory of another store, or another memory; ``None`` if it
         would not or that is allowed."""
-        reason = find_mix_up(self.notes, answer, self.engine.repository.store.url)
-        return None if reason is None or reason.code in self.notes["allow"] else reason
+        reason = find_mix_up(self.identity, answer, self.engine.repository.store.url)
+        return None if reason is None or reason.code in self.identity.allow else reason
 
     def receipt(
         self,
@@ -152,7 +151,7 @@ class ExportRun:
         accepted: Accepted | None = None,
     ) -> ExportReceipt:
         """Build the receipt. Texts that come from the sandbox are redacted."""
-        skipped = [replace(row, path=redact(row.path)) for row in answer.skipped] if answer else []
+        skipped = report_skipped(answer.skipped) if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
         warnings = [*self.warnings, *(map(redact, answer.warnings) if answer else [])]
@@ -184,17 +183,17 @@ class ExportRun:
             round_trips=sum(self.sandbox.trips.values()),
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
-            databases=[row.report() for row in answer.databases] if answer else [],
+            databases=report_databases(answer.databases) if answer else [],
             skipped=skipped,
             warnings=warnings,
             reason=reason,
             conversation=self.request.conversation,
             label=self.request.label,
-            dropped=[replace(row, path=redact(row.path)) for row in answer.dropped] if answer else [],
+            dropped=report_dropped(answer.dropped) if answer else [],
             dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
-            findings=[replace(row, path=redact(row.path)) for row in answer.findings] if answer else [],
+            findings=report_findings(answer.findings) if answer else [],
             findings_more=answer.findings_more if answer else 0,
             found=dict(answer.found) if answer else {},
             scrubbed=count_scrubbed(manifest) if manifest else Scrubbed(),

@@ -3,10 +3,8 @@ head."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 from sidecar.engine.archives.notes import apply_notes
 from sidecar.engine.core import CountedSandbox, Engine, gather
@@ -35,10 +33,10 @@ from sidecar.engine.limits import describe_near_limits, encode_limits, narrow_en
 from sidecar.engine.privacy import choose_privacy, explain_refusal, redact
 from sidecar.engine.quota import RoomFound, compute_room_left
 from sidecar.engine.retention import tidy_store
-from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.dialogue import ExportAnswer, ask
+from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.identity import describe_new_store, read_identified_head
 from sidecar.engine.sandbox.links import delete_unclaimed
+from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.sandbox.presence import clean_up_on_failure, connect, keep_alive
 from sidecar.engine.shell.scripts import build_export_script
 from sidecar.engine.without_python import read_tarball
@@ -50,11 +48,12 @@ from sidecar.errors import (
     SnapshotNotFound,
     UntrustedSandbox,
 )
+from sidecar.format.protocol import ExportAnswer, ExportQuestion, RootHint
 from sidecar.host.retries import retry_safely
 from sidecar.host.spool import Spool, open_spool
 from sidecar.host.threads import run_in_thread
 from sidecar.ids import MemoryKeys, build_memory_key
-from sidecar.layouts import choose_layouts, list_other_roots
+from sidecar.layouts import choose_layouts
 from sidecar.ports import Sandbox
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason
 from sidecar.store.fetch import fetch_entries
@@ -101,7 +100,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_unchanged(run, answer, grown.unchanged, scratch)
             entries = grown.received_pack.entries
             head = await find_replaced_head(engine, run.state, run.survey, grown)
-            parent, policy = run.parent(answer), choose_privacy(run).for_sandbox([], engine.layouts)["policy"]
+            parent, policy = run.parent(answer), choose_privacy(run).for_sandbox([], engine.layouts).policy
             earlier = head if head is not None and head.snapshot == parent else None
             manifest = build_manifest(
                 engine, grown, answer, run.snapshot, run.sandbox.ref, parent, request, policy, earlier
@@ -193,11 +192,9 @@ async def _begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    prepared = asyncio.get_running_loop().run_in_executor(None, delivery.pack_programs, "export")
     presence, (state, head), survey = await gather(
         connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
     )
-    await prepared
     warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state, survey)]
     if not request.adopt:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
@@ -231,14 +228,16 @@ async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer
     A delta on a base that is damaged or forgotten would be lost with it, so a full export is requested then.
     """
     engine, question = run.engine, _build_question(run)
-    shell = build_export_script(question, choose_layouts(run.request.layouts, engine.layouts))
-    timeout, inline_bytes = engine.timing.command, engine.inline_bytes
+    how = Asking(
+        timeout=engine.timing.command,
+        rules=build_rules(engine.layouts.values()),
+        inline_bytes=engine.inline_bytes,
+        shell=lambda: build_export_script(question, choose_layouts(run.request.layouts, engine.layouts)),
+    )
     async for attempt in retry_safely():
         with attempt:
             engine.progress.step("reading the memory")
-            answer, inline = await ask(
-                run.sandbox, question, ExportAnswer, timeout=timeout, inline_bytes=inline_bytes, shell=shell
-            )
+            answer, inline = await ask(run.sandbox, question, ExportAnswer, how)
             read = time.monotonic()
             if run.request.noted is not None:
                 answer = apply_notes(answer, run.request.noted, engine.layouts)
@@ -250,7 +249,7 @@ async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer
                 if isinstance(damage, SnapshotDamaged):
                     await engine.repository.mark_damaged(run.request.memory, answer.base, damage)
                 run.survey.damaged.add(answer.base)
-                question["unusable"] = sorted(run.survey.damaged)
+                question.unusable = sorted(run.survey.damaged)
                 raise BaseDamaged(damage.message) from None
             if answer.status == "unchanged":
                 return answer, CheckedExport(base, entries)
@@ -261,7 +260,7 @@ async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer
                     return answer, CheckedExport(None, {})
             else:
                 bundle, stored = await receive_bundle(
-                    engine, run.sandbox, answer, inline, question, scratch, run.warnings, run.unclaimed
+                    engine, run.sandbox, answer, inline, scratch, run.warnings, run.unclaimed
                 )
             roots = {root.name: root.layout for root in base.roots} if base else {}
             try:
@@ -276,41 +275,39 @@ async def _fetch_and_check(run: ExportRun, scratch: Spool) -> tuple[ExportAnswer
 
 
 def _ask_for_full_export(
-    run: ExportRun, question: dict[str, Any], answer: ExportAnswer, problem: UntrustedSandbox
+    run: ExportRun, question: ExportQuestion, answer: ExportAnswer, problem: UntrustedSandbox
 ) -> None:
     """Make the next attempt request a full export, once, after a delta that makes no sense. The base is recorded in the
     sandbox's notes, which the agent can write; without this, a sandbox with wrong notes could never be exported again.
     """
-    if answer.base and answer.base not in question["unusable"]:
-        question["unusable"] = sorted([*question["unusable"], answer.base])
+    if answer.base and answer.base not in question.unusable:
+        question.unusable = sorted([*question.unusable, answer.base])
         run.warnings.append(f"What the sandbox noted of {answer.base} is not so; all of the memory was read again.")
         problem.retryable = True
 
 
-def _build_question(run: ExportRun) -> dict[str, Any]:
-    """Build the export request for the in-sandbox program."""
-    request, layouts, head = run.request, choose_layouts(run.request.layouts, run.engine.layouts), run.replaces
-    room = compute_room_left(run.engine, run.survey.sizes)
-    return {
-        "do": "export",
-        "memory": request.memory,
-        "key": build_memory_key(request.memory),
-        "snapshot": run.snapshot,
-        "known": run.known,
-        "notes": run.notes,
-        "unusable": sorted(run.survey.damaged),
-        "layouts": [layout.for_sandbox() for layout in layouts],
-        "projects": None if request.projects is None else list(request.projects),
-        "elsewhere": list_other_roots(layouts, run.engine.layouts),
-        "roots": [{"name": root.name, "hint": root.hint} for root in head.roots] if head else [],
-        "project_hints": head.projects if head else [],
-        "limits": encode_limits(run.engine.limits, [layout.name for layout in layouts], room),
-        "privacy": choose_privacy(run).for_sandbox([layout.name for layout in layouts], run.engine.layouts),
-        "inline_bytes": run.engine.inline_bytes,
-        "database_wait": run.engine.timing.database_wait,
-        "worker_wait": run.engine.timing.worker_wait,
-        "turn_wait": run.engine.timing.turn_wait,
-    }
+def _build_question(run: ExportRun) -> ExportQuestion:
+    """Build the question for the in-sandbox program."""
+    engine, request, head = run.engine, run.request, run.replaces
+    layouts = [layout.name for layout in choose_layouts(request.layouts, engine.layouts)]
+    return ExportQuestion(
+        memory=request.memory,
+        snapshot=run.snapshot,
+        key=build_memory_key(request.memory),
+        known=run.known,
+        unusable=sorted(run.survey.damaged),
+        identity=run.identity,
+        layouts=layouts,
+        projects=None if request.projects is None else list(request.projects),
+        roots=[RootHint(root.name, root.hint) for root in head.roots] if head else [],
+        project_hints=head.projects if head else [],
+        limits=encode_limits(engine.limits, layouts, compute_room_left(engine, run.survey.sizes)),
+        privacy=choose_privacy(run).for_sandbox(layouts, engine.layouts),
+        inline_bytes=engine.inline_bytes,
+        database_wait=engine.timing.database_wait,
+        worker_wait=engine.timing.worker_wait,
+        turn_wait=engine.timing.turn_wait,
+    )
 
 
 async def _finish_unchanged(run: ExportRun, answer: ExportAnswer, base: Manifest, scratch: Spool) -> ExportReceipt:

@@ -6,19 +6,21 @@ import gzip
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
 from sidecar.engine.exports.coverage import get_rules
 from sidecar.engine.restores.choice import LATEST
 from sidecar.engine.restores.unsaved import StoreFacts
-from sidecar.engine.sandbox.dialogue import ProgramAnswer, ask
-from sidecar.engine.sandbox.identity import build_notes
+from sidecar.engine.sandbox.delivery import CarriedParts
+from sidecar.engine.sandbox.dialogue import Asking, ask
+from sidecar.engine.sandbox.identity import build_identity
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
+from sidecar.engine.sandbox.package import build_program, build_rules
 from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.compression import decompress
+from sidecar.format.protocol import Coverage, PackPart, RestoreAnswer, RestoreQuestion, RootHint, UploadedBundle
 from sidecar.host.retries import retry_safely
 from sidecar.host.spool import Spool, SpooledFile, read_chunks
 from sidecar.host.threads import run_in_thread
@@ -59,8 +61,10 @@ class SnapshotUpload:
     """Every path that was uploaded to, for cleaning up."""
     packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
-    bundle: dict[str, Any] | None = None
+    bundle: UploadedBundle | None = None
     """The bundle that is in the sandbox now."""
+    carried: CarriedParts | None = None
+    """What is in front of it: the rules and the program, if the sandbox may lack them."""
     tarball: Tarball | None = None
     """The tarball, for a sandbox without Python."""
 
@@ -92,15 +96,16 @@ async def place_directly(
     manifest: Manifest,
     standing: StoreFacts,
     operation: str,
-) -> ProgramAnswer:
+) -> RestoreAnswer:
     """Let the sandbox fetch the snapshot from the bucket with one command. Raise ``NotDirect`` if it cannot, or if
     parts of the snapshot are missing: the path through the sidecar then looks for an older one."""
     question = _build_question(engine, sandbox, request, manifest, manifest.packs, standing, operation)
-    question["links"] = await make_links(engine, manifest)
+    question.links = await make_links(engine, manifest)
+    how = replace(_choose_asking(engine), at_once=not request.in_use)
     try:
         async for attempt in retry_safely():
             with attempt:
-                answer = await _ask_and_check(sandbox, question, manifest, engine.timing.command)
+                answer = await _ask_and_check(sandbox, question, manifest, how)
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -108,7 +113,7 @@ async def place_directly(
     if answer.status == "no-python":
         raise NotDirect
     if answer.status == "complete":
-        sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
+        sandbox.transferred_bytes += sum(part.bytes for part in question.links)
     return answer
 
 
@@ -119,11 +124,11 @@ async def ask_first(
     parcel: SnapshotUpload,
     standing: StoreFacts,
     operation: str,
-) -> ProgramAnswer:
+) -> RestoreAnswer:
     """Ask what the sandbox has, without uploading anything. The status "clear" means that it can be restored."""
     manifest = parcel.fetched.manifest
     question = _build_question(engine, sandbox, request, manifest, [], standing, operation)
-    return await _ask_and_check(sandbox, {**question, "ask": True}, manifest, engine.timing.command)
+    return await _ask_and_check(sandbox, replace(question, ask=True), manifest, _choose_asking(engine))
 
 
 async def place_through_sidecar(
@@ -133,7 +138,7 @@ async def place_through_sidecar(
     parcel: SnapshotUpload,
     standing: StoreFacts,
     operation: str,
-) -> ProgramAnswer:
+) -> RestoreAnswer:
     """Place the snapshot with one upload and one command; try again if the upload was cut short, or the sandbox cannot
     read zstd."""
     manifest = parcel.fetched.manifest
@@ -168,36 +173,45 @@ async def _upload_and_ask(
     parcel: SnapshotUpload,
     standing: StoreFacts,
     operation: str,
-) -> ProgramAnswer:
+) -> RestoreAnswer:
     """Upload the bundle unless it is in the sandbox already, and request the restore. The bundle stays there only if
     something has to be saved first."""
     bundle, parcel.bundle = parcel.bundle, None
     if bundle is None:
-        bundle = await _upload(engine, sandbox, parcel)
+        bundle = await _upload(engine, sandbox, parcel, fresh=not request.in_use)
     engine.progress.step("putting it in place")
     question = _build_question(
         engine, sandbox, request, parcel.fetched.manifest, parcel.list_sent_packs(), standing, operation
     )
-    question["bundle"] = bundle
-    question["uploads"] = parcel.uploads
-    answer = await _ask_and_check(sandbox, question, parcel.fetched.manifest, engine.timing.command)
+    question.bundle, question.uploads = bundle, parcel.uploads
+    how = replace(_choose_asking(engine), carried=parcel.carried)
+    answer = await _ask_and_check(sandbox, question, parcel.fetched.manifest, how)
     parcel.bundle = bundle if answer.status == "unsaved" else None
     return answer
 
 
-async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUpload) -> dict[str, Any]:
+async def _upload(engine: Engine, sandbox: CountedSandbox, parcel: SnapshotUpload, *, fresh: bool) -> UploadedBundle:
+    """Upload the bundle. To a ``fresh`` sandbox it brings the rules and the program too; one on this machine needs
+    neither."""
     parcel.uploads.append(path := new_upload_path())
-    digest = hashlib.sha256()
-    engine.progress.step("sending", parcel.size)
-    await sandbox.upload(path, _chain_files(parcel.parts, digest))
-    return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
+    digest, parcel.carried = hashlib.sha256(), None
+    if fresh and sandbox.ground(None) is None:
+        parcel.carried = CarriedParts(path, build_rules(engine.layouts.values()), build_program())
+    before = parcel.carried.data if parcel.carried else b""
+    engine.progress.step("sending", len(before) + parcel.size)
+    await sandbox.upload(path, _chain_files(before, parcel.parts, digest))
+    return UploadedBundle(path, len(before), parcel.size, digest.hexdigest())
+
+
+def _choose_asking(engine: Engine) -> Asking:
+    return Asking(timeout=engine.timing.command, rules=build_rules(engine.layouts.values()))
 
 
 async def _ask_and_check(
-    sandbox: CountedSandbox, question: dict[str, Any], manifest: Manifest, timeout: float
-) -> ProgramAnswer:
+    sandbox: CountedSandbox, question: RestoreQuestion, manifest: Manifest, how: Asking
+) -> RestoreAnswer:
     """Request the restore. Raise ``BadAnswer`` if the sandbox reports success but not all files."""
-    answer, _ = await ask(sandbox, question, ProgramAnswer, timeout=timeout)
+    answer, _ = await ask(sandbox, question, RestoreAnswer, how)
     missing = manifest.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
         raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
@@ -212,8 +226,8 @@ def _build_question(
     packs: Sequence[Pack],
     standing: StoreFacts,
     operation: str,
-) -> dict[str, Any]:
-    """Build the restore request for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
+) -> RestoreQuestion:
+    """Build the question for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
     known here."""
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
@@ -221,35 +235,45 @@ def _build_question(
             f"This memory was exported with the layout {min(unknown)!r}, which is not known here.",
             hint="Use the config file that defines it.",
         )
-    return {
-        "do": "restore",
-        "memory": request.memory,
-        "key": build_memory_key(request.memory),
-        "snapshot": manifest.snapshot,
-        "operation": operation,
-        "notes": build_notes(sandbox, request, standing.store),
-        "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
-        "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
-        "projects": None if request.projects is None else list(request.projects),
-        "project_hints": manifest.projects,
-        "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
-        "covered": {name: asdict(rules) for name, rules in get_rules(manifest).items() if rules.keep},
-        "keyed": manifest.keyed,
-        "versions": manifest.versions,
-        "policy": manifest.privacy,
-        "mode": request.mode,
-        "force": request.force,
-        "discard": request.discard,
-        "read_only": request.read_only,
-        **asdict(standing),
-        "set_aside_bytes": engine.set_aside_bytes,
-        "turn_wait": engine.timing.turn_wait,
-        "worker_wait": engine.timing.worker_wait,
-        "packs": [{"index_bytes": pack.index_bytes, "bytes": pack.bytes, "codec": pack.codec} for pack in packs],
-    }
+    return RestoreQuestion(
+        memory=request.memory,
+        snapshot=manifest.snapshot,
+        key=build_memory_key(request.memory),
+        operation=operation,
+        identity=build_identity(sandbox, request, standing.store),
+        layouts=sorted(names),
+        roots=[RootHint(root.name, root.hint) for root in manifest.roots],
+        packs=[PackPart(pack.index_bytes, pack.bytes, pack.codec) for pack in packs],
+        mode=request.mode,
+        policy=manifest.privacy,
+        set_aside_bytes=engine.set_aside_bytes,
+        worker_wait=engine.timing.worker_wait,
+        turn_wait=engine.timing.turn_wait,
+        projects=None if request.projects is None else list(request.projects),
+        project_hints=manifest.projects,
+        withhold=engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
+        covered={
+            name: Coverage(list(rules.keep), list(rules.left))
+            for name, rules in get_rules(manifest).items()
+            if rules.keep
+        },
+        keyed=manifest.keyed,
+        versions=manifest.versions,
+        force=request.force,
+        discard=request.discard,
+        read_only=request.read_only,
+        stored=standing.stored,
+        unusable=standing.unusable,
+        heads=standing.heads,
+        keep=standing.keep,
+        saved=standing.saved,
+    )
 
 
-async def _chain_files(parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+async def _chain_files(before: bytes, parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+    """Yield what comes first, and the files. The digest is that of the files."""
+    if before:
+        yield before
     for part in parts:
         async for chunk in read_chunks(part.path):
             digest.update(chunk)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
-from sidecar.engine.privacy import redact
+from sidecar.engine.privacy import redact, report_aside, report_databases, report_skipped, report_withheld
 from sidecar.engine.restores.choice import LATEST, choose_manifest, choose_snapshot
 from sidecar.engine.restores.placement import (
     RestoreRequest,
@@ -19,11 +19,11 @@ from sidecar.engine.restores.placement import (
     place_through_sidecar,
 )
 from sidecar.engine.restores.unsaved import SavedFirst, SaveFirst, StoreFacts
-from sidecar.engine.sandbox.dialogue import ProgramAnswer
 from sidecar.engine.sandbox.identity import build_absence_error, describe_absence, describe_other_home
 from sidecar.engine.sandbox.links import RELAYED, NotDirect
 from sidecar.engine.sandbox.presence import clean_up, connect, is_clean_after, keep_alive
 from sidecar.errors import BadAnswer, LimitExceeded, NotSavedFirst, ProgramFailed, SidecarError
+from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.spool import open_spool
 from sidecar.ids import build_memory_key
 from sidecar.ports import Sandbox
@@ -88,11 +88,11 @@ class _RestoreRun:
         self.standing.store = store
 
     def receipt(
-        self, outcome: RestoreOutcome, answer: ProgramAnswer | None = None, reason: Reason | None = None
+        self, outcome: RestoreOutcome, answer: RestoreAnswer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         """Build the receipt. Texts that come from the sandbox are redacted."""
         kept = answer is not None and answer.status == "kept"
-        withheld = [replace(row, hint=redact(row.hint)) for row in answer.withheld] if answer else []
+        withheld = report_withheld(answer.withheld) if answer else []
         scrubbed = count_scrubbed(self.manifest) if self.manifest and not kept else Scrubbed()
         missing = [describe_trimmed(self.manifest), scrubbed.words] if self.manifest and not kept else []
         snapshot = self.manifest.snapshot if self.manifest else None
@@ -115,8 +115,8 @@ class _RestoreRun:
             round_trips=sum(self.sandbox.trips.values()),
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
-            databases=[row.report() for row in answer.databases] if answer else [],
-            skipped=[replace(row, path=redact(row.path)) for row in answer.skipped] if answer else [],
+            databases=report_databases(answer.databases) if answer else [],
+            skipped=report_skipped(answer.skipped) if answer else [],
             warnings=[
                 *(describe_other_home(self.sandbox, answer, self.manifest) if answer else []),
                 *self.warnings,
@@ -130,7 +130,7 @@ class _RestoreRun:
             kept=kept,
             saved_first=first.snapshot if first else None,
             saved_first_memory=first.memory if first and first.memory != self.request.memory else "",
-            set_aside=answer.set_aside.report() if answer and answer.set_aside else None,
+            set_aside=report_aside(answer.set_aside) if answer and answer.set_aside else None,
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
             withheld=withheld,
         )
@@ -150,7 +150,7 @@ async def _restore_from_bucket(run: _RestoreRun) -> RestoreReceipt:
         await engine.reached(manifest.snapshot)
     engine.progress.step("putting it in place")
 
-    def placing() -> Awaitable[ProgramAnswer]:
+    def placing() -> Awaitable[RestoreAnswer]:
         return place_directly(engine, run.sandbox, request, manifest, run.standing, run.operation)
 
     async with keep_alive(engine, run.sandbox, presence, run.warnings):
@@ -178,7 +178,7 @@ async def _restore_through_sidecar(run: _RestoreRun) -> RestoreReceipt:
         parcel = SnapshotUpload(choice.fetched, scratch)
         first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
 
-        def placing() -> Awaitable[ProgramAnswer]:
+        def placing() -> Awaitable[RestoreAnswer]:
             step = first.pop() if first else place_through_sidecar
             return step(engine, run.sandbox, request, parcel, run.standing, run.operation)
 
@@ -194,8 +194,8 @@ async def _restore_through_sidecar(run: _RestoreRun) -> RestoreReceipt:
 
 
 async def _place_after_saving(
-    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Callable[[], Awaitable[ProgramAnswer]]
-) -> ProgramAnswer:
+    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Callable[[], Awaitable[RestoreAnswer]]
+) -> RestoreAnswer:
     """Have the snapshot put in place; if the sandbox reports unsaved files, save them first and try again."""
     answer = await _await_answer(run, manifest, uploads, placing())
     if answer.status in ("clear", "no-python"):
@@ -214,8 +214,8 @@ async def _place_after_saving(
 
 
 async def _await_answer(
-    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Awaitable[ProgramAnswer]
-) -> ProgramAnswer:
+    run: _RestoreRun, manifest: Manifest, uploads: list[str], placing: Awaitable[RestoreAnswer]
+) -> RestoreAnswer:
     """Wait for the sandbox's answer. If it does not arrive, clean up in the sandbox and ask whether the restore
     completed."""
     try:

@@ -12,8 +12,8 @@ from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
 from sidecar.engine.privacy import redact
-from sidecar.engine.sandbox.dialogue import UnsavedMemory
 from sidecar.errors import BadMemoryId, NotSavedFirst, ProgramFailed, SandboxError, SidecarError
+from sidecar.format.protocol import UnsavedMemory
 from sidecar.ids import build_memory_key, is_plain_id
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome

@@ -11,13 +11,13 @@ import posixpath
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox
 from sidecar.engine.privacy import redact
-from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, SandboxNotes
 from sidecar.errors import MemoryNotFound
+from sidecar.format.protocol import Answer, ExportAnswer, Identity, SandboxNotes
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key
 from sidecar.ports import Store
 from sidecar.program import notes
@@ -51,7 +51,7 @@ ANOTHER_MEMORY = (
 )
 
 
-def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest: Manifest | None) -> list[str]:
+def describe_other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | None) -> list[str]:
     """Return a warning if commands in a sandbox run in another home than the one that a snapshot came from, at the same
     provider.
 
@@ -120,34 +120,34 @@ class Request(Protocol):
     def conversation(self) -> str: ...
 
 
-def build_notes(sandbox: CountedSandbox, request: Request, store: str) -> dict[str, str]:
+def build_identity(sandbox: CountedSandbox, request: Request, store: str) -> Identity:
     """Build what a sandbox is to record about a memory. For a folder of this machine, that includes the host name."""
     ours = sandbox.ground(request.projects) is not None
-    return {
-        "store": store,
-        "memory": request.memory,
-        "sandbox": sandbox.ref,
-        "machine": socket.gethostname() if ours else "",
-        "conversation": request.conversation,
-    }
+    return Identity(
+        store=store,
+        memory=request.memory,
+        sandbox=sandbox.ref,
+        machine=socket.gethostname() if ours else "",
+        conversation=request.conversation,
+    )
 
 
-def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+def merge_notes(told: Identity, answer: ExportAnswer) -> tuple[ExportAnswer, str]:
     """Parse the raw notes of a sandbox without Python. Return the answer with the typed notes, and the text that the
     sandbox is to record; empty if none.
 
     ``told`` is what the sandbox was asked to record.
     """
     found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
-    own = next((one for one in found if one.memory == told["memory"]), None)
+    own = next((one for one in found if one.memory == told.memory), None)
     others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
     answer = replace(
         answer,
-        notes=SandboxNotes(**own.as_dict()) if own else None,
-        others=[SandboxNotes(**one.as_dict()) for one in others],
+        notes=own.tell() if own else None,
+        others=[one.tell() for one in others],
     )
     objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
-    refused = bool(objection) and objection not in told["allow"]
+    refused = bool(objection) and objection not in told.allow
     if refused and own:
         return answer, ""
     # Which of the earlier folders still exist is not known here, so only the folders that were found are recorded.
@@ -156,25 +156,30 @@ def merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswe
     return answer, json.dumps(now._replace(current=not refused).as_dict())
 
 
-def find_mix_up(told: dict[str, Any], answer: ExportAnswer, store: str) -> Reason | None:
+def find_mix_up(told: Identity, answer: ExportAnswer, store: str) -> Reason | None:
     """Return the reason why an export would continue a memory of another store, or another memory, by the notes that
     the sandbox had before; ``None`` if there is none.
 
     ``told`` is what the sandbox was asked to record, ``store`` the store's URL for the message.
     """
-    own = answer.notes.checked() if answer.notes is not None else None
-    others = [found for one in answer.others if (found := one.checked()) is not None]
+    own = _check_notes(answer.notes) if answer.notes is not None else None
+    others = [found for one in answer.others if (found := _check_notes(one)) is not None]
     code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
     if code == UNKNOWN_LINEAGE:
         assert own is not None
-        message = ANOTHER_STORE.format(memory=told["memory"], theirs=own.store, store=store, ours=told["store"])
+        message = ANOTHER_STORE.format(memory=told.memory, theirs=own.store, store=store, ours=told.store)
         return Reason(code=code, message=message)
     if code == OTHER_MEMORY:
         other = notes.find_owners(told, others, answer.folders)[0]
         shared = [repr(redact(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
-        message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=_join_some(shared), memory=told["memory"])
+        message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=_join_some(shared), memory=told.memory)
         return Reason(code=code, message=message)
     return None
+
+
+def _check_notes(claim: SandboxNotes) -> notes.Notes | None:
+    """Return the notes that a sandbox claims to have had; ``None`` if they are not valid."""
+    return notes.parse_value(asdict(claim))
 
 
 MOST_FOLDERS = 5_000

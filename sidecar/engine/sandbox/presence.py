@@ -8,10 +8,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, ProgramAnswer, ask, parse_answer
+from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, Asking, ask, parse_answer
 from sidecar.engine.sandbox.links import NotDirect
 from sidecar.engine.shell.scripts import build_tidy_script
 from sidecar.errors import (
@@ -23,6 +22,7 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
+from sidecar.format.protocol import RestoreAnswer, TidyQuestion
 from sidecar.host.retries import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus
@@ -82,24 +82,23 @@ async def clean_up(
     uploads: Sequence[str] = (),
     operation: str = "",
     notes: str = "",
-) -> ProgramAnswer | None:
+) -> RestoreAnswer | None:
     """Remove what an operation left in the sandbox. Errors are ignored: the operation has already failed or is done.
 
     ``notes`` is what a sandbox without Python is to record about the memory. Return the answer of ``operation`` if that
     was a restore that completed but whose answer was lost.
     """
-    request = {
-        "do": "tidy",
-        "memory": memory,
-        "key": build_memory_key(memory),
-        "snapshot": snapshot,
-        "turn_wait": engine.timing.turn_wait,
-        "uploads": list(uploads),
-        "operation": operation,
-    }
+    question = TidyQuestion(
+        memory=memory,
+        key=build_memory_key(memory),
+        snapshot=snapshot,
+        turn_wait=engine.timing.turn_wait,
+        uploads=list(uploads),
+        operation=operation,
+    )
     try:
-        fallback = build_tidy_script(snapshot, uploads, build_memory_key(memory), notes)
-        answer, _ = await ask(sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
+        how = Asking(timeout=TIDY_SECONDS, shell=lambda: build_tidy_script(question, notes))
+        answer, _ = await ask(sandbox, question, RestoreAnswer, how)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands or their answers do not get through. File access may still work, both to delete the uploads and to
@@ -108,24 +107,24 @@ async def clean_up(
             with contextlib.suppress(SidecarError):
                 await sandbox.remove(path)
         with contextlib.suppress(SidecarError):
-            return await _read_written_answer(sandbox, request) if operation else None
+            return await _read_written_answer(sandbox, question) if operation else None
         return None
 
 
-async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> ProgramAnswer | None:
+async def _read_written_answer(sandbox: CountedSandbox, question: TidyQuestion) -> RestoreAnswer | None:
     """Return the answer that a restore wrote to a file when it had completed, if it is the answer of this operation."""
     text = b""
-    async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{request['key']}/answer")) as chunks:
+    async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{question.key}/answer")) as chunks:
         async for chunk in chunks:
             text += chunk
             if len(text) > ANSWER_ALLOWANCE:
                 return None
     try:
         operation, value = json.loads(text)
-        value.update(memory=request["memory"], snapshot=request["snapshot"])
+        value.update(memory=question.memory, snapshot=question.snapshot)
     except (ValueError, TypeError, AttributeError):
         return None
-    return parse_answer(value, ProgramAnswer, request) if operation == request["operation"] else None
+    return parse_answer(value, RestoreAnswer, question) if operation == question.operation else None
 
 
 @asynccontextmanager

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from sidecar.format.patterns import Rules, compile_patterns, is_secret
+from sidecar.format.protocol import LayoutRules, RestoreQuestion, RootHint
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.capture.project_folders import FileName, FolderNames, find_project_paths
@@ -527,18 +528,26 @@ def _relate_roots(roots: list[Root]) -> list[Root]:
     by_folder: Dict[str, List[Root]] = {}
     for root in sorted(roots, key=rank):
         by_folder.setdefault(root.folder, []).append(root)
+    order = {root.name: number for number, root in enumerate(roots)}
     shared = []
     for root in roots:
         same = by_folder[root.folder]
         at = same.index(root)
         rules = [each.rules for each in same]
+        outer = [each for folder in _iterate_parents(root.folder) for each in by_folder.get(folder, ())]
         above = [
             OuterRules(each.rules, root.folder[len(each.folder) :].strip("/"))
-            for each in roots
-            if each.folder != root.folder and is_in(root.folder, each.folder)
+            for each in sorted(outer, key=lambda each: order[each.name])
         ]
         shared.append(root._replace(before=(*above, *rules[:at]), beside=tuple(rules[at + 1 :])))
     return shared
+
+
+def _iterate_parents(folder: str) -> Iterator[str]:
+    """Yield the folders that a folder is in, from the inside."""
+    while folder != "/":
+        folder = os.path.dirname(folder)
+        yield folder
 
 
 def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
@@ -551,7 +560,9 @@ def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
     return wanted is not None and any(wanted(name) for name in os.listdir(folder))
 
 
-def place_roots(request: dict[str, Any], home: str, contained: Containment) -> PlacedRoots:
+def place_roots(
+    question: RestoreQuestion, layouts: List[LayoutRules], home: str, contained: Containment
+) -> PlacedRoots:
     """Decide where a snapshot's roots belong here: by their layout's own rule, or in their project.
 
     Projects that are named are matched with the snapshot's: first those at the same path, then the n-th with the n-th.
@@ -559,21 +570,21 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     ``withhold``, nowhere until their folder exists. Raise Refusal if a layout is not known, or a root would be where it
     may not be.
     """
-    layouts, projects = request["layouts"], request["projects"]
+    projects = question.projects
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
     given, found = list_project_folders(projects, home) if projects is not None else [], []
-    for root in request["roots"]:
-        if ".." in root["hint"].split("/"):
-            raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
-        base, number = split_number(root["name"])
-        key = base if number and base in specs else root["name"]
+    for root in question.roots:
+        if ".." in root.hint.split("/"):
+            raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root.name)
+        base, number = split_number(root.name)
+        key = base if number and base in specs else root.name
         if key not in specs:
-            raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
-        found.append((root, *specs[key], number if key != root["name"] else 1))
+            raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root.name)
+        found.append((root, *specs[key], number if key != root.name else 1))
     hints: Dict[int, List[str]] = {}
     for root, _, spec, number in found:
         if spec.get("project"):
-            hints.setdefault(number, []).append(_strip_below(root["hint"], spec.get("below", "")))
+            hints.setdefault(number, []).append(_strip_below(root.hint, spec.get("below", "")))
     named = assign_projects(hints, given, home)
     roots: List[Root] = []
     withheld: List[Root] = []
@@ -581,25 +592,25 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     for root, layout, spec, number in sorted(found, key=lambda row: bool(row[2].get("settings"))):
         file, waits = "", False
         if not spec.get("project"):
-            top = project_of(spec["paths"], spec.get("below", ""), root["hint"]) if projects is None else ""
+            top = project_of(spec["paths"], spec.get("below", ""), root.hint) if projects is None else ""
             project = resolve_hint(top, home)
             tops = list_project_folders(projects, home) + ([project] if top else [])
-            folder, file = _choose_own_folder(spec, home, tops, folders, root["hint"])
-            waits = bool(top and request.get("withhold")) and is_in(folder, project) and not os.path.isdir(project)
+            folder, file = _choose_own_folder(spec, home, tops, folders, root.hint)
+            waits = bool(top and question.withhold) and is_in(folder, project) and not os.path.isdir(project)
             if spec.get("settings") and not _may_be_at(folder, file, home, contained):
                 # A setting of this sandbox names a place that cannot be memory: the root goes where it was.
-                folder, file = _choose_own_folder(dict(spec, settings=[], env=[]), home, [], folders, root["hint"])
+                folder, file = _choose_own_folder(dict(spec, settings=[], env=[]), home, [], folders, root.hint)
                 if not _may_be_at(folder, file, home, contained):
-                    raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root["name"], folder))
+                    raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root.name, folder))
             folders[spec["name"]] = folder
         elif number in named:
             folder = os.path.realpath(os.path.join(named[number], spec.get("below", "")))
         else:
             below = spec.get("below", "")
-            folder = choose_project(root["hint"], below, request.get("project_hints") or [], home)
-            waits = bool(request.get("withhold")) and not os.path.isdir(_strip_below(folder, below))
+            folder = choose_project(root.hint, below, question.project_hints, home)
+            waits = question.withhold and not os.path.isdir(_strip_below(folder, below))
         rules = Rules(layout, _narrow_to_file(spec, file))
-        placed = _make_root(root["name"], folder, home, layout, spec, rules, file)._replace(hint=root["hint"])
+        placed = _make_root(root.name, folder, home, layout, spec, rules, file)._replace(hint=root.hint)
         (withheld if waits else roots).append(placed)
     _check_apart(roots)
     return PlacedRoots(_relate_roots(_contain_roots(roots, contained)), withheld)
@@ -633,11 +644,8 @@ def assign_projects(hints: Dict[int, List[str]], given: List[str], home: str) ->
     the same path, else the n-th, else the next that is left."""
     left, found = list(given), {}
     for number in sorted(hints):
-        same = [
-            folder
-            for folder in left
-            if folder in [os.path.realpath(resolve_hint(hint, home)) for hint in hints[number]]
-        ]
+        before = {os.path.realpath(resolve_hint(hint, home)) for hint in hints[number]}
+        same = [folder for folder in left if folder in before]
         if same:
             found[number] = same[0]
             left.remove(same[0])
@@ -660,14 +668,14 @@ def choose_project(hint: str, below: str, projects: List[str], home: str) -> str
 
 
 def find_known_roots(
-    layouts: list[dict[str, Any]], noted: Dict[str, str], head: list[dict[str, str]], projects: List[str], home: str
+    layouts: list[LayoutRules], noted: Dict[str, str], head: List[RootHint], projects: List[str], home: str
 ) -> Known:
     """Return the roots that a memory has had and where they are here: from this sandbox's notes, then where those of
     the head were."""
     specs = {spec["name"]: spec for layout in layouts for spec in layout["roots"]}
     known = list(noted.items())
     for root in head:
-        name, hint = root["name"], root["hint"]
+        name, hint = root.name, root.hint
         spec = specs.get(name) or specs.get(split_number(name)[0]) or {}
         place = os.path.realpath(resolve_hint(hint, home))
         if spec.get("project") and not hint.startswith("~") and not os.path.isdir(place):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Iterable
 
+from sidecar.format.protocol import RestoreQuestion
 from sidecar.program.capture import project_folders
 from sidecar.program.capture.roots import Root, find_project_path, list_project_folders
 
@@ -15,11 +16,10 @@ APART = "%s is kept as %s: another project's folder has its name here."
 
 
 def name_root_folders(
-    roots: list[Root], paths: Iterable[str], request: dict[str, Any], home: str
+    roots: list[Root], paths: Iterable[str], question: RestoreQuestion, home: str
 ) -> tuple[list[Root], list[str]]:
     """Return the roots with their folders named after the paths that projects have here, and warnings about the others."""
-    named, hints = request["projects"], request.get("keyed", {})
-    projects = request.get("project_hints") or []
+    named, hints, projects = question.projects, question.keyed, question.project_hints
     if named and not projects and len(set(hints.values())) == 1:
         projects = list(set(hints.values()))  # the only project there is must be the one that is named now
     here = {path: find_project_path(hint, projects, named, home) for path, hint in hints.items()}
