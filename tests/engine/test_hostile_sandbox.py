@@ -28,9 +28,9 @@ from tests.parts.forgery import (
     framed,
     good_delta,
     honest,
-    request_in,
 )
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, tree
+from tests.parts.sent import request_in
 
 T = TypeVar("T")
 ROOM = 400 << 10
