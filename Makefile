@@ -16,7 +16,7 @@ help:
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
-	@echo "make reference  write the pages that come from the code: docs/reference and docs/options.md"
+	@echo "make reference  write what comes from the code: docs/reference, docs/options.md, docs/openapi.json"
 
 # What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml
@@ -45,9 +45,11 @@ test: .venv/dev
 
 QUICK := tests/test_rooms.py tests/docs tests/config tests/records tests/retention tests/store/test_format.py tests/store/test_ids.py \
 	tests/program/test_rules.py tests/program/test_tarballs.py tests/program/test_filters.py tests/limits/test_plan.py
+# These start a server.
+NOT_QUICK := tests/store/test_ids.py::test_over_http_too tests/store/test_format.py::test_objects_of_a_bucket_read_as_those_of_a_folder
 
 check: lint
-	$(BIN)/python -m pytest -n 2 $(QUICK)
+	$(BIN)/python -m pytest -n 2 $(QUICK) $(NOT_QUICK:%=--deselect=%)
 
 campaign: .venv/dev
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -56,8 +56,11 @@ class Sandbox(Protocol):
     """
 
     ref: str
-    control_trips: int
-    """The number of requests to the provider's control plane so far: to connect, to prolong."""
+
+    @property
+    def control_trips(self) -> int:
+        """The number of requests to the provider's control plane so far: to connect, to prolong."""
+        ...
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         """Return where the roots of a memory with these projects may be; ``None``: anywhere, because all files there
@@ -248,3 +251,30 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class StoreLayer:
+    """A store around another one: what a layer does not change is left to the store inside."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.url = inner.url
+
+    @property
+    def seal(self) -> str:
+        return self._inner.seal
+
+    def room(self, size: int) -> int:
+        return self._inner.room(size)
+
+    async def prepare(self) -> None:
+        await self._inner.prepare()
+
+    async def warnings(self) -> Sequence[str]:
+        return await self._inner.warnings()
+
+    async def safety(self) -> str:
+        return await self._inner.safety()
+
+    async def close(self) -> None:
+        await self._inner.close()

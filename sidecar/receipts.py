@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from sidecar.schema import OneOf
 
 
 class ExportOutcome(StrEnum):
@@ -60,6 +62,13 @@ class Finding:
     """In a database: "table.column". In settings: the key. Not in a file's contents: "(name)" or "(link target)"."""
     row: str = ""
     """Its key there, where that is a number."""
+
+    @property
+    def position(self) -> str:
+        """Where it was in its file or database, for people."""
+        if self.line:
+            return f"line {self.line}"
+        return f"{self.column} row {self.row}" if self.row else self.column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +204,8 @@ class ExportReceipt(_Receipt):
     outcome: ExportOutcome
     head: str | None = None
     """The snapshot a restore takes now."""
-    kind: str = ""
-    """"full", "delta" or "" when nothing was added."""
+    kind: Annotated[str, OneOf("full", "delta", "")] = ""
+    """How the pack was made; empty when nothing was added."""
     conversation: str = ""
     label: str = ""
     dropped: list[Drop] = field(default_factory=list)
@@ -231,7 +240,7 @@ class ExportReceipt(_Receipt):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt(_Receipt):
     outcome: RestoreOutcome
-    mode: str = "replace"
+    mode: Annotated[str, OneOf("replace", "seed")] = "replace"
     wanted: str = ""
     """What was asked for, when something older had to be restored instead."""
     kept: bool = False

@@ -12,8 +12,8 @@ from sidecar.ports import Sandbox, Store
 from sidecar.search.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
-    from sidecar.search.index import MemoryIndex
     from sidecar.search.port import SearchDatabase
+    from sidecar.search.upkeep import SearchIndex
     from sidecar.store.encryption.keys_given import GivenKeys
     from sidecar.store.repository import Repository
 
@@ -110,12 +110,12 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
     return open_postgres(url, settings)
 
 
-def open_index(repository: Repository, settings: Postgres) -> MemoryIndex | None:
+def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
-    sink = open_search(settings)
-    if sink is None:
+    database = open_search(settings)
+    if database is None:
         return None
-    from sidecar.search.index import MemoryIndex
+    from sidecar.search.upkeep import SearchIndex
 
-    return MemoryIndex(repository, sink)
+    return SearchIndex(repository, database)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,9 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
     """A test whose output or log shows a credential has failed, whatever it asserts."""
-    report = (yield).get_result()  # type: ignore[misc]
+    report = (yield).get_result()
     if leaked([report.longreprtext, *(text for _, text in report.sections)]):
         report.outcome, report.longrepr = "failed", f"{item.nodeid} showed a credential in its output or log"
         report.sections = []
@@ -177,8 +177,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Service]]
 def emulators() -> Iterator[Callable[[str], Emulator]]:
     """Call it with ``e2b`` or ``daytona``: one server of each kind for the whole run."""
     with ExitStack() as running:
-        started = functools.cache(lambda name: running.enter_context(EMULATORS[name]()))
-        yield started
+        yield functools.cache(lambda name: running.enter_context(EMULATORS[name]()))  # type: ignore[misc]
 
 
 @pytest.fixture

@@ -10,16 +10,20 @@ import contextlib
 import errno
 import os
 import pwd
+import selectors
+import signal
 import stat
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from adapters.sandboxes.blocking import run_in_thread
-from adapters.sandboxes.local_command import Command
 from sidecar.errors import (
     BadReference,
+    OutputTooLarge,
     SandboxError,
     SandboxGone,
     SandboxNotFound,
@@ -27,11 +31,15 @@ from sidecar.errors import (
     TransferFailed,
 )
 from sidecar.host.files import open_private
+from sidecar.host.work import start_in_thread
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 CHUNK = 1 << 20
+COMPLAINT = 4096
+"""The most bytes of stderr that are kept, from its end."""
 PARTING_SECONDS = 5
+BREATH_SECONDS = 0.05
 # Variables of the machine. Every other variable is passed on only if it points into the sandbox's home.
 SHARED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
 
@@ -64,7 +72,7 @@ class LocalSandbox:
         """Run a command in a thread; it is killed with its children if it times out or is cancelled."""
         # In a thread from the first step: starting a process is slow on a busy machine.
         job = Command(self.home, {**self._environment, **(environment or {})}, output_limit)
-        running = run_in_thread(lambda: job.run(command))
+        running = start_in_thread(lambda: job.run(command))
         try:
             await asyncio.wait({running}, timeout=timeout)
             if not running.done():
@@ -166,3 +174,101 @@ def _build_environment(home: Path) -> dict[str, str]:
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search])
     environment["HOME"] = str(home)
     return environment
+
+
+class Command:
+    """One command on this machine: run to its end with bounded output, or killed with all its children. ``run`` blocks;
+    ``end`` may be called from another thread."""
+
+    def __init__(self, home: Path, environment: dict[str, str], limit: int) -> None:
+        self._home = home
+        self._environment = environment
+        self._limit = limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def run(self, script: str) -> CommandResult:
+        """Run a shell script. Raise ``OSError`` if it cannot be started, ``OutputTooLarge`` if it prints too much."""
+        # The script is passed on stdin: a command line has a size limit, and shows in the process list.
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            ["/bin/sh", "-s"],
+            cwd=self._home,
+            env=self._environment,
+            start_new_session=True,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+        )
+        with self._lock:
+            self._process = process
+        if self._ended:
+            self.end()
+        try:
+            output, complaint = self._talk(process, memoryview(script.encode()))
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+            code = self._wait_for_exit(process)
+        return CommandResult(code, output, complaint.decode("utf-8", "replace")[-COMPLAINT:])
+
+    def end(self) -> None:
+        """Kill it with all its children, also those that have outlived it."""
+        with self._lock:
+            self._ended = True
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> int:
+        """Return its exit code. It is reaped under the lock, so that ``end`` never kills another process that got its
+        number."""
+        while True:
+            with self._lock, contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(BREATH_SECONDS)
+                self._process = None
+                return code
+            time.sleep(BREATH_SECONDS)  # let other threads have the lock
+
+    def _talk(self, process: subprocess.Popen[bytes], script: memoryview) -> tuple[bytes, bytes]:
+        """Send the script and read both streams to their ends; only the tail of stderr is kept."""
+        assert process.stdin and process.stdout and process.stderr
+        output, complaint = bytearray(), bytearray()
+        os.set_blocking(process.stdin.fileno(), False)
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdin, selectors.EVENT_WRITE)
+            ready.register(process.stdout, selectors.EVENT_READ, output)
+            ready.register(process.stderr, selectors.EVENT_READ, complaint)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+                    if stream is process.stdin:
+                        script = _send_some(stream, script)
+                        done = not script
+                    else:
+                        chunk = os.read(stream.fileno(), CHUNK)
+                        key.data.extend(chunk)
+                        done = not chunk
+                    if done:
+                        ready.unregister(stream)
+                        stream.close()
+                del complaint[:-COMPLAINT]
+                if len(output) > self._limit:
+                    raise OutputTooLarge(f"The sandbox printed more than {self._limit} bytes.")
+        return bytes(output), bytes(complaint)
+
+
+def _send_some(stream: IO[bytes], script: memoryview) -> memoryview:
+    """Send some of the script and return the rest; nothing if the shell does not read it any more."""
+    try:
+        return script[os.write(stream.fileno(), script[:CHUNK]) :]
+    except BlockingIOError:
+        return script
+    except BrokenPipeError:
+        return script[:0]

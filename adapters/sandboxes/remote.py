@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from io import RawIOBase
 from typing import Any, Protocol, TypeVar
 
-from adapters.sandboxes.blocking import SourceFailed, receive_chunks, run_in_thread, send_chunks
+from adapters.sandboxes.transfers import SourceFailed, receive_chunks, send_chunks
 from sidecar.errors import (
     SandboxDenied,
     SandboxError,
@@ -28,6 +28,7 @@ from sidecar.errors import (
     SidecarError,
     TransferFailed,
 )
+from sidecar.host.work import start_in_thread
 from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 
 IDLE_SECONDS = 60.0
@@ -145,7 +146,7 @@ class RemoteSandbox:
             return await self._run_from_file(command, timeout, output_limit, environment)
         box = (await self._connect_once()).box
         command_there = _Command()
-        running = run_in_thread(
+        running = start_in_thread(
             lambda: self._vendor.run(
                 box,
                 command,
@@ -162,7 +163,7 @@ class RemoteSandbox:
             return running.result()
         except BaseException as problem:
             # Also when cancelled, or when it printed too much: no command of the sidecar keeps running in a sandbox.
-            await asyncio.wait({run_in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
+            await asyncio.wait({start_in_thread(command_there.give_up)}, timeout=PARTING_SECONDS)
             if isinstance(problem, Exception):
                 raise await self._translate_failure(problem) from None
             raise
@@ -185,7 +186,7 @@ class RemoteSandbox:
             return replace(done, uploads=1, trips=done.trips + (not removed))
         finally:
             if not removed and (reached := self._reached) is not None:
-                gone = run_in_thread(lambda: _run_quietly(lambda: self._vendor.remove(reached.box, path)))
+                gone = start_in_thread(lambda: _run_quietly(lambda: self._vendor.remove(reached.box, path)))
                 await asyncio.wait({gone}, timeout=PARTING_SECONDS)
 
     async def upload(self, path: str, chunks: AsyncIterator[bytes]) -> None:
@@ -248,7 +249,7 @@ class RemoteSandbox:
 
     async def _wait_for_answer(self, work: Callable[[], T]) -> T:
         """Run a blocking call in a thread. Raise ``SandboxUnreachable`` if it does not return in time."""
-        calling = run_in_thread(work)
+        calling = start_in_thread(work)
         done, _ = await asyncio.wait({calling}, timeout=self._idle)
         if not done:
             raise SandboxUnreachable(f"The provider of {self.ref} did not answer within {self._idle:.0f} seconds.")

@@ -18,8 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from adapters.stores.disk_errors import translate_disk_errors
-from adapters.stores.disk_folders import (
+from adapters.stores.disk_files import (
     PRIVATE,
     FileModes,
     find_open_to_others,
@@ -30,6 +29,7 @@ from adapters.stores.disk_folders import (
     remove_empty_folders,
     remove_empty_parents,
     sync_folder,
+    translate_disk_errors,
 )
 from sidecar.errors import ObjectMissing, StoreMissing, SwapLost
 from sidecar.ports import Link, ObjectInfo, StoredObject

@@ -9,7 +9,6 @@ A URL never contains credentials, and no message repeats one whole: someone may 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from sidecar.errors import BadReference
+from sidecar.host.text import find_nearest
 from sidecar.ports import Store
 
 if TYPE_CHECKING:
-    from adapters.stores.disk_folders import FileModes
+    from adapters.stores.disk_files import FileModes
     from adapters.stores.s3 import S3Config
 
 _OPTIONS = {
@@ -120,7 +120,7 @@ def _parse_path(scheme: str, parts: SplitResult) -> Path:
 
 
 def _choose_modes(shared: str | None) -> FileModes:
-    from adapters.stores.disk_folders import PRIVATE, SHARED
+    from adapters.stores.disk_files import PRIVATE, SHARED
 
     if shared not in (None, "group"):
         raise BadReference(f"A store cannot be shared by '{shared}'.", hint="Write shared=group, or leave it out.")
@@ -213,7 +213,6 @@ def _decode_path(text: str) -> str:
 def _suggest_nearest(word: str, known: Iterable[str], form: str) -> str:
     """Return a hint: the nearest known word, or all of them."""
     known = tuple(known)
-    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    if near:
-        return f"Did you mean {form.format(near[0])}?"
+    if near := find_nearest(word.lower(), known, 0.5):
+        return f"Did you mean {form.format(near)}?"
     return f"There are {', '.join(form.format(name) for name in known)}." if known else "It takes none."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from typing import Any
 
 from sidecar import __version__
+from sidecar.host.text import suggest
+from sidecar.models.answers import RECORD_KINDS
 from sidecar.policy.limits import REASONS
-from sidecar.search import KINDS
 
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted
@@ -49,6 +49,7 @@ EXAMPLES = {
     "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
     "index": ["index"],
     "rekey": ["rekey"],
+    "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
     "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
     "demo": ["demo", "demo --home /tmp/sample"],
@@ -66,8 +67,7 @@ def suggest_command(root: argparse.ArgumentParser, message: str) -> str:
     found = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(", message)
     if found is None:
         return message
-    near = difflib.get_close_matches(found[1], list_commands(root), 1)
-    return f"There is no command {found[1]!r}. " + (f"Did you mean {near[0]!r}?" if near else "--help lists them.")
+    return f"There is no command {found[1]!r}. " + (suggest(found[1], list_commands(root)) or "--help lists them.")
 
 
 def list_commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -207,10 +207,15 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument(
         "--memory", action="append", default=[], dest="in_memory", metavar="MEMORY", help="only in this one"
     )
-    search.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"only {', '.join(KINDS)}")
+    search.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"only {', '.join(RECORD_KINDS)}")
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
+    audit = command("audit", "Show who did what to which memory, if [audit] is set.")
+    audit.add_argument("--memory", metavar="MEMORY", help="only calls on this one")
+    audit.add_argument("--since", metavar="TIME", help="24h, 7d, 2026-11-16T10:00Z (default: all)")
+    audit.add_argument("--verify", action="store_true", help="check that nothing was removed or altered (exit 1 if so)")
+    audit.add_argument("--file", metavar="FILE", help="read what [audit] file has, not the store")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")

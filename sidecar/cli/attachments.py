@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
-
-import msgspec
 
 from sidecar.cli.result import Result, Table, format_time
 from sidecar.cli.verbs import EXPORT_EXITS, build_export_result, build_restore_result
 from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProblem
-from sidecar.client.answers import Attached, Overview
 from sidecar.client.settings import URL
 from sidecar.engine import Engine
 from sidecar.errors import RestoreIncomplete, SidecarError
 from sidecar.ids import build_instance_key
+from sidecar.models.answers import Attached, Attachment, Overview
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -95,7 +93,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     table = Table(
         ("MEMORY", "SANDBOX", "STATE", "SAVED (UTC)", "CONVERSATION", "PROBLEM"), rows, "No sandbox is looked after."
     )
-    return Result(msgspec.to_builtins(answer), [table])
+    return Result({**asdict(answer), "attachments": [*map(_describe, answer.attachments)]}, [table])
 
 
 def _open_client() -> AsyncClient:
@@ -124,6 +122,12 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
 
 
 def _build_document(answer: Attached) -> dict[str, Any]:
-    parts = {"restored": answer.restored, "exported": answer.exported}
-    told = {name: asdict(part) for name, part in parts.items() if is_dataclass(part)}
-    return {"attachment": msgspec.to_builtins(answer.attachment), **told}
+    receipts = {"restored": answer.restored, "exported": answer.exported}
+    told = {name: receipt.as_dict() for name, receipt in receipts.items() if receipt is not None}
+    return {"attachment": _describe(answer.attachment), **told}
+
+
+def _describe(attachment: Attachment) -> dict[str, Any]:
+    document = asdict(attachment)
+    del document["generation"]  # between services
+    return document

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -24,8 +22,9 @@ from sidecar.config.settings import (
 )
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig, BadReference, SidecarError
+from sidecar.host.field_docs import read_field_docs
 from sidecar.host.sections import list_settable, name_variable
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.layouts import load_built_in
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Webhook
@@ -219,23 +218,9 @@ def render_options_page() -> str:
 
 
 def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:
-    """Return name, default and description of each field. The description is the docstring below the field in the
-    source."""
-    about: dict[str, str] = {}
-    last = ""
-    for node in [node for one in reversed(kind.__mro__[:-1]) for node in _parse_body(one)[1:]]:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
-            about[last] = " ".join(str(node.value.value).split())
+    """Return name, default and description of each field."""
+    about = read_field_docs(kind)
     return [(entry.name, _find_default(entry), about.get(entry.name, "")) for entry in fields(kind)]
-
-
-def _parse_body(kind: type[Any]) -> list[ast.stmt]:
-    """Return the statements of a class, its docstring first (a placeholder if it has none)."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]
 
 
 def _list_tables(kind: type[Any]) -> set[str]:

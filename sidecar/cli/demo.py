@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sidecar.cli.result import Result
 from sidecar.errors import SidecarError, UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 
 WRITER = """
 import sqlite3, sys, time

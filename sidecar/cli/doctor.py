@@ -19,7 +19,7 @@ from sidecar.engine.sandbox.identity import SHOULD_IT
 from sidecar.engine.sandbox.inspection import describe_near_totals, inspect_sandbox, sum_tiers
 from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
 from sidecar.format.protocol import SeenRoot
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signed_store import SignedStore
 

@@ -16,7 +16,7 @@ from sidecar.engine import Engine
 from sidecar.engine.queries import list_existing_ids
 from sidecar.errors import UsageError
 from sidecar.host.files import restrict_to_owner, write_new
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.store.encryption.rekey import RekeyReport, rekey
 
 SECRETS = ("identity", "private")

@@ -11,7 +11,7 @@ from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.sandbox.inspection import advise, sum_tiers
 from sidecar.format.protocol import SeenRoot
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.layouts import Layout, RootSpec, choose_layouts
 
 SHOWN = 12

@@ -14,14 +14,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.arguments import build_parser, suggest_command
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, is_terminal, print_error, route_logs, show_result
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
+
+if TYPE_CHECKING:
+    from sidecar.audit.settings import Audit
+    from sidecar.ports import Store
 
 # Imported only when called, so that every command starts fast.
 COMMANDS = {
@@ -51,6 +55,7 @@ COMMANDS = {
     "search": "search.run_search",
     "index": "search.run_index",
     "rekey": "keys.run_rekey",
+    "audit": "audit.run_audit",
 }
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
@@ -162,12 +167,25 @@ async def _run(args: argparse.Namespace) -> Result:
         # A service prints lines to be copied, which a progress bar on the same screen would break.
         with_bar = is_terminal() and not args.json and args.command not in LASTING
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
-            result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
+            run = functools.partial(command, replace(engine, progress=bar) if bar else engine, args)
+            result = await _run_recorded(config.audit, repository.store, args, run)
             return await update_index(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         await repository.store.close()
+
+
+async def _run_recorded(
+    audit: Audit, store: Store, args: argparse.Namespace, run: Callable[[], Awaitable[Result]]
+) -> Result:
+    """Run a command, and record it if an audit is kept that tells of such."""
+    if audit.kept:
+        from sidecar.cli.audit import CHANGING, READING, record_command
+
+        if args.command in CHANGING | READING:
+            return await record_command(audit, store, args, run)
+    return await run()
 
 
 def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:

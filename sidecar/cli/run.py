@@ -19,8 +19,8 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig, UsageError
 from sidecar.host.local_token import TokenNotKept, ensure_token
 from sidecar.host.loopback import is_loopback
-from sidecar.host.progress import NoProgress
-from sidecar.service.server import serve
+from sidecar.host.work import NoProgress
+from sidecar.service.server import Orders, ServiceConfig, serve
 from sidecar.service.settings import AUTO, Service, parse_address
 
 URL, TOKEN = "MEMORY_SIDECAR_URL", "MEMORY_SIDECAR_TOKEN"
@@ -83,17 +83,12 @@ class _Service:
     async def running(self) -> AsyncIterator[str]:
         """Start the service and yield its address; stop it at the end. Raise what keeps it from starting."""
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            serve(
-                self._engine,
-                self._config.service,
-                self._config.webhooks,
-                ready=address.set_result,
-                told=(self._stopping, self.hurried),
-                index_every=self._config.postgres.every,
-                beside=True,
-            )
+        given = self._config
+        config = ServiceConfig(
+            service=given.service, webhooks=given.webhooks, audit=given.audit, index_every=given.postgres.every
         )
+        orders = Orders(self._stopping, self.hurried)
+        serving = asyncio.create_task(serve(self._engine, config, ready=address.set_result, orders=orders, beside=True))
         try:
             started: set[asyncio.Future[Any]] = {serving, address}
             await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)

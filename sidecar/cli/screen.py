@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from sidecar.cli.result import Result, Table
-from sidecar.host.characters import make_printable
+from sidecar.host.text import make_printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

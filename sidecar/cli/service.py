@@ -16,9 +16,9 @@ from sidecar.engine import Engine
 from sidecar.errors import BadConfig
 from sidecar.host.local_token import find_token_path, read_token
 from sidecar.host.loopback import is_loopback
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.service.door.tokens import load_tokens
-from sidecar.service.server import serve
+from sidecar.service.server import ServiceConfig, serve
 from sidecar.service.settings import AUTO, Service, parse_address
 
 SERVING = """Serving at {url} (the API: {url}/openapi.json).
@@ -50,13 +50,10 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
         print(SERVING.format(url=url, page=_describe_page(settings, url)) + _describe_calls(settings, url), flush=True)
 
     try:
-        code = await serve(
-            replace(engine, progress=NoProgress()),
-            settings,
-            config.webhooks,
-            ready=ready,
-            index_every=config.postgres.every,
+        service = ServiceConfig(
+            service=settings, webhooks=config.webhooks, index_every=config.postgres.every, audit=config.audit
         )
+        code = await serve(replace(engine, progress=NoProgress()), service, ready=ready)
     except BadConfig as problem:
         raise add_location(problem, find_config_file(args.config)) from None
     if code:

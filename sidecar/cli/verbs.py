@@ -10,10 +10,9 @@ from typing import Any
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt, download
-from sidecar.engine.privacy import describe_position
 from sidecar.errors import UsageError
 from sidecar.host.files import write_whole
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
@@ -144,8 +143,7 @@ def _describe_dropped(receipt: ExportReceipt) -> list[str]:
 def _describe_findings(receipt: ExportReceipt) -> list[str]:
     """Describe where private passages or credentials were found; never their contents."""
     shown = [
-        f"{row.action.capitalize()}: {row.name} in {row.path} {describe_position(row.line, row.column, row.row)}"
-        for row in receipt.findings[:MOST_SHOWN]
+        f"{row.action.capitalize()}: {row.name} in {row.path} {row.position}" for row in receipt.findings[:MOST_SHOWN]
     ]
     more = sum(receipt.found.values()) - len(shown)
     told = [f"And {more:,} more; --json lists up to {len(receipt.findings)}."] if more > 0 else []

@@ -11,7 +11,7 @@ from sidecar.engine import Engine
 from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.engine.queries import list_existing_ids
 from sidecar.errors import UsageError
-from sidecar.host.sizes import format_count
+from sidecar.host.text import format_count
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.verification import MemoryReport, verify_memory
 

@@ -11,7 +11,18 @@
 
 from __future__ import annotations
 
-from sidecar.client.answers import (
+from sidecar.client.asynchronous import AsyncClient, AsyncConversation
+from sidecar.client.problems import (
+    NotRestored,
+    NotSaved,
+    ServiceUnreachable,
+    SidecarProblem,
+    UnexpectedAnswer,
+)
+from sidecar.client.retries import Retries
+from sidecar.client.synchronous import Client, Conversation
+from sidecar.errors import SidecarError
+from sidecar.models.answers import (
     Acceptance,
     Attached,
     Attachment,
@@ -34,17 +45,6 @@ from sidecar.client.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.client.asynchronous import AsyncClient, AsyncConversation
-from sidecar.client.problems import (
-    NotRestored,
-    NotSaved,
-    ServiceUnreachable,
-    SidecarProblem,
-    UnexpectedAnswer,
-)
-from sidecar.client.retries import Retries
-from sidecar.client.synchronous import Client, Conversation
-from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
 __all__ = [

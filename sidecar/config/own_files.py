@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.config.settings import Config
+from sidecar.host.files import SPOOL_PREFIX
 from sidecar.host.local_token import TokenNotKept, find_token_path
-from sidecar.host.spool import PREFIX
 from sidecar.policy.local_folders import LocalPolicy
 
 
@@ -29,7 +29,7 @@ def build_local_policy(config: Config, config_file: str, store: Path | None) -> 
     own = [*([str(store)] if store else []), *filter(None, files)]
     with contextlib.suppress(TokenNotKept):
         own.append(str(find_token_path().parent))
-    spools = os.path.join(os.path.realpath(tempfile.gettempdir()), f"{PREFIX}*")
+    spools = os.path.join(os.path.realpath(tempfile.gettempdir()), f"{SPOOL_PREFIX}*")
     return LocalPolicy(roots=_resolve_paths(config.service.local_roots), apart=(*_resolve_paths(own), spools))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -11,9 +10,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sidecar.audit.settings import Audit, check_audit
+from sidecar.config.lines import TomlLines
 from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
-from sidecar.host.lines import TomlLines
 from sidecar.host.sections import (
     PREFIX,
     check_known,
@@ -26,13 +26,13 @@ from sidecar.host.sections import (
     read_section,
     read_variable,
 )
+from sidecar.host.text import find_nearest
 from sidecar.layouts import Layout, load_built_in
-from sidecar.layouts.custom import read_custom_layouts
+from sidecar.layouts.custom import check_layout_patterns, read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
-from sidecar.policy.patterns import check_layout_patterns
 from sidecar.policy.privacy import Privacy
-from sidecar.policy.retention import Retention, RetentionRules, check_retention
-from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy
+from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
 from sidecar.service.settings import Service, Webhook, check_events, check_service
 from sidecar.store.encryption.keys_given import VARIABLES
@@ -56,6 +56,7 @@ class Config:
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
+    audit: Audit = Audit()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
@@ -77,6 +78,7 @@ SECTIONS: dict[str, type[Any]] = {
     "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
+    "audit": Audit,
 }
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
 """The variables with the prefix other than SECTION_KEY."""
@@ -164,6 +166,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         postgres=check_postgres(read_section(table, "postgres", Postgres)),
         encryption=read_section(table, "encryption", Encryption),
         signing=read_section(table, "signing", Signing),
+        audit=check_audit(read_section(table, "audit", Audit)),
         webhooks=_build_webhooks(table.get("webhooks", [])),
         layouts=apply_required(layouts, guards),
     )
@@ -174,7 +177,7 @@ def list_unknown_variables() -> dict[str, str]:
     known = {name_variable(name, entry.name) for name, kind in SECTIONS.items() for entry in list_settable(kind)}
     known |= {PREFIX + name for name in OTHERS}
     found = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
-    return {name: next(iter(difflib.get_close_matches(name, known, 1)), "") for name in sorted(found)}
+    return {name: find_nearest(name, known) for name in sorted(found)}
 
 
 def _build_webhooks(rows: Any) -> list[Webhook]:

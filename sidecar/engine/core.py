@@ -7,14 +7,14 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
-from sidecar.engine.quota import StoreUse
+from sidecar.engine.limits import StoreUse
 from sidecar.errors import BadConfig
-from sidecar.host.progress import NoProgress, Progress
 from sidecar.host.sections import check_least
+from sidecar.host.work import NoProgress, Progress
 from sidecar.layouts import Layout, load_built_in
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
@@ -24,7 +24,7 @@ from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
 from sidecar.store.repository import Repository
 
 if TYPE_CHECKING:
-    from sidecar.search.index import MemoryIndex
+    from sidecar.search.upkeep import SearchIndex
 
 Reached = Callable[[str], Awaitable[None]]
 A = TypeVar("A")
@@ -114,11 +114,17 @@ class Engine:
     lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
     """Called after an export with a memory and the number of its snapshots that the retention rules removed."""
-    index: MemoryIndex | None = None
+    index: SearchIndex | None = None
     """Updates the search index, if a search database is configured. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)
     local: LocalPolicy = OF_OUR_OWN
     """Which folders of this machine may be used as sandboxes, and which ones they must not overlap."""
+
+    def narrow_to(self, memory: str) -> Self:
+        """Return the engine with the limits, guards and privacy settings of one memory."""
+        return replace(
+            self, limits=self.limits.of(memory), guards=self.guards.of(memory), privacy=self.privacy.of(memory)
+        )
 
     def open_home(self, home: Path) -> Sandbox:
         """Open a folder that belongs to the sidecar as a sandbox. Imports, and the tarballs of sandboxes without

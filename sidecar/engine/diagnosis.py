@@ -6,10 +6,10 @@ sizes of their objects with a listing.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from sidecar.errors import SnapshotDamaged
+from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signed_store import SignedStore
@@ -52,13 +52,8 @@ class HeadReport:
 
 async def inspect_heads(repository: Repository) -> HeadReport:
     """Find the memories whose heads cannot be restored."""
-    look, turns = _HeadInspector(repository), asyncio.Semaphore(PARALLEL_READS)
-
-    async def one(memory: str) -> DamagedHead | None:
-        async with turns:
-            return await look.at(memory)
-
-    found = await asyncio.gather(*map(one, await repository.memories()))
+    look = _HeadInspector(repository)
+    found = await gather_few(look.at, await repository.memories(), PARALLEL_READS)
     return HeadReport(damaged=[damage for damage in found if damage is not None], unread=look.unread)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.core import Engine
-from sidecar.engine.restores.placement import RestoreRequest
+from sidecar.engine.restores.run import RestoreRequest
 from sidecar.engine.restores.steps import restore
 from sidecar.errors import SidecarError
-from sidecar.host.sizes import format_count
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.text import format_count
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
 from sidecar.store.manifest import Manifest
 

@@ -6,7 +6,6 @@ Only the heads in the store are considered. Which session is the active one is k
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,8 +15,10 @@ from sidecar.errors import BadConfig, ObjectRefused, SnapshotDamaged, SnapshotNo
 from sidecar.format.checksums import decode_checksummed
 from sidecar.format.index import Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.roots import get_root
+from sidecar.host.files import open_spool
 from sidecar.host.sections import format_setting
-from sidecar.host.spool import open_spool
+from sidecar.host.work import gather_few
 from sidecar.ids import ROOT
 from sidecar.policy.limits import OF_FILES, Limits
 from sidecar.store.fetch import fetch_entries
@@ -48,13 +49,7 @@ async def check_hot_limits(engine: Engine) -> None:
     async for info in engine.repository.store.list(ROOT):
         if info.key.endswith("/head.json") and len(keys) < MOST_HEADS:
             keys.append(info.key)
-    turns = asyncio.Semaphore(PARALLEL_READS)
-
-    async def needs(key: str) -> tuple[str, list[_Need]]:
-        async with turns:
-            return await _measure_needs(engine, key)
-
-    for memory, found in await asyncio.gather(*map(needs, keys)):
+    for memory, found in await gather_few(lambda key: _measure_needs(engine, key), keys, PARALLEL_READS):
         own = limits.of(memory)
         for need in found:
             allowed = getattr(own.narrow_to_layout(need.layout) if need.layout else own, need.key)
@@ -93,7 +88,7 @@ async def _measure_needs(engine: Engine, key: str) -> tuple[str, list[_Need]]:
     hot = list_hot_files(entries, layout_of, engine.layouts)
     by_layout: dict[str, list[Entry]] = {"": [], **{layout: [] for layout in engine.limits.of(memory).layouts}}
     for entry in hot:
-        layout = layout_of.get(entry.path.split("/")[0], "")
+        layout = layout_of.get(get_root(entry.path), "")
         by_layout[layout if layout in by_layout else ""].append(entry)
     found = [*_sum_needs(hot, entries)]
     for layout, own in by_layout.items():

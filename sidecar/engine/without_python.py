@@ -8,24 +8,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import posixpath
 import re
 import tarfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sidecar.engine.archives.homes import find_spec
 from sidecar.engine.archives.unpack import build_member, unpack_members
 from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
-from sidecar.engine.exports.arrival import fetch_bundle
-from sidecar.engine.exports.coverage import get_rules
 from sidecar.engine.limits import build_bounds
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.dialogue import Asking, ask, parse_answer, run_command
-from sidecar.engine.sandbox.identity import merge_notes
-from sidecar.engine.sandbox.package import build_rules
-from sidecar.engine.sandbox.presence import clean_up
+from sidecar.engine.sandbox.dialogue import ask, parse_answer, run_command
+from sidecar.engine.sandbox.presence import SandboxRun, clean_up
 from sidecar.engine.shell.scripts import Target, build_place, build_restore_script, list_roots
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
@@ -36,20 +33,25 @@ from sidecar.format.protocol import (
     ExportQuestion,
     FoundDatabase,
     FoundRoot,
+    Identity,
     RestoreAnswer,
     RestoreQuestion,
     SkippedPath,
 )
-from sidecar.host.progress import NoProgress
-from sidecar.host.spool import Spool, SpooledFile, read_chunks
-from sidecar.host.threads import run_in_thread
-from sidecar.layouts import RootSpec
-from sidecar.program.capture.roots import make_hint, project_of, split_number
+from sidecar.format.roots import get_root, make_hint, split_number
+from sidecar.host.files import SpooledFile, read_chunks
+from sidecar.host.work import NoProgress, run_in_thread
+from sidecar.layouts import RootSpec, find_spec
+from sidecar.program import notes
 from sidecar.program.capture.walk import MOST_SKIPPED
+from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
 from sidecar.store.claims import check_hint
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
+
+if TYPE_CHECKING:
+    from sidecar.engine.exports.run import ExportRun
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -76,19 +78,17 @@ UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after t
 
 
 async def read_tarball(
-    engine: Engine, sandbox: CountedSandbox, answer: ExportAnswer, question: ExportQuestion, scratch: Spool
+    run: ExportRun, answer: ExportAnswer, question: ExportQuestion, known: dict[str, RootSpec], tarball: SpooledFile
 ) -> tuple[ExportAnswer, SpooledFile | None]:
-    """Unpack the tarball of a sandbox into a folder of the sidecar's own, and let the real in-sandbox program export
-    that.
+    """Unpack the tarball of a sandbox, with the roots ``known``, into a folder of the sidecar's own, and let the real
+    in-sandbox program export that.
 
     Return the merged answer and the bundle. The bundle is ``None`` if the program refused; the answer then says why.
     """
+    engine, scratch, within = run.engine, run.scratch, build_bounds(run.engine.limits)
     answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question.known])
-    within = build_bounds(engine.limits)
-    known = _match_roots(engine, answer, question)
-    tarball = await fetch_bundle(engine, sandbox, answer, scratch, within=within)
-    answer, notes = merge_notes(question.identity, answer)
-    await clean_up(engine, sandbox, question.memory, question.snapshot, notes=notes)
+    answer, recorded = _merge_notes(question.identity, answer)
+    await clean_up(run, notes=recorded)
     home = scratch.new()
     numbers = {name: split_number(name)[1] or 1 for name, root in known.items() if root.project}
     places = {name: _choose_place(root, numbers.get(name, 0)) for name, root in known.items()}
@@ -104,8 +104,7 @@ async def read_tarball(
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
     here = replace(question, known=[], roots=[], projects=projects, inline_bytes=0)
-    how = Asking(timeout=engine.timing.command, rules=build_rules(engine.layouts.values()))
-    local, _ = await ask(ours, here, ExportAnswer, how)
+    local, _ = await ask(ours, here, ExportAnswer, run.asking)
     skipped = [*answer.skipped, *(SkippedPath(path, LEADS_OUT) for path in leaving), *local.skipped]
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
@@ -141,7 +140,7 @@ def _describe_late(local: ExportAnswer) -> list[str]:
     return [LATE] if any(local.found.values()) else []
 
 
-def _match_roots(engine: Engine, answer: ExportAnswer, question: ExportQuestion) -> dict[str, RootSpec]:
+def match_roots(engine: Engine, answer: ExportAnswer, question: ExportQuestion) -> dict[str, RootSpec]:
     """Return the root specs, by name, for the roots that the sandbox claims to send.
 
     Their names become paths on this machine: raise ``BadAnswer`` or ``UnsafePath`` unless each root was requested and
@@ -163,6 +162,30 @@ def _match_roots(engine: Engine, answer: ExportAnswer, question: ExportQuestion)
     if not known:
         raise BadAnswer("The sandbox brings a tarball without any root.")
     return known
+
+
+def _merge_notes(told: Identity, answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+    """Parse the raw notes of a sandbox without Python. Return the answer with the typed notes, and the text that the
+    sandbox is to record; empty if none.
+
+    ``told`` is what the sandbox was asked to record.
+    """
+    found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
+    own = next((one for one in found if one.memory == told.memory), None)
+    others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
+    answer = replace(
+        answer,
+        notes=own.tell() if own else None,
+        others=[one.tell() for one in others],
+    )
+    objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
+    refused = bool(objection) and objection not in told.allow
+    if refused and own:
+        return answer, ""
+    # Which of the earlier folders still exist is not known here, so only the folders that were found are recorded.
+    before = own._replace(roots={}) if own else None
+    now = notes.build_after_export(told, before, answer.folders)
+    return answer, json.dumps(now._replace(current=not refused).as_dict())
 
 
 def _check_place(what: str, hint: str) -> None:
@@ -212,32 +235,26 @@ class Tarball:
 
 
 async def send_tarball(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    question: RestoreQuestion,
-    fetched: FetchedSnapshot,
-    scratch: Spool,
-    tarball: Tarball,
-    uploads: list[str],
+    run: SandboxRun, question: RestoreQuestion, fetched: FetchedSnapshot, tarball: Tarball
 ) -> RestoreAnswer:
     """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
+    engine, sandbox = run.engine, run.sandbox
     if tarball.file is None:
-        target = scratch.new()
-        tarball.checks = await run_in_thread(_write_tarball, fetched, scratch.new(), target)
+        target = run.scratch.new()
+        tarball.checks = await run_in_thread(_write_tarball, fetched, run.scratch.new(), target)
         tarball.file = target
     size, path = tarball.file.stat().st_size, tarball.uploaded
     tarball.uploaded = ""
     if not path:
-        uploads.append(path := new_upload_path())
+        run.uploads.append(path := new_upload_path())
         engine.progress.step("sending", size)
         await sandbox.upload(path, read_chunks(tarball.file))
     script = build_restore_script(question, _plan_targets(engine, question, fetched), path, size)
-    how = Asking(timeout=engine.timing.command)
-    value, _ = await run_command(sandbox, delivery.build_shell_command(script), how)
+    value, _ = await run_command(run.sandbox, delivery.build_shell_command(script), run.asking)
     checked = value.pop("checked", True)
     answer = parse_answer(value, RestoreAnswer, question)
     files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
-    counts = Counter(path.split("/")[0] for path in files)
+    counts = Counter(map(get_root, files))
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
     if answer.status == "unsaved":
         tarball.uploaded = path
@@ -247,7 +264,7 @@ async def send_tarball(
     left = {row.path for row in answer.skipped}
     return replace(
         answer,
-        bytes=sum(entry.size for path, entry in files.items() if path.split("/")[0] not in apart and path not in left),
+        bytes=sum(entry.size for path, entry in files.items() if get_root(path) not in apart and path not in left),
         databases=tarball.checks,
         warnings=[RESTORED, *([] if checked else [UNCOMPARED]), *([UNNAMED] if fetched.manifest.keyed else [])],
     )
@@ -256,7 +273,7 @@ async def send_tarball(
 def _plan_targets(engine: Engine, question: RestoreQuestion, fetched: FetchedSnapshot) -> list[Target]:
     """Decide where each root of the snapshot goes, by the same rules as the in-sandbox program."""
     targets = []
-    rules = get_rules(fetched.manifest)
+    rules = fetched.manifest.rules
     for root in fetched.manifest.roots:
         layout = engine.layouts[root.layout]
         known, number = find_spec(root.name, layout)

@@ -28,6 +28,8 @@ from typing import (
     get_type_hints,
 )
 
+from sidecar.format.roots import get_root
+
 PROTOCOL = 1
 """The version of these declarations. A program that gets another number refuses to work."""
 
@@ -132,6 +134,8 @@ class PrivacyRules(PrivacyTable):
     """A hash of everything that decides what is taken out."""
     layouts: Dict[str, PrivacyTable] = field(default_factory=dict)
     """The settings of layouts that have their own."""
+    rules: List[List[str]] = field(default_factory=list)
+    """Further kinds of credentials: the name, keyword, pattern and width of each."""
 
 
 @dataclass(eq=False, repr=False)
@@ -531,7 +535,7 @@ class ExportAnswer(Answer):
     @property
     def trimmed(self) -> FrozenSet[str]:
         """The roots that lost files to a size limit."""
-        return frozenset(row.path.split("/")[0] for row in self.dropped)
+        return frozenset(get_root(row.path) for row in self.dropped)
 
 
 @dataclass(eq=False, repr=False)

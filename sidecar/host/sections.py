@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sidecar.errors import BadConfig
-from sidecar.host.sizes import HOW, parse_size
+from sidecar.host.text import SIZE_HINT, parse_size, suggest
 
 PREFIX = "MEMORY_SIDECAR_"
 TABLES = ("Tables", "dict[")
@@ -78,9 +77,8 @@ def check_known(table: Mapping[str, Any], known: Collection[str], at: tuple[str 
     """Raise ``BadConfig`` for an unknown key, with the nearest known one as a hint."""
     for key in table:
         if key not in known:
-            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(key, known, 1)) else ""
             where = f"{format_setting((*at, key)).rpartition(' ')[0]} has an" if at else "There is an"
-            raise BadConfig(f"{where} unknown key {key!r}.", hint=hint, at=(*at, key))
+            raise BadConfig(f"{where} unknown key {key!r}.", hint=suggest(key, known), at=(*at, key))
 
 
 def check_value(value: Any, at: tuple[str | int, ...]) -> Any:
@@ -89,7 +87,9 @@ def check_value(value: Any, at: tuple[str | int, ...]) -> Any:
         try:
             return parse_size(value)
         except ValueError:
-            raise BadConfig(f"{format_setting(at)} is not valid: {value!r} is no size.", hint=HOW, at=at) from None
+            raise BadConfig(
+                f"{format_setting(at)} is not valid: {value!r} is no size.", hint=SIZE_HINT, at=at
+            ) from None
     if wrong := _find_amount_problem(value):
         raise BadConfig(f"{format_setting(at)} {wrong}.", at=at)
     return value

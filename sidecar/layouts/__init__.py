@@ -6,7 +6,6 @@ The built-in layouts are the TOML files beside this module; users add their own,
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,8 @@ import msgspec
 
 from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
+from sidecar.format.roots import split_number
+from sidecar.host.text import suggest
 
 AUTO = "auto"
 """In place of names: whatever layouts are found."""
@@ -223,9 +224,17 @@ def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[La
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known and name != AUTO:
-            near = difflib.get_close_matches(name, known, 1)
-            raise UnknownLayout(
-                f"There is no layout {name!r}.",
-                hint=f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}.",
-            )
+            raise UnknownLayout(f"There is no layout {name!r}.", hint=suggest(name, known, listed=True))
     return [known[name] for name in wanted] if wanted and AUTO not in wanted else list(known.values())
+
+
+def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
+    """Return which of its layout's roots this is, and the number of its project. ``None`` if the layout has no such
+    root."""
+    base, number = split_number(root)
+    for spec in layout.roots if layout else ():
+        if spec.name == root:
+            return spec, 1
+        if number and spec.name == base:
+            return spec, number
+    return None, 1

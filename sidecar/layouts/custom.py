@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -13,6 +12,7 @@ import msgspec
 from sidecar.errors import BadConfig
 from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
+from sidecar.host.text import suggest
 from sidecar.layouts import AUTO, Layout, load_built_in
 
 At = tuple[str | int, ...]
@@ -120,8 +120,7 @@ def _check_keys(where: str, written: Any, read: Any, at: At) -> None:
 
 
 def _make_unknown_error(what: str, name: str, known: Any, at: At) -> BadConfig:
-    near = difflib.get_close_matches(name, known, 1)
-    return BadConfig(f"{what} {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "", at=at)
+    return BadConfig(f"{what} {name!r}.", hint=suggest(name, known), at=at)
 
 
 def _check_layout(layout: Layout) -> Layout:
@@ -190,3 +189,17 @@ def _check_roots(layouts: Mapping[str, Layout]) -> None:
                     at=("layouts", layout.name, "roots", number, "name"),
                 )
             owners[root.name] = layout.name
+
+
+def check_layout_patterns(layouts: Iterable[Layout]) -> None:
+    """Raise ``BadConfig`` if a layout has a pattern that no path below its root can match."""
+    for layout in layouts:
+        for key in ("keep", "databases", "never", "secrets"):
+            for pattern in getattr(layout, key):
+                parts = pattern.removeprefix("/").removesuffix("/").split("/")
+                if parts[0] == "~" or not {"", "."}.isdisjoint(parts):
+                    raise BadConfig(
+                        f"[layouts.{layout.name}] {key}: {pattern!r} can match no path.",
+                        hint="Write it from the root on, such as notes/**: without ~, ./ or //.",
+                        at=("layouts", layout.name, key),
+                    )

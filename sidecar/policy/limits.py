@@ -1,17 +1,20 @@
 """Limits on the size of a memory, and guards against it getting worse.
 
 Both can be set for all memories, for one layout's files (``[limits.layouts.NAME]``) and for some memories
-(``[limits.memories."acme/*"]``, the first pattern that matches): a narrower table overrides single keys.
+(``[limits.memories."acme/*"]``): a narrower table overrides single keys.
+
+In such a pattern ``*`` and ``?`` match within one part of an id, ``**`` matches any number of parts, ``{a,b}`` is either.
+The first pattern that matches counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from sidecar.policy.patterns import find_table
-from sidecar.policy.retention import parse_duration
+from sidecar.format.patterns import compile_patterns
+from sidecar.host.text import parse_duration
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 
 GIB = 1 << 30
@@ -33,6 +36,12 @@ MOST_CONVERSATIONS = 20
 """The largest value of ``accept_after_conversations``."""
 
 Tables = Mapping[str, Mapping[str, Any]]
+T = TypeVar("T")
+
+
+def find_table(memory: str, tables: Mapping[str, T], otherwise: T) -> T:
+    """Return the table of the first pattern that matches a memory's id."""
+    return next((table for pattern, table in tables.items() if compile_patterns([pattern]).match(memory)), otherwise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidecar.errors import SandboxNotAllowed
+from sidecar.format.roots import resolve_hint
 from sidecar.ports import AllowedPaths
-from sidecar.program.capture.roots import resolve_hint
 from sidecar.program.places import is_in
 
 ALLOW = "Set service.local_roots (MEMORY_SIDECAR_SERVICE_LOCAL_ROOTS) to the folders that may be sandboxes."

@@ -14,8 +14,7 @@ from typing import Any
 
 from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.layouts import Layout
-from sidecar.policy.limits import Tables
-from sidecar.policy.patterns import find_table
+from sidecar.policy.limits import Tables, find_table
 from sidecar.program.privacy.credentials import VERSION
 
 KEEP, REMOVE = "keep", "remove"
@@ -67,7 +66,7 @@ class Privacy:
         change shows.
         """
 
-        def told(table: Privacy) -> dict[str, str]:
+        def told(table: Privacy) -> dict[str, Any]:
             return {key: getattr(table, key) for key in MODES}
 
         parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}

@@ -14,17 +14,16 @@ Without settings every snapshot is kept, and only leftovers are collected.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from sidecar.errors import BadConfig
+from sidecar.host.text import parse_duration
 from sidecar.ids import parse_snapshot_time
-from sidecar.policy.patterns import check_reachable, find_table
+from sidecar.policy.limits import find_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,20 +303,6 @@ def _list_removable(memories: Sequence[Sequence[Decision]], *, freeing: bool) ->
 SAFE_PART = 0.5
 """The share of the grace period after which an export that read its base no longer commits."""
 COUNTS = ("keep_last", *PERIODS)
-LONGEST = timedelta(days=365 * 1000)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdwy])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-
-
-def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as ``30d``, ``12h`` or ``1d12h``. Raise ``ValueError`` saying how to write it."""
-    compact = text.strip()
-    if not compact or _DURATION.sub("", compact).strip():
-        raise ValueError('write a number and one of s, m, h, d, w, y, such as "12h" or "30d"')
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(compact))
-    if seconds > LONGEST.total_seconds():
-        raise ValueError("nothing is kept for more than a thousand years")
-    return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,55 +364,3 @@ class Retention(RetentionRules):
     @property
     def calls_seconds(self) -> float:
         return parse_duration(self.keep_calls).total_seconds()
-
-
-def check_retention(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
-    """Raise ``BadConfig`` for settings that cannot be meant, naming the key and what to write.
-
-    ``given``: the keys that were set, for ``""`` (all memories) and for each pattern.
-    """
-    check_reachable(retention.memories, ("retention", "memories"))
-    for pattern, rules in [("", retention), *retention.memories.items()]:
-        section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
-        at = ("retention", "memories", pattern) if pattern else ("retention",)
-        for key, message, hint in _find_problems(rules, given.get(pattern, set()), retention.store_bytes):
-            raise BadConfig(f"{section} {message}", hint=hint, at=(*at, key))
-    least = command_seconds / SAFE_PART
-    if retention.grace_seconds < least:
-        raise BadConfig(
-            f"[retention] grace = {retention.grace!r} is shorter than what an export may take.",
-            hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
-            at=("retention", "grace"),
-        )
-    if parse_duration(retention.every) < timedelta(seconds=1):
-        raise BadConfig(
-            "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
-        )
-
-
-def _find_problems(rules: RetentionRules, given: set[str], store_bytes: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the key, the problem, and what to write instead."""
-    for key in ("keep_within", "grace", "every", "keep_calls"):
-        text = getattr(rules, key, "")
-        if text or key in given:
-            try:
-                if not parse_duration(text):
-                    yield key, f"{key} = {text!r} is no time at all.", 'Write more, such as "12h" or "30d".'
-            except ValueError as problem:
-                yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
-    if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:
-        key = zeros[0]
-        yield (
-            key,
-            f"{key} = 0 and nothing else keeps no snapshot but the head.",
-            f"Write {key} = 1 or more; or leave it out, and all are kept.",
-        )
-    if store_bytes and rules.memory_bytes > store_bytes:
-        yield (
-            "memory_bytes",
-            f"memory_bytes = {rules.memory_bytes} is more than store_bytes = {store_bytes}: it could never be reached.",
-            "Lower memory_bytes, or raise store_bytes in [retention].",
-        )
-    if any(not pattern for pattern in rules.keep_labelled):
-        said = "keep_labelled has an empty pattern, which no label matches."
-        yield "keep_labelled", said, 'Write keep_labelled = ["release-*"].'

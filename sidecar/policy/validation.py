@@ -1,4 +1,4 @@
-"""Validate limits, guards and privacy settings before they are used.
+"""Validate limits, guards, privacy settings and retention before they are used.
 
 A policy that could never work (a size of 0, a part larger than the whole, a table that matches no memory) is refused
 when the config is read, with the setting to change, not at the first export.
@@ -6,19 +6,22 @@ when the config is read, with the setting to change, not at the first export.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-from sidecar.errors import BadConfig
+from sidecar.errors import BadConfig, BadMemoryId
+from sidecar.format.patterns import compile_patterns, expand_braces
 from sidecar.host.sections import check_known, check_value, convert, format_setting, list_settable
+from sidecar.host.text import parse_duration, suggest
+from sidecar.ids import check_memory_id
 from sidecar.layouts import Layout
 from sidecar.layouts.custom import check_required
 from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORIES, REASONS, Guards, Limits, Tables
-from sidecar.policy.patterns import check_reachable
 from sidecar.policy.privacy import MODES as PRIVACY_MODES
 from sidecar.policy.privacy import Privacy
+from sidecar.policy.retention import COUNTS, SAFE_PART, Retention, RetentionRules
 
 At = tuple[str | int, ...]
 
@@ -26,6 +29,9 @@ _OF_ALL_TOGETHER = {"bytes", "files"}
 _MODE_KEYS = {f"{key}_over" for key in OF_MEMORIES} | {"over"}
 _LIMITS_OF_LAYOUTS = {*OF_FILES, *(f"{key}_over" for key in OF_FILES), "over"}
 _GUARDS_OF_LAYOUTS = {"shrink_to", "shrink_from_bytes", "shrink_from_files", "required"}
+_OTHER = "\ue000"
+"""A letter that no pattern contains."""
+_MANY = 9
 
 
 def check_limits(limits: Limits, given: Collection[str], layouts: Collection[str]) -> Limits:
@@ -100,9 +106,66 @@ def _check_modes(privacy: Privacy, at: At) -> None:
     for key, modes in PRIVACY_MODES.items():
         mode = getattr(privacy, key)
         if mode not in modes:
-            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, modes, 1)) else ""
             may_be = " or ".join(f'"{one}"' for one in modes)
-            raise BadConfig(f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.", hint=hint, at=(*at, key))
+            raise BadConfig(
+                f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.",
+                hint=suggest(mode, modes),
+                at=(*at, key),
+            )
+
+
+def check_retention(retention: Retention, given: dict[str, set[str]], command_seconds: float) -> None:
+    """Raise ``BadConfig`` for settings that cannot be meant, naming the key and what to write.
+
+    ``given``: the keys that were set, for ``""`` (all memories) and for each pattern.
+    """
+    check_reachable(retention.memories, ("retention", "memories"))
+    for pattern, rules in [("", retention), *retention.memories.items()]:
+        section = f'[retention.memories."{pattern}"]' if pattern else "[retention]"
+        at = ("retention", "memories", pattern) if pattern else ("retention",)
+        for key, message, hint in _find_retention_problems(rules, given.get(pattern, set()), retention.store_bytes):
+            raise BadConfig(f"{section} {message}", hint=hint, at=(*at, key))
+    least = command_seconds / SAFE_PART
+    if retention.grace_seconds < least:
+        raise BadConfig(
+            f"[retention] grace = {retention.grace!r} is shorter than what an export may take.",
+            hint=f'Write grace = "{least:.0f}s" or more (twice [timing] command), or lower [timing] command.',
+            at=("retention", "grace"),
+        )
+    if parse_duration(retention.every) < timedelta(seconds=1):
+        raise BadConfig(
+            "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
+        )
+
+
+def _find_retention_problems(
+    rules: RetentionRules, given: set[str], store_bytes: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, the problem, and what to write instead."""
+    for key in ("keep_within", "grace", "every", "keep_calls"):
+        text = getattr(rules, key, "")
+        if text or key in given:
+            try:
+                if not parse_duration(text):
+                    yield key, f"{key} = {text!r} is no time at all.", 'Write more, such as "12h" or "30d".'
+            except ValueError as problem:
+                yield key, f"{key} = {text!r} is no duration.", f"{str(problem)[:1].upper()}{str(problem)[1:]}."
+    if (zeros := [key for key in COUNTS if key in given]) and not rules.policy().rules:
+        key = zeros[0]
+        yield (
+            key,
+            f"{key} = 0 and nothing else keeps no snapshot but the head.",
+            f"Write {key} = 1 or more; or leave it out, and all are kept.",
+        )
+    if store_bytes and rules.memory_bytes > store_bytes:
+        yield (
+            "memory_bytes",
+            f"memory_bytes = {rules.memory_bytes} is more than store_bytes = {store_bytes}: it could never be reached.",
+            "Lower memory_bytes, or raise store_bytes in [retention].",
+        )
+    if any(not pattern for pattern in rules.keep_labelled):
+        said = "keep_labelled has an empty pattern, which no label matches."
+        yield "keep_labelled", said, 'Write keep_labelled = ["release-*"].'
 
 
 def apply_required(layouts: Mapping[str, Layout], guards: Guards) -> dict[str, Layout]:
@@ -125,9 +188,10 @@ def _check_whole(limits: Limits, given: Collection[str], at: At, largest: int = 
     for key in sorted(_MODE_KEYS):
         mode = getattr(limits, key)
         if mode not in MODES and (mode or key == "over"):
-            hint = f"Did you mean {near[0]!r}?" if (near := difflib.get_close_matches(mode, MODES, 1)) else ""
             raise BadConfig(
-                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.', hint=hint, at=(*at, key)
+                f'{format_setting((*at, key))} must be "reject" or "trim", not {mode!r}.',
+                hint=suggest(mode, MODES),
+                at=(*at, key),
             )
     if not 0 < limits.warn_at <= 1:
         raise BadConfig(f"{format_setting((*at, 'warn_at'))} must be more than 0 and at most 1.", at=(*at, "warn_at"))
@@ -153,10 +217,10 @@ def _check_guard(guards: Guards, at: At) -> None:
         )
     for reason in guards.allow:
         if reason not in REASONS:
-            near = difflib.get_close_matches(reason, REASONS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(REASONS)}."
             raise BadConfig(
-                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.", hint=hint, at=(*at, "allow")
+                f"{format_setting((*at, 'allow'))} names an unknown reason {reason!r}.",
+                hint=suggest(reason, REASONS, listed=True),
+                at=(*at, "allow"),
             )
 
     if guards.accept_after_conversations == 1 or guards.accept_after_conversations > MOST_CONVERSATIONS:
@@ -193,6 +257,41 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
     """Raise ``BadConfig`` for a table that names an unknown layout."""
     for name in tables:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            hint = suggest(name, known, listed=True)
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
+
+
+def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
+    """Raise ``BadConfig`` unless each pattern matches some memory that none before it matches."""
+    before: list[str] = []
+    for pattern in patterns:
+        ids = [*filter(_is_possible_id, _make_examples(pattern))]
+        if all(map(compile_patterns(before).match, ids)):
+            takers = [repr(earlier) for earlier in before if any(map(compile_patterns([earlier]).match, ids))]
+            why = f"every memory it fits is taken by {' or '.join(takers)} before it" if ids else "it fits no memory"
+            hint = "The first pattern that fits counts: write the narrower one first." if ids else ""
+            raise BadConfig(f"[{'.'.join(at)}] {pattern!r} is never reached: {why}.", hint=hint, at=(*at, pattern))
+        before.append(pattern)
+
+
+def _is_possible_id(id: str) -> bool:
+    """Return whether a memory may have this id."""
+    try:
+        check_memory_id(id)
+    except BadMemoryId:
+        return False
+    return True
+
+
+def _make_examples(pattern: str) -> Iterator[str]:
+    """Yield ids that a pattern matches, with nothing, little and much for each wildcard."""
+    for full in expand_braces(pattern):
+        parts = (full + "**" if full.endswith("/") else full).removeprefix("/").split("/")
+        for width in (0, 1, _MANY):
+            for depth in (0, 1, 2, _MANY):
+                id: list[str] = []
+                for part in parts:
+                    one = part.replace("*", _OTHER * width).replace("?", _OTHER)
+                    id += [_OTHER] * depth if part == "**" else [one]
+                if id and all(id):
+                    yield "/".join(id)

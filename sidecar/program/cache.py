@@ -12,8 +12,7 @@ import sys
 from typing import Any, Dict, NamedTuple, Optional
 
 from sidecar.format.index import Entry
-from sidecar.program import lineage as history
-from sidecar.program import places, rows
+from sidecar.program import notes, places, rows
 
 Row = rows.Row
 
@@ -82,7 +81,7 @@ class Base(NamedTuple):
 def find_lineage(folder: str, known: list[str]) -> list[str]:
     """Return the snapshots among ``known`` that this sandbox was restored from or exported to, newest first."""
     wanted = set(known)
-    return [snapshot for snapshot in reversed(history.read(folder)) if snapshot in wanted]
+    return [snapshot for snapshot in reversed(notes.read_lineage(folder)) if snapshot in wanted]
 
 
 def load_base(folder: str, snapshots: list[str]) -> Base | None:
@@ -96,14 +95,14 @@ def load_base(folder: str, snapshots: list[str]) -> Base | None:
 def write_restored(folder: str, base: Base, reader: bool = False) -> None:
     """Record after a restore that the memory in this sandbox is this snapshot, whatever it was before."""
     _write_index(folder, base)
-    history.write(folder, [base.snapshot], reader)
+    notes.write_lineage(folder, [base.snapshot], reader)
     _remove_others(folder, {base.snapshot})
 
 
 def set_reader(folder: str, reader: bool) -> None:
     """Change only whether the memory in this sandbox is a read-only copy."""
-    if history.is_reader(folder) != reader:
-        history.write(folder, history.read(folder), reader)
+    if notes.is_reader(folder) != reader:
+        notes.write_lineage(folder, notes.read_lineage(folder), reader)
 
 
 def write_exported(folder: str, base: Base, before: Base | None, origin: str = "") -> None:
@@ -117,8 +116,8 @@ def write_exported(folder: str, base: Base, before: Base | None, origin: str = "
     if len(base.changed or ()) * FULL_SHARE > len(base.entries):
         base = base._replace(full="", changed=None)
     _write_index(folder, base)
-    lines = [line for line in history.read(folder) if line != base.snapshot] + [base.snapshot]
-    history.write(folder, lines, history.is_reader(folder))
+    lines = [line for line in notes.read_lineage(folder) if line != base.snapshot] + [base.snapshot]
+    notes.write_lineage(folder, lines, notes.is_reader(folder))
     keep = {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set())
     first = load_base(folder, [origin]) if origin and origin not in keep else None
     _remove_others(folder, keep | ({first.snapshot, first.full} if first is not None else set()))

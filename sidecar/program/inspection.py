@@ -18,14 +18,14 @@ from sidecar.format.protocol import (
     SeenSet,
 )
 from sidecar.format.refusal import Refusal
-from sidecar.program.capture.roots import (
+from sidecar.program.capture.discovery import (
     FoundRoots,
-    Root,
     describe_absent,
     find_roots,
     match_keyed_folders,
     name_projects,
 )
+from sidecar.program.capture.roots import Root
 from sidecar.program.capture.versions import find_version
 from sidecar.program.capture.walk import Skipped, has_header, walk
 from sidecar.program.limits.tiers import TIERS, TierRules

@@ -79,7 +79,11 @@ def _is_leftover(path: str, status: os.stat_result) -> bool:
         return age > STALE_SECONDS
     if stat.S_ISDIR(status.st_mode):
         return age > JUST_WRITTEN_SECONDS and not _is_running(path, age)
-    return age > JUST_WRITTEN_SECONDS and stat.S_ISREG(status.st_mode) and not _is_locked(path)
+    return (
+        age > JUST_WRITTEN_SECONDS
+        and stat.S_ISREG(status.st_mode)
+        and not is_locked(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+    )
 
 
 def _is_running(folder: str, age: float) -> bool:
@@ -96,9 +100,8 @@ def _is_running(folder: str, age: float) -> bool:
         return False
 
 
-def _is_locked(path: str) -> bool:
-    """Return whether a running command has locked this upload."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def is_locked(descriptor: int) -> bool:
+    """Return whether a running command has locked this open file, and close it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False

@@ -223,9 +223,9 @@ def _undo_restores(scratch: Scratch) -> bool:
     """Undo restores of any memory that were cut short, because memories can share folders. Return whether there was one."""
     found = False
     for journal in scratch.iterate_journals():
-        from sidecar.program.restore.swap import undo
+        from sidecar.program.restore.swap import settle
 
-        found = bool(undo(journal, scratch.contained)) or found
+        found = bool(settle(journal, scratch.contained)) or found
     return found
 
 

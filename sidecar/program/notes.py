@@ -7,7 +7,11 @@ it is about to continue another store's memory, or a memory under another's id. 
 notes may be replaced: an export that is refused by one of them leaves the notes unchanged, so that it is refused the
 next time too.
 
-The sandbox's agent can write to the file, so nothing in it is trusted unless it has the expected form.
+Beside them is the lineage: the snapshots that the memory was restored from or exported to, oldest first. A read-only
+copy keeps its lineage in a file of another name. A version of the program that does not know read-only copies then finds
+no lineage, so what it exports from here is stored beside the head.
+
+The sandbox's agent can write to the files, so nothing in them is trusted unless it has the expected form.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ MOST_TOLD = 5
 """At most this many notes of other memories are in an export's answer."""
 UNKNOWN_LINEAGE, OTHER_MEMORY = "unknown-lineage", "other-memory"
 _STORE = re.compile(r"[0-9a-f]{32}\Z")
+LINEAGE, LINEAGE_OF_READER = "lineage", "read-lineage"
+LONGEST_LINEAGE = 100
+LONGEST_LINEAGE_FILE = 1 << 20
+SNAPSHOT = re.compile(r"[0-9A-Za-z-]{1,64}\Z")
 
 
 class Notes(NamedTuple):
@@ -209,3 +217,35 @@ def build_after_restore(told: Identity, reader: bool, roots: Dict[str, str], wit
         conversation=told.conversation,
         withheld=tuple(withheld),
     )
+
+
+def read_lineage(folder: str) -> List[str]:
+    """Return the snapshots noted in a memory's cache folder. The sandbox's agent can write there, so anything that
+    cannot be a snapshot's id is left out."""
+    try:
+        text = places.read_file(_locate_lineage(folder, is_reader(folder)), LONGEST_LINEAGE_FILE)
+        return [line for line in text.decode("ascii", "replace").split() if SNAPSHOT.match(line)]
+    except (OSError, Refusal):
+        return []
+
+
+def is_reader(folder: str) -> bool:
+    """Return whether the memory was restored as a read-only copy. After a run was cut short, both files may exist."""
+    return places.exists(_locate_lineage(folder, True))
+
+
+def write_lineage(folder: str, snapshots: List[str], reader: bool) -> None:
+    """Replace the lineage, keeping the newest entries, and remove the file of the other kind."""
+    text = "".join(snapshot + "\n" for snapshot in snapshots[-LONGEST_LINEAGE:])
+    places.write_file(_locate_lineage(folder, reader), text.encode("ascii"))
+    places.remove(_locate_lineage(folder, not reader))
+
+
+def forget_lineage(folder: str) -> None:
+    """Remove the lineage: the memory is not in this sandbox any more."""
+    for reader in (False, True):
+        places.remove(_locate_lineage(folder, reader))
+
+
+def _locate_lineage(folder: str, reader: bool) -> str:
+    return os.path.join(folder, LINEAGE_OF_READER if reader else LINEAGE)

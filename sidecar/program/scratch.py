@@ -1,7 +1,7 @@
 """The program's own folder in a sandbox: the only place an export writes to.
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
-~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (lineage.py)
+~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (notes.py)
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
@@ -27,7 +27,7 @@ from typing import Iterator, List, Optional
 
 from sidecar.format.protocol import AllowedPaths
 from sidecar.format.refusal import Refusal
-from sidecar.program import leftovers, lineage, places
+from sidecar.program import leftovers, notes, places
 from sidecar.program.places import contain
 
 STALE_SECONDS = 900
@@ -190,7 +190,9 @@ class Scratch:
 
     def _is_memory(self, folder: str) -> bool:
         """Return whether a folder is a memory's after all: a memory's name may have the form of a run's folder."""
-        return any(places.exists(os.path.join(folder, name)) for name in ("turn", lineage.NAME, lineage.OF_READER))
+        return any(
+            places.exists(os.path.join(folder, name)) for name in ("turn", notes.LINEAGE, notes.LINEAGE_OF_READER)
+        )
 
     def _is_in_use(self, folder: str) -> bool:
         """Return whether a run works in this folder, or its pack may still be fetched."""
@@ -205,13 +207,7 @@ class Scratch:
                 return time.time() - os.lstat(folder).st_mtime < JUST_BEGUN_SECONDS
             except FileNotFoundError:  # and one that has just ended has removed it
                 return True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(lock)
+        return leftovers.is_locked(lock)
 
     def leave(self, keep: bool = False) -> None:
         """End the run: remove the work folder, or keep it for a while so that the sidecar can fetch the pack in it."""

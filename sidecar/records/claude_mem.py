@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from sidecar.records.record import Record, build_record, parse_time
+from sidecar.records.record import Record, clean_record, parse_time
 from sidecar.records.tables import TableReader
 
 NAME = "claude-mem.db"
@@ -85,9 +85,9 @@ def _read_prompts(tables: TableReader, path: str) -> Iterator[Record]:
 def _build_record(
     kind: str, row: Mapping[str, str], path: str, *, title: str, text: str, session: str | None = None
 ) -> Record:
-    return build_record(
-        kind,
-        f"{path.rpartition('/')[0]}/{row['id']}",
+    written = Record(
+        kind=kind,
+        key=f"{path.rpartition('/')[0]}/{row['id']}",
         title=title,
         text=text,
         project=row["project"],
@@ -95,6 +95,7 @@ def _build_record(
         at=parse_time(row["at"]),
         path=path,
     )
+    return clean_record(written)
 
 
 def join_items(text: str, between: str = "\n") -> str:

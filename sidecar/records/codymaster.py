@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.records.claude_mem import join_paragraphs
-from sidecar.records.record import Record, build_record, make_unique, parse_time
+from sidecar.records.record import Record, clean_record, make_unique, parse_time
 from sidecar.records.tables import TableReader, Unreadable
 
 NAME = "context.db"
@@ -70,15 +70,16 @@ def _pick_first(item: Any, keys: tuple[str, ...]) -> str:
 
 def _build_record(table: str, row: Mapping[str, str], path: str, folder: str, project: str) -> Record:
     """Build a record. A row and its copy in a JSON file get the same key, so that they count as one record."""
-    return build_record(
-        table.removesuffix("s"),
-        f"{folder}/{row['id']}",
+    written = Record(
+        kind=table.removesuffix("s"),
+        key=f"{folder}/{row['id']}",
         title=row["title"],
         text=join_paragraphs(row["title"], row["why"], row.get("how", ""), row.get("module", "")),
         project=project,
         at=parse_time(row["at"]),
         path=path,
     )
+    return clean_record(written)
 
 
 def _find_folder(path: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sidecar.records.record import Record, build_record, escape_path, make_unique
+from sidecar.records.record import Record, clean_record, escape_path, make_unique
 
 LARGEST_FILE = 8 << 20
 """The rest of a larger file is not read."""
@@ -31,7 +31,7 @@ def read_sections(place: str, path: str, project: str, mtime: int) -> Iterator[R
         if not body.strip() and not any(headings):
             continue
         key = make_unique(f"{escape_path(path)}#{BETWEEN.join(headings)}", used)
-        yield build_record("section", key, title=title, text=body, project=project, at=at, path=path)
+        yield clean_record(Record(kind="section", key=key, title=title, text=body, project=project, at=at, path=path))
 
 
 def split_sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 READER = 4
@@ -46,28 +46,17 @@ class Record:
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
 
-def build_record(
-    kind: str,
-    key: str,
-    *,
-    title: str,
-    text: str,
-    path: str,
-    project: str = "",
-    session: str = "",
-    at: datetime | None = None,
-) -> Record:
-    """Build a record from what a sandbox wrote: every part is valid for a database and limited in length."""
-    text = clean_text(text).strip()
-    return Record(
-        kind=kind,
-        key=bound_key(clean_text(key)),
-        title=join_lines(clean_text(title) or text[:TITLE_LENGTH], TITLE_LENGTH),
+def clean_record(written: Record) -> Record:
+    """Return a record of what a sandbox wrote: every part is valid for a database and limited in length."""
+    text = clean_text(written.text).strip()
+    return replace(
+        written,
+        key=bound_key(clean_text(written.key)),
+        title=join_lines(clean_text(written.title) or text[:TITLE_LENGTH], TITLE_LENGTH),
         text=cut_text(text, TEXT_BYTES),
-        project=clean_text(project)[:NAME_LENGTH],
-        session=clean_text(session)[:NAME_LENGTH],
-        at=at,
-        path=clean_text(escape_path(path))[:PATH_LENGTH],
+        project=clean_text(written.project)[:NAME_LENGTH],
+        session=clean_text(written.session)[:NAME_LENGTH],
+        path=clean_text(escape_path(written.path))[:PATH_LENGTH],
     )
 
 

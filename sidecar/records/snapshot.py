@@ -10,8 +10,9 @@ from functools import partial
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.format.index import FILE, Entry
-from sidecar.host.spool import Spool, SpoolFull
-from sidecar.host.threads import run_in_thread
+from sidecar.format.roots import get_root, strip_below
+from sidecar.host.files import Spool, SpoolFull
+from sidecar.host.work import run_in_thread
 from sidecar.ports import Store
 from sidecar.records import claude_mem, codymaster, markdown
 from sidecar.records.record import Record, clean_text, escape_path
@@ -45,7 +46,7 @@ async def fetch_records(store: Store, manifest: Manifest, scratch: Spool) -> Sna
     sources: list[tuple[str, Source]] = []
     # Databases first: if a JSON file has the same record as a row, the row counts.
     for path in sorted(wanted, key=lambda path: (not path.endswith(".db"), path)):
-        project = hints.get(path.split("/")[0], "").removesuffix("/.cm")
+        project = strip_below(hints.get(get_root(path), ""), ".cm")
         sources += [(path, source) for source in _list_sources(staged[path].place, path, project, wanted[path])]
     return SnapshotRecords(sources)
 

@@ -10,23 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sidecar.audit.lines import build_own_call
+from sidecar.audit.trail import Trail
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
-from sidecar.engine.guards import check_reasons
+from sidecar.engine.exports.decision import check_reasons
+from sidecar.engine.heads import accept, fork, rollback
+from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
-from sidecar.ids import parse_snapshot_time
+from sidecar.ids import check_memory_id, parse_snapshot_time
+from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.api.idempotency import KeyedCall, RememberedCall, RememberedCalls
-from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.attachment import CareOptions
-from sidecar.service.events import Events
+from sidecar.service.calls import REPEATED, note_outcome, note_subject
+from sidecar.service.event_types import DELETED
+from sidecar.service.events import Events, publish_accepted
+from sidecar.service.idempotency import KeyedCall, RememberedCall, RememberedCalls
 from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
-from sidecar.service.sandboxes import Sandboxes
+from sidecar.service.sandboxes import Sandboxes, SandboxTarget
 from sidecar.service.settings import Service, narrow_local_policy
-from sidecar.store.retention import Forgot
+from sidecar.store.retention import forget
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
@@ -43,27 +49,24 @@ class _AlreadyBegun(Exception):
 class Sidecar:
     """One service: its engine, operations, open sandboxes, events and metrics."""
 
-    def __init__(self, engine: Engine, settings: Service) -> None:
-        self.engine = replace(engine, forgot=self._publish_count)
+    def __init__(self, engine: Engine, settings: Service, trail: Trail | None = None) -> None:
+        self.engine = replace(engine, forgot=self._on_forgot)
         self.settings = settings
         self.events = Events()
         self.metrics = Metrics()
-        self.events.count(self.metrics.count)
-        self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
+        self.events.subscribe(self.metrics.count, repetitions=True)
+        self.trail = trail or Trail()
+        """Where the audit is written."""
+        self.operations = Operations(self.events, self.trail, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes(partial(engine.open_sandbox, local=narrow_local_policy(engine.local, settings)))
-        self.repeated = RememberedCalls(engine)
-        self.on_change: list[Callable[[str], None]] = []
-        """Called with a memory whose head was moved, or that was deleted, other than by an export."""
+        self.remembered_calls = RememberedCalls(engine)
         self.keeper: Keeper | None = None
         """Is notified of callers' restores and exports, and exports the sandboxes of conversations in between."""
-        self.uploads = Uploads(settings.uploads)
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 
-    async def export(
-        self, request: ExportRequest, sandbox: str, *, wake: bool = False, user: str = "", key: str = ""
-    ) -> Operation:
-        """Accept an export and return its operation. For an idempotency ``key`` that was used before, return that
+    async def start_export(self, request: ExportRequest, target: SandboxTarget, *, key: str = "") -> Operation:
+        """Start an export and return its operation. For an idempotency ``key`` that was used before, return that
         operation."""
         await self.engine.repository.check_new_memory(request.memory)
         check_reasons(request.allow)
@@ -71,22 +74,23 @@ class Sidecar:
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = request
             if call is not None:
-                if (stored := await self.repeated.settled(call, sandbox)) is not None:
+                await operation.intend(call.snapshot)
+                if (stored := await self.remembered_calls.finish(call, target.ref)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
-            engine = replace(self.engine, progress=operation, reached=reached)
+            engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
             try:
-                async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
-                    return await self._export_sandbox(engine, box, ours)
+                async with self.sandboxes.use(target) as box:
+                    return await self._export_for_caller(engine, box, ours)
             except (SandboxGone, SandboxNotFound) as problem:
                 if self.keeper is not None:
-                    await self.keeper.report_gone(request.memory, sandbox, problem)
+                    await self.keeper.report_gone(request.memory, target.ref, problem)
                 raise
 
-        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
-        return await self._accept(Operation("export", request.memory, sandbox, request.conversation), work, key, body)
+        operation = Operation("export", request.memory, target.ref, request.conversation)
+        return await self._start_once(operation, work, key, _encode_call(request, target))
 
-    async def _export_sandbox(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
+    async def _export_for_caller(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
         """Export for a caller and close the conversation of the sandbox."""
         if self.keeper is None:
             return await self.export_from(box, request, engine)
@@ -126,43 +130,37 @@ class Sidecar:
                 await self.keeper.close_conversation(receipt, row)
         return receipt
 
-    async def restore(
-        self,
-        request: RestoreRequest,
-        sandbox: str,
-        *,
-        wake: bool = False,
-        user: str = "",
-        key: str = "",
-        conversation: str = "",
-        care: CareOptions | None = None,
+    async def start_restore(
+        self, request: RestoreRequest, target: SandboxTarget, *, key: str = "", care: CareOptions | None = None
     ) -> Operation:
-        """Accept a restore and return its operation. For an idempotency ``key`` that was used before, return that
+        """Start a restore and return its operation. For an idempotency ``key`` that was used before, return that
         operation. With ``care`` it opens a conversation."""
         await self.engine.repository.check_new_memory(request.memory)
 
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
-            ours = replace(request, in_use=self.sandboxes.is_open(sandbox))
-            async with self.sandboxes.use(sandbox, wake=wake, user=user) as box:
-                receipt = await restore(replace(self.engine, progress=operation, reached=reached), box, ours)
+            ours = replace(request, in_use=self.sandboxes.is_open(target.ref))
+            async with self.sandboxes.use(target) as box:
+                engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
+                receipt = await restore(engine, box, ours)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
 
-        body = {"sandbox": sandbox, "wake": wake, **({"user": user} if user else {}), **_encode_request(request)}
-        return await self._accept(Operation("restore", request.memory, sandbox, conversation), work, key, body)
+        operation = Operation("restore", request.memory, target.ref, request.conversation)
+        return await self._start_once(operation, work, key, _encode_call(request, target))
 
-    def adopt(self, archive: Path, request: ExportRequest) -> Operation:
-        """Accept a tarball, to be exported like a sandbox, and return the operation. The file must exist until the
-        operation has ended."""
+    def start_import(self, archive: Path, request: ExportRequest) -> Operation:
+        """Start to adopt a tarball, as if it were exported from a sandbox, and return the operation. The file must
+        exist until the operation has ended."""
         check_reasons(request.allow)
 
         async def work(operation: Operation) -> Receipt:
-            return await adopt(replace(self.engine, progress=operation), archive, request)
+            engine = replace(self.engine, progress=operation, reached=operation.intend)
+            return await adopt(engine, archive, request)
 
         return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
 
-    async def _accept(
+    async def _start_once(
         self,
         operation: Operation,
         work: Callable[[Operation, RememberedCall | None, Reached | None], Awaitable[Receipt]],
@@ -175,7 +173,7 @@ class Sidecar:
             return self.operations.start(operation, lambda started: work(started, None, None))
         asked = KeyedCall(key, operation.memory, operation.kind, body)
         running = self._by_key.get(asked.place)
-        call = await self.repeated.find(asked)
+        call = await self.remembered_calls.find(asked)
         # There is no ``await`` from here to the start, so two repetitions of a call cannot both start. It is looked up
         # twice: before the ``await`` on the store, since the operation may end meanwhile, and after it, since one may
         # have started.
@@ -183,8 +181,11 @@ class Sidecar:
         if running is not None:
             before, under_way = running
             asked.check_same(before)
+            note_outcome(REPEATED)
             return under_way
-        if call is not None and (answered := self.repeated.read_receipt(call)) is not None:
+        if call is not None and (answered := self.remembered_calls.read_receipt(call)) is not None:
+            note_outcome(REPEATED)
+            note_subject(snapshot=answered.snapshot or "")
             return self.operations.repeat(operation, answered)
 
         async def once(started: Operation) -> Receipt:
@@ -214,7 +215,7 @@ class Sidecar:
             nonlocal call
             if call is not None:  # a second attempt of the same export
                 return
-            call, before = await self.repeated.begin(asked, snapshot)
+            call, before = await self.remembered_calls.begin(asked, snapshot)
             if before:
                 raise _AlreadyBegun
 
@@ -222,33 +223,94 @@ class Sidecar:
             receipt = await work(operation, call, None if call else reached)
         except _AlreadyBegun:  # by another service, since ``find``
             assert call is not None
-            if (answered := self.repeated.read_receipt(call)) is not None:
+            if (answered := self.remembered_calls.read_receipt(call)) is not None:
                 return answered
             receipt = await work(operation, call, None)
         if call is not None:
-            await self.repeated.end(call, receipt.as_dict())
+            await self.remembered_calls.end(call, receipt.as_dict())
         return receipt
 
-    def changed(self, memory: str) -> None:
-        """Notify the subscribers that a memory's head was moved, or the memory deleted, other than by an export."""
-        for call in self.on_change:
-            call(memory)
+    # Changes without a sandbox: each is published once it is done
+
+    async def fork(self, memory: str, new: str, snapshot: str) -> Forked:
+        """Begin a new memory with a copy of a snapshot."""
+        done = await fork(self.engine.repository, check_memory_id(memory), new, snapshot)
+        note_subject(also=new, snapshot=done.snapshot)
+        self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)
+        return done
+
+    async def rollback(self, memory: str, snapshot: str) -> Head:
+        """Make another snapshot the head."""
+        done = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
+        self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
+        return done
+
+    async def accept(self, memory: str, snapshot: str) -> Acceptance:
+        """Make a snapshot the head that guards rejected, or that has diverged."""
+        done = await accept(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
+        publish_accepted(
+            self.events,
+            memory=memory,
+            by="person",
+            snapshot=done.head,
+            reasons=[done.reason.code],
+            replaced=done.previous,
+            pinned=done.pinned,
+        )
+        return done
+
+    async def forget(self, memory: str, *, dry_run: bool) -> Forgotten:
+        """Apply the retention rules to a memory. Raise ``MemoryNotFound``."""
+        await list_existing_ids(self.engine.repository, memory)
+        done = await forget(self.engine.repository, memory, self.engine.retention, dry_run=dry_run)
+        if not dry_run:
+            self.publish_forgot(done)
+        return done
+
+    async def delete(self, memory: str) -> int:
+        """Delete a memory and its attachments. Return the number of objects. Raise ``MemoryNotFound``."""
+        repository = self.engine.repository
+        if not await repository.exists(check_memory_id(memory)):
+            raise build_not_found_error(repository, memory)
+        if self.keeper is not None:
+            await self.keeper.forget_memory(memory)
+        removed = await repository.delete_memory(memory)
+        self.events.publish(DELETED, memory=memory, objects=removed)
+        return removed
 
     async def refresh_head_times(self) -> None:
         """Update the metrics on the age of each memory's newest snapshot from the store, whichever service made it."""
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
-    def publish_forgot(self, done: Forgot) -> None:
+    def publish_forgot(self, done: Forgotten) -> None:
         """Publish what the retention rules removed from a memory, if anything."""
         if done.forgotten or done.collected.objects:
-            self._publish_count(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
+            self._publish_forgot(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
 
-    def _publish_count(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
+    def _on_forgot(self, memory: str, forgotten: int) -> None:
+        """Tell what the rules removed after an export."""
+        self.trail.add(build_own_call("retention", memory=memory), f"forgot {forgotten}")
+        self._publish_forgot(memory, forgotten)
+
+    def _publish_forgot(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
         self.events.publish("retention.forgot", memory=memory, snapshots=forgotten, objects=objects, bytes=size)
 
     async def close(self) -> None:
         await self.sandboxes.close()
+
+
+def _announce(operation: Operation, reached: Reached | None) -> Reached:
+    """Return what the engine calls before it stores or changes anything."""
+
+    async def announce(snapshot: str) -> None:
+        if reached is not None:
+            await reached(snapshot)
+        await operation.intend(snapshot)
+
+    return announce
 
 
 async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
@@ -259,6 +321,12 @@ async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
         return (await box.connect()).ends_at
     except SandboxError:
         return None
+
+
+def _encode_call(request: ExportRequest | RestoreRequest, target: SandboxTarget) -> dict[str, Any]:
+    """Return a call as it is compared with others under the same key."""
+    user = {"user": target.user} if target.user else {}
+    return {"sandbox": target.ref, "wake": target.wake, **user, **_encode_request(request)}
 
 
 def _encode_request(request: ExportRequest | RestoreRequest) -> dict[str, Any]:

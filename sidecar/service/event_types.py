@@ -8,6 +8,7 @@ from __future__ import annotations
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 
 ACCEPTED = "guard.accepted"
+DELETED = "memory.deleted"
 
 EVENTS = {
     f"export.{ExportOutcome.COMMITTED}": "An export was stored and is the head now.",
@@ -26,6 +27,9 @@ EVENTS = {
     "drill.passed": "A snapshot was brought back whole into a scratch sandbox.",
     "drill.failed": "A snapshot could not be brought back whole into a scratch sandbox.",
     ACCEPTED: "A snapshot became the head although guards objected: it came repeatedly, or a person accepted it (`by`).",
+    "memory.forked": "A memory was begun with a copy of a snapshot of another one (`origin`).",
+    "memory.rolled-back": "A caller made another snapshot the head (`snapshot`; before: `replaced`).",
+    DELETED: "A caller deleted a memory.",
     "index.updated": "A memory's rows for search were brought up to date.",
     "index.incomplete": "Part of a memory cannot be searched; `problem` says why.",
     "index.down": "The database for search cannot be used. It is tried again until it can.",
@@ -35,3 +39,8 @@ EVENTS = {
     "sandbox.lost": "A sandbox ended within a conversation. What it wrote in its last `unsaved_seconds` may be lost.",
     "service.unfinished": "The service stopped before an export or a restore was done.",
 }
+
+HEAD_CHANGES = frozenset(
+    {f"export.{ExportOutcome.COMMITTED}", ACCEPTED, "memory.forked", "memory.rolled-back", DELETED}
+)
+"""Events after which a memory has another head, or none."""

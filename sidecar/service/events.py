@@ -7,28 +7,16 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
+from sidecar.models.answers import Event
 from sidecar.service.event_types import ACCEPTED
 
 REMEMBERED = 500
 WAITING = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """``number`` grows by one with each event of a process; ``type`` is one of ``EVENTS``."""
-
-    number: int
-    type: str
-    at: str
-    memory: str = ""
-    sandbox: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Events:
@@ -39,41 +27,34 @@ class Events:
         self._numbers = itertools.count(1)
         self._past: deque[Event] = deque(maxlen=REMEMBERED)
         self._queues: set[asyncio.Queue[Event]] = set()
-        self._hooks: list[Callable[[Event], None]] = []
-        self._counters: list[Callable[[Event], None]] = []
+        self._subscribers: list[tuple[Callable[[Event], None], bool]] = []
 
-    def publish(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
-        """Publish an event to counters, listeners and hooks, and return it."""
+    def publish(
+        self, kind: str, again: bool = False, /, *, memory: str = "", sandbox: str = "", **details: Any
+    ) -> None:
+        """Publish an event. This is the one place from which metrics, webhooks, the search index and listeners learn
+        that a memory changed.
+
+        ``again``: the same was published before, such as a problem that continues. Only subscribers that asked for
+        repetitions get it, to count it.
+        """
+        number = 0 if again else next(self._numbers)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        event = Event(number=next(self._numbers), type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
+        event = Event(number=number, type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
+        for call, repetitions in self._subscribers:
+            if repetitions or not again:
+                call(event)
+        if again:
+            return
         self._past.append(event)
-        self._count(event)
         for queue in self._queues:
             # A listener that is too slow misses events, and notices it by their numbers.
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
-        for hook in self._hooks:
-            hook(event)
-        return event
 
-    def repeat(self, kind: str, *, memory: str = "", sandbox: str = "", **details: Any) -> Event:
-        """Count a repetition of an event that was published before, without delivering it to listeners."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        event = Event(number=0, type=kind, at=at, memory=memory, sandbox=sandbox, details=details)
-        self._count(event)
-        return event
-
-    def _count(self, event: Event) -> None:
-        for counter in self._counters:
-            counter(event)
-
-    def tell(self, hook: Callable[[Event], None]) -> None:
-        """Call ``hook`` with every event from now on."""
-        self._hooks.append(hook)
-
-    def count(self, counter: Callable[[Event], None]) -> None:
-        """Call ``counter`` with every event from now on, including repetitions."""
-        self._counters.append(counter)
+    def subscribe(self, call: Callable[[Event], None], *, repetitions: bool = False) -> None:
+        """Call ``call`` with every event from now on; if wanted, also with repetitions."""
+        self._subscribers.append((call, repetitions))
 
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Yield events as they are published; first the recent ones with a number above ``after``."""

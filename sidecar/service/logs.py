@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from sidecar.host.characters import make_printable
+from sidecar.host.text import make_printable
 
 MOST = 3
 SECONDS = 60.0

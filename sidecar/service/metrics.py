@@ -9,8 +9,8 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from sidecar.service.event_types import ACCEPTED
-from sidecar.service.events import Event
+from sidecar.models.answers import Event
+from sidecar.service.event_types import ACCEPTED, DELETED
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -100,6 +100,8 @@ class Metrics:
             self._ended.inc()
         if event.type == "retention.forgot":
             self._forgotten.inc(int(event.details.get("snapshots", 0)))
+        if event.type == DELETED:
+            self._forget(event.memory)
         if event.type == ACCEPTED:
             for reason in event.details.get("reasons", ()):
                 self._accepted.labels(reason, event.details.get("by", "")).inc()
@@ -126,10 +128,10 @@ class Metrics:
         """Set when each memory's head was made, from the store. Memories that are not in the store any more are
         removed."""
         for memory in self._made.keys() - made.keys():
-            self.forget(memory)
+            self._forget(memory)
         self._made = {memory: moment.timestamp() for memory, moment in made.items()}
 
-    def forget(self, memory: str) -> None:
+    def _forget(self, memory: str) -> None:
         """Remove the gauges of a memory."""
         for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
             if known.pop(memory, None) is not None:

@@ -14,9 +14,12 @@ from typing import Any
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
+from sidecar.audit.trail import Record, Trail
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.trouble import find_save_problem
+from sidecar.service.calls import get_current_call
 from sidecar.service.events import Events, publish_accepted
 
 REMEMBERED = 1000
@@ -68,6 +71,10 @@ class Operation:
     problem: SidecarError | None = None
     ours: bool = False
     """The service started it, not a caller."""
+    why: str = ""
+    """Why the service started it: "checkpoint", "shutdown"."""
+    record: Record | None = None
+    """What the audit tells of it, from the moment it was accepted."""
     told: str = ""
     """The code of a problem that was already reported for this sandbox: the same problem again is counted, but not
     reported again."""
@@ -96,6 +103,21 @@ class Operation:
             "snapshot": self.snapshot,
         }
         return {name: value for name, value in about.items() if value}
+
+    async def intend(self, snapshot: str) -> None:
+        """Record in the audit that it will store or change something now, before it does: the engine's ``reached``.
+        Raise a ``SidecarError`` if that cannot be kept."""
+        if self.record is not None:
+            await self.record.intend(snapshot)
+
+    def build_event_fields(self) -> dict[str, str]:
+        """Return the fields for every event about it."""
+        return {
+            "memory": self.memory,
+            "sandbox": self.sandbox,
+            "operation": self.id,
+            "conversation": self.conversation,
+        }
 
     async def result(self) -> Receipt:
         """Wait until it has ended and return its receipt. Raise the error that it failed with."""
@@ -129,8 +151,9 @@ class Locks:
 class Operations:
     """Accepts work, runs it, and remembers the results of the last ``REMEMBERED`` operations."""
 
-    def __init__(self, events: Events, *, concurrency: int, queue: int) -> None:
+    def __init__(self, events: Events, trail: Trail, *, concurrency: int, queue: int) -> None:
         self._events = events
+        self._trail = trail
         self._turns = asyncio.Semaphore(concurrency)
         self._most = concurrency + queue
         self._memories = Locks()
@@ -150,11 +173,25 @@ class Operations:
         if not ours:
             self.check_intake()
         operation.ours = ours
+        operation.record = self._begin_record(operation)
         self._remember(operation)
         task = asyncio.create_task(self._run(operation, work))
         self._open[task] = operation
         task.add_done_callback(lambda done: self._open.pop(done, None))
         return operation
+
+    def _begin_record(self, operation: Operation) -> Record:
+        """Begin the record of an operation, in the name of whoever asked for it. Raise ``AuditUnwritable``."""
+        current, memory, sandbox = get_current_call(), operation.memory, operation.sandbox
+        # What the service does by itself may have been planned while a caller was being answered, so only ``ours`` tells.
+        if operation.ours or current is None:
+            call = build_own_call(operation.why or operation.kind, memory=memory, sandbox=sandbox)
+        else:
+            # One that is only a part of what was asked for, as the restore of an attachment, is called what it is.
+            part = current.record is not None and current.record.intended
+            call = current.build_call(operation.kind if part else current.what, memory=memory, sandbox=sandbox)
+            current.operations += 1
+        return self._trail.begin(call)
 
     def check_intake(self) -> None:
         """Raise ``TooBusy`` or ``Stopping`` if no operation of a caller is accepted now."""
@@ -225,9 +262,22 @@ class Operations:
         finally:
             await operation.held.aclose()
             operation.finished = time.time()
+            await self._end_record(operation)
             if not isinstance(operation.problem, NotWanted):
                 self._publish(operation)
             operation.ended.set()
+
+    async def _end_record(self, operation: Operation) -> None:
+        """Record what came of an operation, before anybody is told. One that was not wanted and changed nothing leaves
+        no record."""
+        record, receipt, problem = operation.record, operation.receipt, operation.problem
+        if record is None or (isinstance(problem, NotWanted) and not record.intended):
+            return
+        if receipt is not None:
+            also = receipt.saved_first_memory if isinstance(receipt, RestoreReceipt) else ""
+            record.note(snapshot=receipt.snapshot or "", also=also or "")
+        outcome = receipt.outcome.value if receipt is not None else problem.code if problem is not None else ""
+        await record.end(outcome)
 
     def _publish(self, operation: Operation) -> None:
         """Log and publish the end of an operation. A problem that was reported before is only counted."""
@@ -238,15 +288,8 @@ class Operations:
             about, again = operation.problem.as_dict(), operation.problem.code == operation.told
             log = self._log.info if again else self._log.error
             log(f"{operation.kind} failed", seconds=took, **{**about, **operation.build_log_fields()})
-            publish = self._events.repeat if again else self._events.publish
-            publish(
-                f"{operation.kind}.failed",
-                memory=operation.memory,
-                sandbox=operation.sandbox,
-                operation=operation.id,
-                conversation=operation.conversation,
-                seconds=took,
-                error=about,
+            self._events.publish(
+                f"{operation.kind}.failed", again, **operation.build_event_fields(), seconds=took, error=about
             )
 
     def _publish_receipt(self, operation: Operation, said: Receipt, took: float) -> None:
@@ -265,13 +308,10 @@ class Operations:
                 about["hint"] = trouble.hint
                 log = self._log.info if again else self._log.warning
         log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.build_log_fields())
-        publish = self._events.repeat if again else self._events.publish
-        publish(
+        self._events.publish(
             f"{operation.kind}.{outcome}",
-            memory=operation.memory,
-            sandbox=operation.sandbox,
-            operation=operation.id,
-            conversation=operation.conversation,
+            again,
+            **operation.build_event_fields(),
             snapshot=said.snapshot,
             files=said.files,
             bytes=said.bytes,
@@ -283,11 +323,8 @@ class Operations:
         if isinstance(said, ExportReceipt) and said.accepted is not None:
             publish_accepted(
                 self._events,
-                memory=operation.memory,
-                sandbox=operation.sandbox,
                 by="repetition",
-                operation=operation.id,
-                conversation=operation.conversation,
+                **operation.build_event_fields(),
                 snapshot=said.snapshot,
                 reasons=[reason.code for reason in said.accepted.reasons],
                 since=said.accepted.since,

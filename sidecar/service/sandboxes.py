@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from sidecar.errors import SidecarError
 from sidecar.ports import Sandbox
@@ -12,31 +13,41 @@ from sidecar.ports import Sandbox
 MOST_OPEN = 500
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxTarget:
+    """A sandbox as a caller names it."""
+
+    ref: str
+    wake: bool = False
+    """Start it if it is paused or stopped."""
+    user: str = ""
+    """As whom to work in it; "": as whoever its provider takes."""
+
+
 class Sandboxes:
     """A pool of idle open sandboxes."""
 
     def __init__(self, opener: Callable[..., Sandbox]) -> None:
         self._open_one = opener
-        self._idle: OrderedDict[tuple[str, bool, str], Sandbox] = OrderedDict()
+        self._idle: OrderedDict[SandboxTarget, Sandbox] = OrderedDict()
 
     @asynccontextmanager
-    async def use(self, ref: str, *, wake: bool = False, user: str = "") -> AsyncIterator[Sandbox]:
-        """Yield the sandbox behind a reference, for one caller at a time. After a failed use it is closed, and not
-        reused."""
-        sandbox = self._idle.pop((ref, wake, user), None) or self._open_one(ref, wake=wake, user=user)
+    async def use(self, target: SandboxTarget) -> AsyncIterator[Sandbox]:
+        """Yield a sandbox, for one caller at a time. After a failed use it is closed, and not reused."""
+        sandbox = self._idle.pop(target, None) or self._open_one(target.ref, wake=target.wake, user=target.user)
         try:
             yield sandbox
         except BaseException:
             await sandbox.close()
             raise
-        self._idle[ref, wake, user] = sandbox
+        self._idle[target] = sandbox
         while len(self._idle) > MOST_OPEN:
             _, oldest = self._idle.popitem(last=False)
             await oldest.close()
 
     def is_open(self, ref: str) -> bool:
         """Whether it was used before and is still open."""
-        return any(known == ref for known, _, _ in self._idle)
+        return any(known.ref == ref for known in self._idle)
 
     @asynccontextmanager
     async def open_fresh(self, ref: str) -> AsyncIterator[Sandbox]:

@@ -10,12 +10,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import structlog
 import uvicorn
 
+from sidecar.audit.settings import Audit
+from sidecar.audit.trail import Trail, open_trail
 from sidecar.engine import Engine
 from sidecar.host.local_token import find_token_path
 from sidecar.service.api.app import make_app
@@ -41,22 +44,41 @@ UNSAVED = 1
 HURRIED = 130
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """The parts of the config that a service works with, beside its engine's."""
+
+    service: Service
+    webhooks: Sequence[Webhook] = ()
+    audit: Audit = Audit()
+    index_every: float = 300.0
+    """Seconds between two looks at whether the search index is up to date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a service is told from outside."""
+
+    stop: asyncio.Event
+    hurry: asyncio.Event
+    """Set it after ``stop``, to give up what is not finished."""
+
+
 async def serve(
     engine: Engine,
-    settings: Service,
-    webhooks: Sequence[Webhook] = (),
+    config: ServiceConfig,
     *,
     ready: Callable[[str], None] = lambda url: None,
-    told: tuple[asyncio.Event, asyncio.Event] | None = None,
-    index_every: float = 300.0,
+    orders: Orders | None = None,
     beside: bool = False,
 ) -> int:
-    """Serve until told to stop, and after that to hurry: by signals, or by the two events in ``told`` (then the caller
-    handles signals).
+    """Serve until told to stop, and after that to hurry: by ``orders``, else by signals. ``ready`` is called with the
+    address once it listens.
 
     ``beside``: it runs beside a command that owns the terminal, and whose conversations have ended when it is told to
     stop. Return the exit code: 0, or 1 if something was not finished in time or is not saved, or 130 if hurried.
     """
+    settings = config.service
     configure_logs(settings.log, beside=beside)
     log = structlog.get_logger("sidecar")
     found = StartChecks(engine, settings)
@@ -64,24 +86,25 @@ async def serve(
         await step()
     host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
     assert listener is not None
-    sidecar = Sidecar(engine, settings)
-    deliveries = _start_deliveries(sidecar, webhooks)
+    trail = open_trail(config.audit, engine.repository.store, lambda told: log.info("audit", **told))
+    await trail.open()
+    await trail.write()
+    sidecar = Sidecar(engine, settings, trail)
+    deliveries = _start_deliveries(sidecar, config.webhooks)
     jobs = Jobs()
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
-    RetentionJob(sidecar, jobs).start()
+    keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
+    RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
     DrillJob(sidecar, jobs).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
-    indexing = _start_indexing(sidecar, index_every)
+    indexing = _start_indexing(sidecar, config.index_every)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
-    config = uvicorn.Config(
-        app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on", server_header=False
-    )
-    server = _Server(config, _compute_limits(settings, log), tls)
-    stopping, hurried = told or _watch_signals()
+    server = _Server(app, _compute_limits(settings, log), tls)
+    orders = orders or _watch_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _wait_for_first(serving, server.listening.wait())
     log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
@@ -90,14 +113,28 @@ async def serve(
     if not tokens:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
-    await _wait_for_first(serving, stopping.wait())
-    left = await _stop_in_order(sidecar, keeper, settings.grace, hurried, log, with_callers=beside)
+    await _wait_for_first(serving, orders.stop.wait())
+    left = await _stop_in_order(sidecar, keeper, orders.hurry, with_callers=beside)
     closing: list[Deliveries | IndexUpdater] = [*deliveries, *indexing]
     await asyncio.gather(*(one.close(DELIVERY_SECONDS) for one in closing))
     server.should_exit = True
-    server.force_exit = hurried.is_set()
+    server.force_exit = orders.hurry.is_set()
     await asyncio.wait({serving}, timeout=5)
-    return HURRIED if hurried.is_set() else UNSAVED if left else 0
+    await _close_trail(trail)
+    return HURRIED if orders.hurry.is_set() else UNSAVED if left else 0
+
+
+async def _close_trail(trail: Trail) -> None:
+    """End the audit of this service, within ``DELIVERY_SECONDS``."""
+    log = structlog.get_logger("sidecar")
+    try:
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            problem = await trail.close()
+    except TimeoutError:
+        log.critical("lines of the audit may be lost: the place they are kept in does not answer")
+    else:
+        if problem is not None:
+            log.critical("lines of the audit are lost", **problem.as_dict())
 
 
 def _compute_limits(settings: Service, log: structlog.BoundLogger) -> ConnectionLimits:
@@ -114,7 +151,7 @@ def _start_deliveries(sidecar: Sidecar, webhooks: Sequence[Webhook]) -> list[Del
     store = sidecar.engine.repository.store
     deliveries = [Deliveries(hook, os.environ.get(hook.secret_env, ""), client, store) for hook in webhooks]
     for one in deliveries:
-        sidecar.events.tell(one.take)
+        sidecar.events.subscribe(one.take)
     return deliveries
 
 
@@ -123,25 +160,17 @@ def _start_indexing(sidecar: Sidecar, every: float) -> list[IndexUpdater]:
     if sidecar.engine.index is None:
         return []
     indexing = IndexUpdater(sidecar.engine.index, sidecar.events, IndexMetrics(sidecar.metrics.registry), every)
-    sidecar.on_change.append(indexing.update_soon)
     indexing.start()
     return [indexing]
 
 
-async def _stop_in_order(
-    sidecar: Sidecar,
-    keeper: Keeper,
-    grace: float,
-    hurried: asyncio.Event,
-    log: structlog.BoundLogger,
-    *,
-    with_callers: bool,
-) -> bool:
+async def _stop_in_order(sidecar: Sidecar, keeper: Keeper, hurried: asyncio.Event, *, with_callers: bool) -> bool:
     """Accept no more, finish what runs, save what is attached. Return whether something is unfinished or not saved.
 
     ``with_callers``: attachments that were not begun through this service do not count, since its callers are not
     responsible for them.
     """
+    log, grace = structlog.get_logger("sidecar"), sidecar.settings.grace
     sidecar.operations.stop()
     log.info("stopping", running=sidecar.operations.running, waiting=sidecar.operations.waiting, grace=grace)
     ending = asyncio.ensure_future(_finish(sidecar, keeper, grace, with_callers=with_callers))
@@ -178,7 +207,10 @@ async def _finish(
 class _Server(uvicorn.Server):
     """uvicorn's server with the sidecar's own listener and without signal handling."""
 
-    def __init__(self, config: uvicorn.Config, allowance: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, app: Any, allowance: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
+        config = uvicorn.Config(
+            app, http="h11", ws="none", log_config=None, access_log=False, lifespan="on", server_header=False
+        )
         super().__init__(config)
         self._allowance = allowance
         self._tls = tls
@@ -212,13 +244,13 @@ async def _wait_for_first(task: asyncio.Future[Any], other: Coroutine[Any, Any, 
     waiting.cancel()
 
 
-def _watch_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return two events: one set by the first SIGTERM or SIGINT, one by the second."""
-    stopping, hurried = asyncio.Event(), asyncio.Event()
+def _watch_signals() -> Orders:
+    """Return orders that signals give: the first SIGTERM or SIGINT to stop, the second to hurry."""
+    orders = Orders(asyncio.Event(), asyncio.Event())
 
-    def told() -> None:
-        (hurried if stopping.is_set() else stopping).set()
+    def on_signal() -> None:
+        (orders.hurry if orders.stop.is_set() else orders.stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told)
-    return stopping, hurried
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return orders

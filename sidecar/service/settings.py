@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from sidecar.errors import BadConfig
 from sidecar.host.loopback import is_loopback
 from sidecar.host.sections import check_least
+from sidecar.host.text import suggest
 from sidecar.policy.local_folders import LocalPolicy
 from sidecar.service.door.authorities import ANY, Authority
 from sidecar.service.event_types import EVENTS
@@ -118,8 +118,7 @@ def check_events(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:
     """Raise ``BadConfig`` for a pattern that no event matches, or if there is none."""
     for pattern in patterns:
         if not fnmatch.filter(EVENTS, pattern):
-            near = difflib.get_close_matches(pattern, EVENTS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(EVENTS)}."
+            hint = suggest(pattern, EVENTS, listed=True)
             raise BadConfig(f"A webhook's events has {pattern!r}, which no event matches.", hint=hint, at=at)
     if not patterns:
         raise BadConfig(

@@ -1,15 +1,42 @@
-"""Check what a snapshot claims to contain as untrusted input: every path, link, size and digest."""
+"""Check what arrives from a sandbox or a tarball as untrusted input.
+
+First what a snapshot claims to contain: every path, link, size and digest (``check_entries``). Then that its packs have
+exactly that (``check_pack``), which writes nothing and keeps at most one block in memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
+import itertools
 import posixpath
 import re
-from collections.abc import Collection, Mapping
+import tarfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
-from sidecar.errors import BadAnswer, DigestMismatch, LimitExceeded, UnsafeLink, UnsafePath
+import zstandard
+
+from sidecar.errors import (
+    BadAnswer,
+    DigestMismatch,
+    LimitExceeded,
+    PackBomb,
+    SizeMismatch,
+    UnsafeLink,
+    UnsafeMember,
+    UnsafePath,
+)
 from sidecar.format import digests
-from sidecar.format.index import DIR, FILE, LINK, Entry
+from sidecar.format.compression import decompress
+from sidecar.format.index import DIR, FILE, LINK, Change, Entry, Index, load
+from sidecar.format.packs import BLOCKS_PREFIX, CHUNK, describe_member
+from sidecar.format.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, MemberContents, SparseMember, Tarball, TooLarge
+from sidecar.host.work import Deadline, NoProgress, Progress
 from sidecar.policy.limits import Limits
 
 LONGEST_PATH, LONGEST_NAME = 4096, 255
@@ -17,6 +44,7 @@ LARGEST_BLOCK = 1 << 20
 FARTHEST_TIME = 1 << 62
 NOTHING: Mapping[str, Entry] = MappingProxyType({})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
 
 
 def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256) -> None:
@@ -136,3 +164,157 @@ def _check_file(entry: Entry, limits: Limits) -> None:
         raise BadAnswer(f"{entry.path!r} has {len(entry.sums)} bytes of block sums for {count} blocks.")
     if entry.sums and digests.digest_sums(entry.sums) != entry.digest:
         raise DigestMismatch(f"The digest of {entry.path!r} is not that of its blocks.")
+
+
+class _Watched(io.RawIOBase):
+    """A stream that counts what is read, up to a limit and a deadline. Raise PackBomb or UnpackTimeout."""
+
+    def __init__(self, stream: BinaryIO, most: int | None, progress: Progress, deadline: Deadline | None) -> None:
+        self._stream, self._left, self._progress, self._deadline = stream, most, progress, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._deadline is not None:
+            self._deadline.check()
+        data = self._stream.read(len(buffer))
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                raise PackBomb("A tarball unpacks to more than it should hold.")
+        self._progress.advance(len(data))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextlib.contextmanager
+def decompress_file(
+    pack: Path, codec: str, most: int, progress: Progress | None = None, deadline: Deadline | None = None
+) -> Iterator[BinaryIO]:
+    """Yield the decompressed bytes of a file, which must end after ``most``. Reads raise ``PackBomb`` or
+    ``UnpackTimeout``."""
+    with pack.open("rb", buffering=0) as file, contextlib.ExitStack() as stack:
+        # The compressed side is watched too: a decompressor may read for long without producing any output.
+        packed = io.BufferedReader(_Watched(file, None, NoProgress(), deadline), CHUNK)
+        plain = stack.enter_context(decompress(packed, codec)) if codec else packed
+        yield io.BufferedReader(_Watched(plain, most, progress or NoProgress(), deadline), CHUNK)
+
+
+def iterate_tar_members(
+    plain: BinaryIO, most: int, longest_header: int = LONGEST_HEADER
+) -> Iterator[tuple[tarfile.TarInfo, MemberContents]]:
+    """Yield the members of a tarball of at most ``most`` bytes, each with its contents.
+
+    Raise ``PackBomb`` if it announces more, ``UnsafeMember`` for sparse members.
+    """
+    try:
+        yield from Tarball(plain, most, longest_header)
+    except TooLarge as problem:
+        raise PackBomb(f"The tarball is refused: {problem}.") from None
+    except SparseMember as problem:
+        raise UnsafeMember(f"The tarball is refused: {problem}.") from None
+
+
+def read_index(file: Path, start: int, limits: Limits, removable: int) -> Index:
+    """Read an index that arrived, from ``start`` on. ``removable`` is how many entries its base has.
+
+    Raise ``BadAnswer`` if it is not valid, ``LimitExceeded`` or ``PackBomb`` if it is longer than the limits allow.
+    """
+    most_rows, most_bytes = 1 + limits.files + removable, LONGEST_INDEX
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            with gzip.GzipFile(fileobj=stream, mode="rb") as text:
+                return load(_iterate_rows(text, most_rows, most_bytes))
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as problem:
+        raise BadAnswer(f"The sandbox's index cannot be read: {problem}.") from None
+
+
+def _iterate_rows(text: gzip.GzipFile, most_rows: int, most_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of an index. Raise LimitExceeded or PackBomb if there are too many, or one is too long."""
+    left = most_bytes
+    for number in itertools.count(1):
+        row = text.readline(LONGEST_ROW)
+        if not row:
+            return
+        left -= len(row)
+        if number > most_rows:
+            raise LimitExceeded("There are more files than the limit allows.", code="limit-files")
+        if left < 0 or not row.endswith(b"\n"):
+            raise PackBomb("The index is larger than any memory's.")
+        yield row
+
+
+UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdError, ValueError, RecursionError)
+"""What reading something that is not a tarball can raise."""
+
+
+def check_pack(
+    pack: Path, codec: str, index: Index, progress: Progress | None = None, deadline: Deadline | None = None
+) -> None:
+    """Compare a pack with its index: the same members, sizes and contents, and nothing else. Raise a typed error if not."""
+    expected = _list_expected(index)
+    allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
+    try:
+        with decompress_file(pack, codec, allowance, progress, deadline) as plain:
+            for member, contents in iterate_tar_members(plain, allowance):
+                change, length = _find_claimed(member, expected)
+                if member.size != length:
+                    raise SizeMismatch(f"{member.name!r} has {member.size} bytes in the pack, {length} in its index.")
+                if change.entry.type == FILE:
+                    _check_contents(change, contents)
+            while plain.read(CHUNK):  # bytes hidden behind the end-of-archive mark are counted too
+                pass
+    except UNREADABLE as problem:
+        raise BadAnswer(f"The pack cannot be read: {problem}.") from None
+    if expected:
+        raise BadAnswer(f"The pack lacks {len(expected)} of its members, {next(iter(expected))!r} among them.")
+
+
+def _list_expected(index: Index) -> dict[str, tuple[Change, int]]:
+    """Return the members that a pack must have, by name, with their lengths."""
+    members: dict[str, tuple[Change, int]] = {}
+    for change in index.changes:
+        entry, blocks = change
+        if entry.type != FILE:
+            if index.kind == "full":
+                members[entry.path] = (change, 0)
+        elif blocks is None or blocks:
+            name, length = describe_member(change)
+            members[name] = (change, length)
+    return members
+
+
+def _find_claimed(member: tarfile.TarInfo, expected: dict[str, tuple[Change, int]]) -> tuple[Change, int]:
+    """Return the change that a member belongs to. Raise BadAnswer if the index has none, UnsafeMember if its type differs."""
+    check_member(member)
+    try:
+        change, length = expected.pop(member.name)
+    except KeyError:
+        raise BadAnswer(f"The pack holds {member.name!r}, which its index does not, or twice.") from None
+    kinds = {FILE: member.isreg(), DIR: member.isdir(), LINK: member.issym() and member.linkname == change.entry.target}
+    if not kinds[change.entry.type]:
+        raise UnsafeMember(f"{member.name!r} is not the {change.entry.type} its index says.")
+    return change, length
+
+
+def check_member(member: tarfile.TarInfo) -> None:
+    """Raise unless a member is a regular file, folder or link with a plain relative name."""
+    check_path(member.name.removeprefix(BLOCKS_PREFIX))
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
+
+
+def _check_contents(change: Change, contents: MemberContents) -> None:
+    """Compare a file's contents with its digest, or its changed blocks with their sums. Raise DigestMismatch."""
+    entry, blocks = change
+    if blocks is None:
+        digest, sums, _ = digests.digest_stream(contents, entry.size, entry.block)
+        if (digest, sums) != (entry.digest, entry.sums):
+            raise DigestMismatch(f"The contents of {entry.path!r} are not what its digest says.")
+        return
+    for number, block in enumerate(blocks):
+        data = contents.read(min(entry.block, entry.size - block * entry.block))
+        if digests.hash_block(data) != entry.sums[number * digests.SUM_BYTES : (number + 1) * digests.SUM_BYTES]:
+            raise DigestMismatch(f"Block {block} of {entry.path!r} is not what its sum says.")

@@ -10,7 +10,7 @@ from io import BytesIO
 from sidecar.errors import ObjectMissing, SnapshotDamaged
 from sidecar.format import index
 from sidecar.format.index import merge_indexes
-from sidecar.host.spool import Spool, SpooledFile
+from sidecar.host.files import Spool, SpooledFile
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.fold import PackFile

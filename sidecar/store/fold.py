@@ -19,6 +19,7 @@ from sidecar.format.digests import SUM_BYTES, count_blocks
 from sidecar.format.index import DIR, FILE, LINK, Change, Entry, Index, apply_index, merge_indexes
 from sidecar.format.packs import Packer
 from sidecar.format.refusal import Refusal
+from sidecar.format.roots import get_root
 from sidecar.program.restore.staging import Staged, Unpacker
 
 MOST_PACKS = 8
@@ -75,7 +76,7 @@ def _make_unpacker(
     wanted: dict[str, Entry], entries: Iterable[str], folder: Path, *, partial: bool = False
 ) -> Unpacker:
     """Return an unpacker that stages all roots in one folder of the sidecar's."""
-    stages = dict.fromkeys({path.split("/")[0] for path in entries}, os.path.realpath(folder))
+    stages = dict.fromkeys(set(map(get_root, entries)), os.path.realpath(folder))
     return Unpacker(wanted, stages, partial=partial)
 
 

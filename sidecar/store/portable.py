@@ -26,7 +26,7 @@ from typing import TypeVar
 from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.format.checksums import encode_checksummed
 from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
 
 LOG = logging.getLogger("sidecar")
 HEAD = "head.json"
@@ -82,12 +82,11 @@ def _parse_key(key: str) -> _MemoryKey | None:
     return _MemoryKey(folder, rest) if slash and key.startswith(ROOT) and build_portable_folder(folder) else None
 
 
-class PortableStore:
+class PortableStore(StoreLayer):
     """Wraps a store: finds each memory in the folder it has, and gives a new one a name that every server accepts."""
 
     def __init__(self, inner: Store) -> None:
-        self._inner = inner
-        self.url = inner.url
+        super().__init__(inner)
         self._homes: dict[str, FolderForm] = {}
         """The folder form of memories seen so far. Another process may delete a memory and create it again; reading or
         swapping its head then updates this."""
@@ -95,16 +94,6 @@ class PortableStore:
         """Folders for which something was seen in both places."""
         self._takes_old = True
         """Whether the server accepts a ``~``; true until a request shows otherwise."""
-
-    @property
-    def seal(self) -> str:
-        return self._inner.seal
-
-    def room(self, size: int) -> int:
-        return self._inner.room(size)
-
-    async def prepare(self) -> None:
-        await self._inner.prepare()
 
     async def get(self, key: str) -> StoredObject | None:
         """Read an object from the memory's folder, else from the other one. Reading a head also finds out which folder
@@ -261,15 +250,6 @@ class PortableStore:
         purged += await self._try_old(lambda: self._inner.purge(double.at(FolderForm.OLD)), 0)
         self._homes.pop(double.folder, None)
         return purged - signposts
-
-    async def warnings(self) -> Sequence[str]:
-        return await self._inner.warnings()
-
-    async def safety(self) -> str:
-        return await self._inner.safety()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
     async def _get(self, key: _MemoryKey, home: FolderForm) -> StoredObject | None:
         """Return what is in one of the two places; a signpost counts as nothing."""

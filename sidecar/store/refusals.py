@@ -86,6 +86,15 @@ class ExportOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedExport:
+    """A snapshot that a guard kept from becoming the head."""
+
+    snapshot: str
+    reasons: Collection[str]
+    conversation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals:
     """All refusals over one head: ``head`` since ``head_since``."""
 
@@ -152,14 +161,16 @@ class Refusals:
             if reason and manifest.snapshot in unknown:
                 straight = replace(origin, straight=manifest.parent == self.head)
                 made = manifest.time.timestamp() if at is None else at
-                found = found.with_one(straight, manifest.snapshot, [reason], manifest.conversation, made)
+                refused = RefusedExport(
+                    snapshot=manifest.snapshot, reasons=[reason], conversation=manifest.conversation
+                )
+                found = found.with_one(straight, refused, made)
         return found
 
-    def with_one(
-        self, origin: ExportOrigin, snapshot: str, reasons: Collection[str], conversation: str, at: float
-    ) -> Self:
+    def with_one(self, origin: ExportOrigin, refused: RefusedExport, at: float) -> Self:
         """Return the count with one more refusal. A snapshot that was refused before keeps its earlier reasons."""
-        reasons = list(dict.fromkeys([*reasons, *self.reasons(snapshot)]))
+        snapshot, conversation = refused.snapshot, refused.conversation
+        reasons = list(dict.fromkeys([*refused.reasons, *self.reasons(snapshot)]))
         one = RefusalCount(since=at, times=1, conversations=[digest_conversation(conversation)] if conversation else [])
         ref = origin.sandbox[:LONGEST_REF]
         own = next(
@@ -220,13 +231,7 @@ async def read_refusals(store: Store, head: Head) -> tuple[Refusals, str | None]
 
 
 async def count_refusal(
-    store: Store,
-    head: Head,
-    origin: ExportOrigin,
-    snapshot: str,
-    reasons: Collection[str],
-    conversation: str,
-    earlier: Collection[Manifest] = (),
+    store: Store, head: Head, origin: ExportOrigin, refused: RefusedExport, earlier: Collection[Manifest] = ()
 ) -> Refusals:
     """Count one more refusal, and the ``earlier`` ones that are not counted yet; concurrent counts are merged by
     retrying the swap.
@@ -238,9 +243,9 @@ async def count_refusal(
     for left in reversed(range(ATTEMPTS)):
         found, version = await read_refusals(store, head)
         found = found.with_earlier(origin, earlier, at)
-        if not reasons and not found.reasons(snapshot):
+        if not refused.reasons and not found.reasons(refused.snapshot):
             return found
-        counted = found.with_one(origin, snapshot, reasons, conversation, at)
+        counted = found.with_one(origin, refused, at)
         try:
             await store.swap(MemoryKeys.of(head.memory).refusals, counted.encode(), expected=version)
         except SwapLost:

@@ -23,11 +23,11 @@ from sidecar.errors import (
     SwapLost,
     UnknownFormat,
 )
+from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
 from sidecar.ports import Store, StoredObject
 from sidecar.store.folders import list_memories
-from sidecar.store.history import rebuild_head
-from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest
+from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, rebuild_head
 from sidecar.store.store_id import ensure_store_id, read_store_id
 from sidecar.store.witnesses import HeadCopies
 
@@ -165,16 +165,14 @@ class Repository:
 
     async def read_small_objects(self, keys: Iterable[str]) -> dict[str, StoredObject]:
         """Read many small objects at once; missing and refused ones are left out."""
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
         async def read(key: str) -> tuple[str, StoredObject | None]:
-            async with turns:
-                try:
-                    return key, await self.store.get(key)
-                except ObjectRefused:
-                    return key, None
+            try:
+                return key, await self.store.get(key)
+            except ObjectRefused:
+                return key, None
 
-        read_all = await asyncio.gather(*(read(key) for key in keys))
+        read_all = await gather_few(read, keys, PARALLEL_READS)
         return {key: stored for key, stored in read_all if stored is not None}
 
     async def clear_damaged(self, memory: str, snapshots: Iterable[str]) -> None:
@@ -190,18 +188,16 @@ class Repository:
 
     async def manifests(self, memory: str, ids: Iterable[str]) -> dict[str, Manifest | SnapshotDamaged]:
         """Read many manifests at once; for a damaged one the error is returned."""
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
         async def read(snapshot: str) -> tuple[str, Manifest | SnapshotDamaged | None]:
-            async with turns:
-                try:
-                    return snapshot, await self.manifest(memory, snapshot)
-                except SnapshotDamaged as damage:
-                    return snapshot, damage
-                except SnapshotNotFound:  # forgotten since it was listed
-                    return snapshot, None
+            try:
+                return snapshot, await self.manifest(memory, snapshot)
+            except SnapshotDamaged as damage:
+                return snapshot, damage
+            except SnapshotNotFound:  # forgotten since it was listed
+                return snapshot, None
 
-        read_all = await asyncio.gather(*(read(snapshot) for snapshot in ids))
+        read_all = await gather_few(read, ids, PARALLEL_READS)
         return {snapshot: manifest for snapshot, manifest in read_all if manifest is not None}
 
     async def make_next_id(self, memory: str, state: HeadState, ids: Iterable[str]) -> tuple[str, list[str]]:

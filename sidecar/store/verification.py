@@ -10,10 +10,9 @@ from io import BytesIO
 from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
 from sidecar.format import index
 from sidecar.format.index import count_files, merge_indexes
-from sidecar.host.progress import NoProgress, Progress
+from sidecar.host.work import NoProgress, Progress
 from sidecar.ids import MemoryKeys
-from sidecar.store.history import rebuild_head
-from sidecar.store.manifest import Manifest, digest_tree
+from sidecar.store.manifest import Manifest, digest_tree, rebuild_head
 from sidecar.store.repository import HeadState, Repository
 
 NO_CURE = (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import ObjectRefused, SnapshotDamaged
+from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.manifest import Head, Manifest
@@ -102,21 +103,19 @@ class HeadCopies:
         """Return the snapshots listed after a head that were made to become a later one, the latest first."""
         if head is None:
             return []
-        turns = asyncio.Semaphore(PARALLEL_READS)
 
         async def read(snapshot: str) -> Manifest | None:
             key = MemoryKeys.of(memory).snapshot(snapshot)
             if key not in self.made:
-                async with turns:
-                    try:
-                        stored = await self.store.get(key)
-                        manifest = Manifest.decode(stored.data, memory, snapshot) if stored else None
-                    except SnapshotDamaged:
-                        return None  # an export and `verify` report it
+                try:
+                    stored = await self.store.get(key)
+                    manifest = Manifest.decode(stored.data, memory, snapshot) if stored else None
+                except SnapshotDamaged:
+                    return None  # an export and `verify` report it
                 self.made[key] = manifest if manifest is not None and manifest.generation else None
             return self.made[key]
 
-        found = await asyncio.gather(*(read(snapshot) for snapshot in ids if snapshot > head.newest))
+        found = await gather_few(read, (snapshot for snapshot in ids if snapshot > head.newest), PARALLEL_READS)
         return sorted(filter(None, found), key=lambda made: (made.generation, made.snapshot), reverse=True)
 
     async def find_later(

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import pytest
 
 import adapters
-from adapters.stores import disk_folders
+from adapters.stores import disk_files
 from adapters.stores.disk import DiskStore
 from sidecar.errors import ObjectMissing, StoreDenied, StoreFull, StoreMissing, StoreUnreachable, StoreUnsafe, SwapLost
 from sidecar.ports import Store
@@ -308,13 +308,14 @@ async def test_a_swap_waits_for_the_lock_of_another_but_not_for_ever(
         fcntl.flock(lock, fcntl.LOCK_UN)
         version = await asyncio.wait_for(waiting, 5)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        monkeypatch.setattr(disk_folders, "LOCK_PATIENCE", 0.2)
+        monkeypatch.setattr(disk_files, "LOCK_PATIENCE", 0.2)
         with pytest.raises(StoreUnreachable, match="locked by another"):
             await store.swap("m/head", b"3", expected=version)
 
 
 def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, flock, deleted = tmp_path / ".lock-head", fcntl.flock, []
+    lock, flock = tmp_path / ".lock-head", fcntl.flock
+    deleted: list[Path] = []
 
     def deleting_flock(file: BinaryIO, how: int) -> None:
         if not deleted:
@@ -323,7 +324,7 @@ def test_a_lock_deleted_while_it_is_taken_is_taken_anew(tmp_path: Path, monkeypa
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", deleting_flock)
-    with disk_folders.hold_lock(lock, disk_folders.PRIVATE), lock.open("ab") as other, pytest.raises(BlockingIOError):
+    with disk_files.hold_lock(lock, disk_files.PRIVATE), lock.open("ab") as other, pytest.raises(BlockingIOError):
         flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -201,7 +201,7 @@ async def test_a_sandbox_that_sleeps_stays_asleep_unless_it_is_to_be_woken(provi
     sandbox = provider.open(made)
     for use in (*USES.values(), lambda sandbox, made: sandbox.prolong(60)):
         with pytest.raises(SandboxAsleep) as caught:
-            await use(sandbox, made)
+            await use(sandbox, made)  # type: ignore[no-untyped-call]
         assert state in str(caught.value)
         assert "--wake" in caught.value.hint
         assert not caught.value.retryable

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -728,7 +729,8 @@ async def test_an_endpoint_from_the_environment_is_used_with_the_bucket_in_the_p
     await store.put("m/x", b"1")
     assert moto_server.client.get_object(Bucket=on_moto, Key="m/x")["Body"].read() == b"1"
     assert isinstance(store, S3Store)
-    assert store._objects._get_client().meta.config.s3["addressing_style"] == "path"
+    config: Any = store._objects._get_client().meta.config
+    assert config.s3["addressing_style"] == "path"
 
 
 def test_at_aws_itself_the_bucket_stays_in_the_host_name(moto_server: S3Server, credentials_of: Become) -> None:

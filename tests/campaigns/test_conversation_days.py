@@ -73,7 +73,7 @@ def test_what_was_called_saved_is_in_the_head_and_what_was_lost_was_called_lost(
             if end == "sandbox dies":
                 home = empty_home(tmp_path / f"home{number + 1}")
             if lost:
-                until(lambda number=number: _is_lost(service, f"c{number}") or f"c{number}" in head_of(store, tmp_path))
+                until(lambda: _is_lost(service, f"c{number}") or f"c{number}" in head_of(store, tmp_path))  # noqa: B023
             if not lost or _has(store, tmp_path, line):
                 said.add(line)
             remembered = head_of(store, tmp_path)

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.store.fetch import fetch
 from sidecar.store.manifest import Head
 from sidecar.store.repository import Repository
 from sidecar.wiring import open_store
 from tests.parts.commands import done, ended, start
+from tests.parts.forked_sidecar import Sidecar
 from tests.parts.homes import PROJECT, Ran, claude_mem_home, observe, run_cli, titles, write
 
 MEMORY = "conductor"
@@ -134,7 +135,7 @@ def test_export_that_died_at_a_write_is_made_good_by_the_next(
         assert_leftovers_can_go(store)
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: subprocess.Popen[bytes] | Sidecar) -> None:
     """Kill a command and everything it started, which lives in sessions of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGSTOP)

@@ -14,6 +14,7 @@ import pytest
 
 from emulators import DaytonaEmulator, E2BEmulator
 from tests.parts.homes import PROJECT, claude_mem_home, empty_home, memory_tree, run_cli, write
+from tests.parts.providers import EMULATORS
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.fixture(params=["e2b", "daytona"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[E2BEmulator | DaytonaEmulator]:
-    with {"e2b": E2BEmulator, "daytona": DaytonaEmulator}[request.param]() as emulator:
+    with EMULATORS[request.param]() as emulator:
         for name, value in emulator.environment().items():
             monkeypatch.setenv(name, value)
         yield emulator

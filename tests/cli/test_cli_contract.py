@@ -552,7 +552,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_document(number: int, tmp_
 
 
 def _tar(path: Path, source: Path, prefix: str, *, mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as tar:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
         tar.add(source, arcname=prefix)
     return path
 

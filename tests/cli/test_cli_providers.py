@@ -12,6 +12,7 @@ import pytest
 
 from emulators import DaytonaEmulator, E2BEmulator, Fault
 from tests.parts.homes import PROJECT, Ran, claude_mem_home, memory_tree, observe, run_cli, told
+from tests.parts.providers import EMULATORS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -22,8 +23,7 @@ EITHER = pytest.mark.parametrize("provider", ["e2b", pytest.param("daytona", mar
 
 @pytest.fixture
 def server(provider: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    emulator = {"e2b": E2BEmulator, "daytona": DaytonaEmulator}[provider]
-    with emulator() as started:
+    with EMULATORS[provider]() as started:
         for name, value in started.environment().items():
             monkeypatch.setenv(name, value)
         yield started

@@ -47,7 +47,7 @@ def _pack_of_the_head(store: Path) -> Path:
     return max(store.rglob("*.tar.*"), key=lambda file: file.stat().st_mtime_ns)
 
 
-DAMAGES: dict[str, Callable[[Path, str], None]] = {
+DAMAGES: dict[str, Callable[[Path, str], object]] = {
     "the head's own object": lambda store, head: (next(store.rglob("head.json"))).write_text("{"),
     "no head's object": lambda store, head: (next(store.rglob("head.json"))).unlink(),
     "its manifest": lambda store, head: _flip(next(store.rglob(f"{head}.json"))),

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from sidecar.cli.screen import ProgressBar
-from sidecar.host.characters import make_printable
+from sidecar.host.text import make_printable
 from tests.parts import forked_sidecar
 from tests.parts.former import former_ids
 from tests.parts.homes import PROJECT, empty_home, run_cli, three_tier_home, write

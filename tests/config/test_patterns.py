@@ -8,8 +8,8 @@ import pytest
 
 from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
-from sidecar.policy.patterns import check_reachable
 from sidecar.policy.retention import KeepLast
+from sidecar.policy.validation import check_reachable
 
 SETTINGS = {"limits": "files", "guards": "shrink_from_files", "retention": "keep_last", "privacy": "private"}
 

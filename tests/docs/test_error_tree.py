@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_a_class_says_what_happened_and_what_to_do(kind: type[SidecarError]) -> 
     else:
         assert kind.default_hint
     if not has_own_code(kind):  # it is told as its parent: what the reference says of that one is true of it
-        (parent,) = kind.__bases__
+        bases: tuple[Any, ...] = kind.__bases__
+        (parent,) = bases
         assert (status_of(kind), kind.exit_code) == (status_of(parent), parent.exit_code)
 
 

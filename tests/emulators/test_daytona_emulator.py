@@ -30,6 +30,7 @@ from daytona.common.errors import (
 )
 
 from emulators import DaytonaEmulator, DaytonaSandbox, Fault
+from emulators.calls import Step
 from emulators.faults import Kind
 
 MIB = 1 << 20
@@ -109,7 +110,7 @@ def test_create_then_stop_then_archive_then_start_then_delete(server: DaytonaEmu
         created.process.exec("true")
     with pytest.raises(DaytonaNotFoundError):
         client.get(created.id)
-    steps = ("create", "list", "stop", "archive", "start", "pause", "kill")
+    steps: tuple[Step, ...] = ("create", "list", "stop", "archive", "start", "pause", "kill")
     assert [server.count(step) for step in steps] == [1, 1, 1, 1, 2, 1, 1]
 
 

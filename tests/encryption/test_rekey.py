@@ -15,7 +15,7 @@ import pytest
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import KeyNeeded, NotSigned, StoreUnreachable, UsageError
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import STORE_ID, MemoryKeys, build_attachment_key, build_instance_key, build_outbox_prefix
 from sidecar.policy.retention import Retention
 from sidecar.ports import Store

@@ -131,7 +131,7 @@ async def test_a_memory_opened_by_hand_is_read_without_us(tmp_path: Path) -> Non
             target = plain / "memories/conductor" / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(pyrage.decrypt(path.read_bytes(), [pyrage.x25519.Identity.from_str(ONE)]))
-    reader = [sys.executable, PROJECT / "docs/read_snapshot.py", plain, "conductor", tmp_path / "out"]
+    reader: list[str | Path] = [sys.executable, PROJECT / "docs/read_snapshot.py", plain, "conductor", tmp_path / "out"]
     ran = subprocess.run(reader, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     database = "claude-mem.db"

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sidecar.errors import BadConfig, KeyNeeded, ObjectRefused, StoreUnreachable
-from sidecar.host.spool import SpoolFull
+from sidecar.host.files import SpoolFull
 from sidecar.ids import MemoryKeys as MemoryKeys
 from sidecar.store.encryption import passphrase
 from sidecar.store.encryption.encrypted_store import EncryptedStore
-from sidecar.store.encryption.identity import IdentityChange
 from sidecar.store.encryption.keyring import MAGIC, Keyring
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.store.encryption.names import HiddenNames, is_opaque
 from sidecar.store.encryption.opening import EncryptionKeys, KeysLost
 from sidecar.store.encryption.record import COPY, RECORD
+from sidecar.store.encryption.rekey import IdentityChange
 from sidecar.store.encryption.settings import Encryption, Signing
 from tests.parts.keys import ONE, OTHER, quickly_sealed, recipient
 from tests.parts.memory_store import MemoryStore

@@ -17,12 +17,12 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.engine.heads import rollback
 from sidecar.engine.restores.choice import choose_snapshot
 from sidecar.errors import SnapshotDamaged
-from sidecar.host.progress import NoProgress
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys, build_attachment_key, build_outbox_prefix
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.service.api.idempotency import RememberedCall, _encode
 from sidecar.service.attachments.attachment import Attachment, Attachments
+from sidecar.service.idempotency import RememberedCall, _encode
 from sidecar.store import witnesses
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.encryption.encrypted_store import EncryptedStore

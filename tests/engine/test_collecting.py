@@ -15,11 +15,11 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.heads import rollback
 from sidecar.errors import BaseCollected, StoreUnreachable
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome
-from sidecar.store.collection import collect
+from sidecar.store.garbage import collect
 from sidecar.store.pins import pin
 from sidecar.store.repository import Repository
 from sidecar.store.retention import forget

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,7 +165,7 @@ def test_what_can_be_no_name_of_a_user_is_never_asked_for(user: str) -> None:
 @remote
 async def test_a_user_that_is_named_is_worked_as(engine: Engine, provider: Provider, large: bool) -> None:
     """Also where that user's files are for nobody else, and where what is exported is too large for a command's output."""
-    more = {"sudo": ["agent"]} if provider.name == "daytona" else {}
+    more: dict[str, Any] = {"sudo": ["agent"]} if provider.name == "daytona" else {}
     box, other = provider.box(uids={"agent": NOBODY}, **more), provider.box(uids={"agent": NOBODY}, **more)
     home, there = (one.emulated.users["agent"].home for one in (box, other))
     plain_home(home)

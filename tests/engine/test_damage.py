@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SnapshotDamaged
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.receipts import RestoreReceipt
 from sidecar.store.verification import MemoryReport, verify_memory
 from tests.parts.homes import (

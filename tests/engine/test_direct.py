@@ -18,7 +18,7 @@ from emulators import Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.core import Timing
 from sidecar.errors import SidecarError
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import MemoryKeys
 from sidecar.ports import CommandResult, Link, Store
 from sidecar.receipts import ExportReceipt, RestoreReceipt
@@ -451,7 +451,7 @@ def credulous(moto_server: S3Server, credentials_of: Become, monkeypatch: pytest
 
 def _spied(store: Store, **hooks: Any) -> tuple[Engine, Spied]:
     spied = Spied(store, **hooks)
-    return Engine(open_sandbox=open_sandbox, repository=Repository(spied), direct=True), spied  # type: ignore[arg-type]
+    return Engine(open_sandbox=open_sandbox, repository=Repository(spied), direct=True), spied
 
 
 async def test_a_link_never_named_a_key_that_a_manifest_names(credulous: Store, local: Provider) -> None:

@@ -138,7 +138,9 @@ async def test_what_the_program_starts_has_no_links(slow: Engine, open_provider:
     with looking() as looker:
         receipt = await restore(slow, open_provider("e2b").box().open(), RestoreRequest(memory=MEMORY))
     assert receipt.outcome == "complete"
-    assert {name for name in looker.kept if not name.startswith(("python", "sh", "bash", "dash", "id"))} == set(), "but for a login shell's own"
+    assert {name for name in looker.kept if not name.startswith(("python", "sh", "bash", "dash", "id"))} == set(), (
+        "but for a login shell's own"
+    )
 
 
 class Deaf(Watched):

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
-from sidecar.program.capture.roots import make_hint
+from sidecar.format.roots import make_hint
 from tests.parts import forked_sidecar
+from tests.parts.forgery import pax
 from tests.parts.homes import WatchedSandbox, empty_home, run_cli, tree
 from tests.parts.hostile_archives import (
     ANSWERS,
@@ -36,7 +37,6 @@ from tests.parts.hostile_archives import (
     folder,
     link,
     long_name,
-    pax,
     plant,
     read_answer,
     read_archive,

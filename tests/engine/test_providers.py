@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -521,7 +522,8 @@ async def test_nothing_of_ours_stays_in_a_sandbox(engine: Engine, provider: Prov
 
 def _ending_soon(provider: Provider) -> Box:
     """A sandbox that ends in 20 seconds, says its provider."""
-    box = provider.box(**({"auto_stop": 1} if provider.name == "daytona" else {}))
+    more: dict[str, Any] = {"auto_stop": 1} if provider.name == "daytona" else {}
+    box = provider.box(**more)
     if provider.name == "daytona":
         box.emulated.active_at = time.time() - 40
     box.emulated.end_in(20)
@@ -548,7 +550,7 @@ async def test_a_sandbox_that_cannot_be_prolonged_is_exported_and_the_receipt_wa
 ) -> None:
     box, other = _ending_soon(provider), provider.box()
     for step in ("timeout", "activity"):
-        provider.server.faults.add(Fault(step, "status", status=status, times=None))  # type: ignore[arg-type]
+        provider.server.faults.add(Fault(step, "status", status=status, times=None))
     receipt = await _committed(engine, box)
     assert [warning for warning in receipt.warnings if "could not be prolonged" in warning] == told(receipt) != []
     assert provider.server.key not in str(receipt)

@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.exports import commit
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.store.repository import Repository
 from sidecar.store.verification import verify_memory

@@ -286,7 +286,7 @@ def test_what_lost_a_race_is_not_taken_for_a_head_that_was() -> None:
     """Two made for the same place: the one that others grew out of had it."""
     from datetime import UTC, datetime, timedelta
 
-    from sidecar.store.history import rebuild_head
+    from sidecar.store.manifest import rebuild_head
     from tests.retention.stores import manifest_of
 
     start = datetime(2026, 1, 1, tzinfo=UTC)

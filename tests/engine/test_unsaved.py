@@ -94,7 +94,7 @@ class _FullStore:
 
 
 def _full(engine: Engine) -> Engine:
-    return replace(engine, repository=Repository(_FullStore(engine.repository.store)))  # type: ignore[arg-type]
+    return replace(engine, repository=Repository(_FullStore(engine.repository.store)))
 
 
 def _spent(receipt: RestoreReceipt) -> dict[str, int]:

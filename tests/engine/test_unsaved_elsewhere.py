@@ -442,8 +442,8 @@ async def test_a_sandbox_of_an_earlier_version_is_taken_up_without_loss(
         memory = "two"
         other = plain_home(empty_home(tmp_path / "other"), rows=2)
         await export(engine, WatchedSandbox(other), ExportRequest(memory=memory))
-    receipt = await restored(memory)
-    assert receipt.saved_first and not (home / "memory/newer.md").exists()
+    back = await restored(memory)
+    assert back.saved_first and not (home / "memory/newer.md").exists()
     box = empty_home(tmp_path / "box")
-    await restore(engine, WatchedSandbox(box), RestoreRequest(memory="acme/one", snapshot=receipt.saved_first))
+    await restore(engine, WatchedSandbox(box), RestoreRequest(memory="acme/one", snapshot=back.saved_first))
     assert without_cache(tree(box)) == before

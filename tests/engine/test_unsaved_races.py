@@ -19,7 +19,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.core import Timing
 from sidecar.errors import ProgramFailed, SidecarError
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.ports import CommandResult
 from sidecar.program import places
 from sidecar.store.fetch import fetch_entries

@@ -18,7 +18,7 @@ import pytest
 from adapters.stores.urls import open_store
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import ProgramFailed
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.policy.limits import Guards
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.store.fetch import fetch_entries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ async def _export(engine: Engine, box: Box, **asked: object) -> ExportReceipt:
     return await export(engine, box.open(), ExportRequest(memory=MEMORY, projects=PROJECTS, **asked))  # type: ignore[arg-type]
 
 
-async def _arrives(engine: Engine, box: Box, expected: dict[bytes, object]) -> None:
+async def _arrives(engine: Engine, box: Box, expected: Mapping[bytes, object]) -> None:
     receipt = await restore(engine, box.open(), RestoreRequest(memory=MEMORY, projects=PROJECTS))
     # A sample has a project that nobody knows, and that is said; there is nothing else to say.
     others = [words for words in receipt.warnings if "-somewhere-nobody-knows keeps the name it had" not in words]

@@ -291,9 +291,9 @@ def test_folders_are_told_by_their_links_only_where_the_file_system_counts_those
         return scandir(place)
 
     scandir = os.scandir
-    monkeypatch.setattr(projects.os, "lstat", status)
-    monkeypatch.setattr(projects.os, "scandir", scan)
-    specs = [{"markers": ["MEMORY.md"]}, {"markers": [".cm/"], "below": ".cm"}]
+    monkeypatch.setattr(os, "lstat", status)
+    monkeypatch.setattr(os, "scandir", scan)
+    specs: list[dict[str, Any]] = [{"markers": ["MEMORY.md"]}, {"markers": [".cm/"], "below": ".cm"}]
     found = projects.find_projects([str(home)], specs, [], frozenset(), Containment(None, frozenset()))
     assert [os.path.relpath(folder, home) for folder in found.folders] == ["a", "a/b/c", "d/e/f"]
     assert ("d/e/empty" in listed) != counts

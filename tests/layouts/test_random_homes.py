@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, export
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
 from sidecar.store.fetch import fetch_entries
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, write
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.config.lines import TomlLines
 from sidecar.config.settings import load_config
 from sidecar.errors import BadConfig
-from sidecar.host.lines import TomlLines
-from sidecar.host.sizes import parse_size
+from sidecar.host.text import parse_size
 from sidecar.policy.limits import Limits
 
 WRONG = {

@@ -57,7 +57,11 @@ def _schema(home: Path, version: int) -> None:
 
 
 def _lose(*folders: str) -> Callable[[Path], None]:
-    return lambda home: [shutil.rmtree(home / folder) for folder in folders] and None
+    def lose(home: Path) -> None:
+        for folder in folders:
+            shutil.rmtree(home / folder)
+
+    return lose
 
 
 SPOILED: dict[str, Callable[[Path], None]] = {

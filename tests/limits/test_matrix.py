@@ -50,8 +50,8 @@ class Bench:
         shutil.rmtree(self.made.home / ".cache", ignore_errors=True)  # every export is full, and so equally large
         config = self.folder / "config.toml"
         config.write_text(f"[limits]\n{limits}\n")
-        words = ["export", memory, "--sandbox", self.made.ref, "--config", config, "--project", "~", *more]
-        return run_cli(*words, store=self.store)
+        words: tuple[str | Path, ...] = ("--sandbox", self.made.ref, "--config", config, "--project", "~", *more)
+        return run_cli("export", memory, *words, store=self.store)
 
     def begun(self, state: Callable[[], None], before: Callable[[], None]) -> str:
         """A memory that has the earlier state as its head; the sandbox then has the later one."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ids import STORE_ID, MemoryKeys
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.retention import Retention
@@ -427,13 +427,14 @@ async def test_the_count_stays_small_however_long_it_goes_on(home: Path) -> None
 
 async def test_many_sandboxes_are_counted_in_bounds(home: Path) -> None:
     from sidecar.store.manifest import Head
-    from sidecar.store.refusals import MOST_LINES, ExportOrigin, Refusals
+    from sidecar.store.refusals import MOST_LINES, ExportOrigin, Refusals, RefusedExport
 
     head = Head(memory=MEMORY, snapshot="s", generation=1, created="", files=1, bytes=1, history=[("s", "then")])
     counted = Refusals.over(head)
     for number in range(5 * MOST_LINES):
         origin = ExportOrigin(sandbox=f"e2b:{number}" + "x" * 1000, lineage=("s",), straight=True)
-        counted = counted.with_one(origin, f"snapshot-{number}", ["shrunk"], "", at=float(number))
+        refused = RefusedExport(snapshot=f"snapshot-{number}", reasons=["shrunk"])
+        counted = counted.with_one(origin, refused, at=float(number))
     fresh = ExportOrigin(sandbox="e2b:another", lineage=("s",), straight=True)
     tally = counted.before(fresh, "shrunk")
     assert tally is not None and (tally.since, tally.times) == (0.0, 5 * MOST_LINES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine import quota as rooms
+from sidecar.engine import limits as rooms
 from sidecar.policy.limits import Limits
 from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportReceipt

@@ -65,7 +65,7 @@ def busybox_tools(folder: Path) -> Path:
 def real_python(version: str) -> str:
     """A Python of this version on this machine. Skip the test where there is none: the imitations are tried everywhere."""
     places = (*sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")), f"python{version}")
-    if not (found := next((found for place in places if (found := shutil.which(place))), "")):
+    if not (found := next((found for place in places if (found := shutil.which(str(place)))), "")):
         pytest.skip(f"there is no Python {version} on this machine")
     return found
 

@@ -45,8 +45,8 @@ def ended(process: Sidecar, timeout: float = 120) -> Ran:
     said = stderr.decode(errors="replace")
     assert "Traceback" not in said, said
     with contextlib.suppress(ValueError):
-        return Ran(process.returncode, json.loads(stdout), said)
-    return Ran(process.returncode, {}, said)
+        return Ran(process.wait(), json.loads(stdout), said)
+    return Ran(process.wait(), {}, said)
 
 
 def url_of(store: str | Path) -> str:
@@ -56,7 +56,7 @@ def url_of(store: str | Path) -> str:
 def find_python(version: str) -> str:
     """A Python of this version on this machine; empty when there is none."""
     places = [*sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")), f"python{version}"]
-    return next((found for place in places if (found := shutil.which(place))), "")
+    return next((found for place in places if (found := shutil.which(str(place)))), "")
 
 
 def python_38() -> str:

@@ -28,7 +28,7 @@ MEMORY = "conductor"
 BIG = 2_500_000
 IDLE_SECONDS = 1.5
 TIDY_SECONDS = 10.0
-EMULATORS = {"e2b": E2BEmulator, "daytona": DaytonaEmulator}
+EMULATORS: dict[str, type[E2BEmulator] | type[DaytonaEmulator]] = {"e2b": E2BEmulator, "daytona": DaytonaEmulator}
 VENDORS = {"e2b": E2B, "daytona": Daytona}
 
 TROUBLES: dict[str, dict[str, Any]] = {

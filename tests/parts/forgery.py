@@ -262,8 +262,8 @@ good_delta = _delta_of(_patch(), CHANGED_BLOCK)
 def _large(size: int) -> Line:
     """The line of a file of so many bytes, with digest and sums that fit each other."""
     sums = bytes(digests.SUM_BYTES * digests.count_blocks(size, digests.PLAIN_BLOCK))
-    said = {"digest": digests.digest_sums(sums), "sums": base64.b64encode(sums).decode()}
-    return entry("project/MEMORY.md", size=size, **said)
+    said = base64.b64encode(sums).decode()
+    return entry("project/MEMORY.md", size=size, digest=digests.digest_sums(sums), sums=said)
 
 
 def _bomb_claiming(size: int) -> Forge:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from adapters.sandboxes import local
-from adapters.sandboxes.local_command import Command
+from adapters.sandboxes.local import Command
 from sidecar.engine.sandbox import delivery
 from sidecar.errors import OutputTooLarge
 from sidecar.ports import CommandResult

@@ -318,9 +318,9 @@ def _live(request: Mapping[str, Any]) -> None:
     os.environ.update(request["environment"])
     time.tzset()
     tempfile.tempdir = None
-    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = _text(1, "strict")
-    sys.stderr = sys.__stderr__ = _text(2, "backslashreplace")
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _text(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text(2, "backslashreplace")  # type: ignore[misc]
     kind, *words = request["words"]
     if kind == "program":
         from sidecar.program.main import main

@@ -502,9 +502,10 @@ class Chance:
             pieces += [header(f"memory/{number}", 0) for number in range(700)]
         text = b"".join(pieces) + self.random.choice([*[END] * 12, bytes(512), b"", bytes(10_240), END + b"x" * 700])
         if self.often(0.06):
-            text = bytearray(text)
+            bent = bytearray(text)
             for _ in range(self.random.randint(1, 8)):
-                text[self.random.randrange(len(text))] ^= 1 << self.random.randrange(8)
+                bent[self.random.randrange(len(bent))] ^= 1 << self.random.randrange(8)
+            text = bytes(bent)
         return bytes(text[: self.random.randrange(len(text))] if self.often(0.03) and text else text)
 
     def packed(self, tar: bytes) -> bytes:

@@ -193,7 +193,7 @@ def _values(choose: random.Random, home: str) -> object:
         "💥" * 999,
     )
     odd: tuple[object, ...] = (None, True, -1, 1e308, 10**400, [], {}, [[]] * 50, {"": {"": {}}}, "x" * 5000, *texts)
-    names = (
+    names: tuple[str, ...] = (
         "sandbox",
         "snapshot",
         "memory",

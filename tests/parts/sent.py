@@ -40,5 +40,5 @@ def request_in(command: str, environment: Mapping[str, str] | None = None) -> di
     """The request a command brings: its question, with what is to be done ("": a file says it) and the nonce."""
     sent = sent_by(command, environment)
     assert sent is not None, "a command without a request"
-    request = json.loads(sent.request) if sent.request else {"do": "", "question": {}}
+    request: dict[str, Any] = json.loads(sent.request or '{"do": "", "question": {}}')
     return {"do": request["do"], "nonce": sent.nonce, **request["question"]}

@@ -56,19 +56,19 @@ def writers(store: Path) -> Iterator[Writers]:
 
 
 async def _catch_up(url: str) -> None:
-    from sidecar.search.index import MemoryIndex
     from sidecar.search.settings import Postgres
+    from sidecar.search.upkeep import SearchIndex
     from sidecar.store.repository import Repository
     from sidecar.wiring import open_search, open_store
 
     sink = open_search(Postgres())
     assert sink is not None
-    async for done in MemoryIndex(Repository(open_store(url)), sink).catch_up():
+    async for done in SearchIndex(Repository(open_store(url)), sink).catch_up():
         assert done.state != "failed", done
 
 
 def _main(url: str) -> None:
-    import sidecar.search.index  # noqa: F401
+    import sidecar.search.upkeep  # noqa: F401
 
     for _ in sys.stdin:
         pid = os.fork()

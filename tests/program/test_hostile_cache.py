@@ -261,7 +261,7 @@ def test_notes_that_root_makes_in_a_home_belong_to_whose_home_it_is(tmp_path: Pa
 
 _names = some.text(some.characters(exclude_characters="\0", exclude_categories=()), min_size=1, max_size=20)
 _numbers = some.integers(-(1 << 70), 1 << 70)
-_signatures = some.one_of(
+_signatures: some.SearchStrategy[list[Any]] = some.one_of(
     some.just([]), some.lists(some.integers(0, 1 << 64), min_size=5, max_size=5), some.just([[1, 2, 3, 4, 5], [], []])
 )
 _digests = some.one_of(some.just(""), some.binary(min_size=32, max_size=32).map(bytes.hex))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import scratch
 from sidecar.program.scratch import Scratch
 
 
@@ -82,7 +81,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_no_trouble(
         shutil.rmtree(base / "work-00000000000000dd", ignore_errors=True)
         return names
 
-    monkeypatch.setattr(scratch.os, "listdir", list_then_remove)
+    monkeypatch.setattr(os, "listdir", list_then_remove)
     Scratch(str(tmp_path), "one", 1, "s").leave()
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import lineage
+from sidecar.program import notes
 from sidecar.program.places import Containment
-from sidecar.program.restore.swap import PendingNotes, Swap, undo
+from sidecar.program.restore.swap import PendingNotes, Swap, settle
 
 ANYWHERE = Containment(None, frozenset())
 SNAPSHOT = "20261116T142916734Z-6122b165"
@@ -95,7 +95,7 @@ def test_one_that_was_killed_is_undone_wherever_it_was(plan: Plan, moves: int, a
         plan.place.rename(target)
     if moves > 1:
         (plan.stage / "new/0").rename(plan.place)
-    assert undo(str(plan.journal), ANYWHERE) is True
+    assert settle(str(plan.journal), ANYWHERE) is True
     assert plan.place.read_bytes() == b"old" and not plan.stage.exists() and not plan.journal.exists()
     assert not list(plan.memory.parent.glob("set-aside/*"))
 
@@ -105,7 +105,7 @@ def test_what_took_the_place_of_an_old_file_is_set_aside_when_that_comes_back(pl
     plan.swap._write_journal("swapping")
     plan.place.rename(plan.stage / "old/1")
     plan.place.write_bytes(b"made by somebody who found nothing")
-    assert undo(str(plan.journal), ANYWHERE) is True
+    assert settle(str(plan.journal), ANYWHERE) is True
     assert plan.place.read_bytes() == b"old"
     (kept,) = plan.memory.parent.glob("set-aside/*-undone-*/note.md")
     assert kept.read_bytes() == b"made by somebody who found nothing"
@@ -115,13 +115,13 @@ def test_what_took_the_place_of_an_old_file_is_set_aside_when_that_comes_back(pl
 def test_one_that_was_killed_when_all_was_in_place_is_noted(plan: Plan, reader: bool) -> None:
     other = plan.memory.with_name("other")
     other.mkdir()
-    lineage.write(str(other), ["s0"], False)
-    lineage.write(str(plan.memory), ["s1", "s2"], False)
+    notes.write_lineage(str(other), ["s0"], False)
+    notes.write_lineage(str(plan.memory), ["s1", "s2"], False)
     plan.replace(aside := plan.set_aside())
     plan.swap.noted = PendingNotes(SNAPSHOT, reader, ("other",))
     plan.swap.commit()
     assert json.loads(plan.journal.read_text())["state"] == "done"
-    assert undo(str(plan.journal), ANYWHERE) is False
+    assert settle(str(plan.journal), ANYWHERE) is False
     assert (plan.place.read_bytes(), aside.read_bytes()) == (b"new", b"old")
-    assert lineage.read(str(plan.memory)) == [SNAPSHOT] and lineage.is_reader(str(plan.memory)) is reader
-    assert lineage.read(str(other)) == [], "what it had in these folders is not there any more"
+    assert notes.read_lineage(str(plan.memory)) == [SNAPSHOT] and notes.is_reader(str(plan.memory)) is reader
+    assert notes.read_lineage(str(other)) == [], "what it had in these folders is not there any more"

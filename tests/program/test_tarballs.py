@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from sidecar.format.roots import MOST_PROJECTS, split_number
 from sidecar.format.tarballs import BadTarball, Tarball
-from sidecar.program.capture.roots import MOST_PROJECTS, split_number
 from tests.parts.hostile_archives import Chance
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

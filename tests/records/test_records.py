@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from sidecar.records.claude_mem import join_items
 from sidecar.records.codymaster import read_file
 from sidecar.records.markdown import read_sections, split_sections
-from sidecar.records.record import KEY_LENGTH, TEXT_BYTES, bound_key, build_record, clean_text, cut_text, parse_time
+from sidecar.records.record import (
+    KEY_LENGTH,
+    TEXT_BYTES,
+    Record,
+    bound_key,
+    clean_record,
+    clean_text,
+    cut_text,
+    parse_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,7 @@ def test_a_cut_text_is_its_beginning_in_whole_characters(text: str, most: int) -
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
 def test_whatever_is_remembered_can_be_stored(text: str) -> None:
-    made = build_record("section", text, title=text, text=text, project=text, session=text, path=text)
+    made = clean_record(Record(kind="section", key=text, title=text, text=text, project=text, session=text, path=text))
     for part in (made.key, made.title, made.text, made.project, made.session, made.path):
         assert "\0" not in part
         part.encode()
@@ -79,7 +88,7 @@ def test_whatever_is_remembered_can_be_stored(text: str) -> None:
 
 
 def test_long_parts_are_bounded_and_long_keys_stay_apart() -> None:
-    made = build_record("section", "k" * 9999, title="t" * 9999, text="記" * 999_999, path="p" * 9999)
+    made = clean_record(Record(kind="section", key="k" * 9999, title="t" * 9999, text="記" * 999_999, path="p" * 9999))
     assert len(made.key) == KEY_LENGTH and len(made.title) == 500 and len(made.text.encode()) <= TEXT_BYTES
     assert bound_key("k" * 300 + "a") != bound_key("k" * 300 + "b")
     assert bound_key("k" * KEY_LENGTH) == "k" * KEY_LENGTH

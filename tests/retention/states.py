@@ -11,7 +11,7 @@ from sidecar.policy.retention import RetentionRules, SnapshotFacts
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SPANS = (timedelta(hours=3), timedelta(days=3), timedelta(days=60), timedelta(days=1500))
 LABELS = ("", "", "", "checkpoint", "release-1", "release-2", "before the move")
-PATTERNS = ([], [], ["release-*"], ["*"], ["none", "release-2"])
+PATTERNS: tuple[list[str], ...] = ([], [], ["release-*"], ["*"], ["none", "release-2"])
 
 
 def new_id(chance: random.Random, time: datetime) -> str:

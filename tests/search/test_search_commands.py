@@ -16,7 +16,8 @@ import pytest
 from sidecar.cli import main
 from tests.parts.commands import done
 from tests.parts.homes import Ran, forget_caches, run_cli, told
-from tests.parts.postgres import PASSWORD, Database
+from tests.parts.leaks import DATABASE_PASSWORD as PASSWORD
+from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

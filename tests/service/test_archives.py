@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,8 +20,9 @@ import pytest
 
 from sidecar.client import Client
 from sidecar.service.api.uploads import MEDIA_TYPES
+from tests.parts.forgery import header, zeros
 from tests.parts.homes import claude_mem_home, empty_home, three_tier_home
-from tests.parts.hostile_archives import ARCHIVES, ELSEWHERE, GIB, GOOD, NAME, _gz, file, header, zeros
+from tests.parts.hostile_archives import ARCHIVES, ELSEWHERE, GIB, GOOD, NAME, _gz, file
 from tests.parts.services import TOKEN, Service, path, serving, until
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -296,7 +298,7 @@ def test_an_archive_is_an_operation_like_any_other(service: Service, tmp_path: P
 
 
 def test_beyond_the_queue_archives_are_refused_before_they_are_taken(tmp_path: Path, spool: Path) -> None:
-    settings = {"concurrency": 1, "queue": 1}
+    settings: dict[str, Any] = {"concurrency": 1, "queue": 1}
     more = "[timing]\nunpack = 8\n"
     with serving(tmp_path / "store", tmp_path / "log", {"TMPDIR": str(spool)}, more=more, **settings) as service:
         first = [adopt(service, f"m{n}", SLOW, wait="false") for n in range(2)]

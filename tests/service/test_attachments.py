@@ -106,7 +106,7 @@ def test_letting_go_may_be_sent_again_under_its_key(tmp_path: Path) -> None:
     home = claude_mem_home(empty_home(tmp_path / "home") / "agent")
     with serving(tmp_path / "store", tmp_path / "log") as service:
         attach(service, "me", f"local:{home}", checkpoint_every=3600)
-        once = {"params": {"export": "true"}, "headers": {"Idempotency-Key": "k"}}
+        once: dict[str, Any] = {"params": {"export": "true"}, "headers": {"Idempotency-Key": "k"}}
         first = service.http.delete(path("me", "attachment"), **once)
         again = service.http.delete(path("me", "attachment"), **once)
         assert (first.status_code, first.json()) == (200, again.json())

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 
 HALF = b"POST /v1/memories/me/exports HTTP/1.1\r\nHost: localhost\r\nContent-"
 OWN = [("Host", "localhost"), ("Authorization", f"Bearer {TOKEN}")]
-QUICK = {"header_timeout": 1, "body_timeout": 1}
+QUICK: dict[str, Any] = {"header_timeout": 1, "body_timeout": 1}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tests.parts.services import TOKEN, Service, path, serving, until
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 PROVIDERS = pytest.mark.parametrize("name", ["local", "e2b", pytest.param("daytona", marks=pytest.mark.slow)])
-SOON = {"checkpoint_every": 1}
+SOON: dict[str, Any] = {"checkpoint_every": 1}
 
 
 def rows(service: Service, memory: str = "me") -> dict[str, dict[str, Any]]:
@@ -624,10 +624,11 @@ def test_a_sandbox_that_nobody_uses_any_more_is_not_kept_from_stopping(
     claude_mem_home(made.home, rows=3)
     with serving(tmp_path / "store", tmp_path / "log") as service:
         service.restore("me", made.ref, **SOON)
-        until(lambda: made.emulated.touch() or snapshots(service))
+        emulated: Any = made.emulated
+        until(lambda: emulated.touch() or snapshots(service))
         for number in range(3):  # as long as it is used, it is saved
             observe(made.home, 1, f"said {number}")
-            until(lambda number=number: made.emulated.touch() or len(snapshots(service)) == number + 2)
+            until(lambda number=number: emulated.touch() or len(snapshots(service)) == number + 2)  # type: ignore[misc]
         until(lambda: not made.emulated.running)
         time.sleep(2)
         row = rows(service)[made.ref]

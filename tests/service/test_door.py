@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Service]:
     """Once as it is without tokens, once with one, which the requests below then have: it must not matter."""
     folder = tmp_path_factory.mktemp("service")
-    with_token = {"given_token": "", "token": "off"} if request.param == "off" else {}
+    with_token: dict[str, Any] = {"given_token": "", "token": "off"} if request.param == "off" else {}
     with serving(folder / "store", folder / "log", **with_token) as started:
         forget_caches(home)  # it was exported to another store before
         assert started.export("acme/agent-7", f"local:{home}").status_code == 200

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sidecar.errors import SearchUnreachable
-from sidecar.search.index import IndexResult
+from sidecar.search.upkeep import IndexResult
 from sidecar.service.events import Events
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 
@@ -51,7 +51,7 @@ class Scripted:
 class Watch:
     def __init__(self, every: float = 3600.0) -> None:
         self.index, self.events, self.types = Scripted(), Events(), []  # type: ignore[var-annotated]
-        self.events.tell(lambda event: self.types.append(event.type))
+        self.events.subscribe(lambda event: self.types.append(event.type))
         self.registry = CollectorRegistry()
         self.indexing = IndexUpdater(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
         self.indexing.start()

@@ -14,6 +14,7 @@ from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.sandboxes import SandboxTarget
 from sidecar.service.settings import Service
 from tests.parts.homes import empty_home, engine_at, write
 
@@ -29,7 +30,7 @@ def service(store: Path, before_moving: Hook | None = None) -> Sidecar:
 
 
 async def exported(sidecar: Sidecar, home: Path) -> ExportReceipt:
-    receipt = await (await sidecar.export(ExportRequest(memory="m"), f"local:{home}")).result()
+    receipt = await (await sidecar.start_export(ExportRequest(memory="m"), SandboxTarget(f"local:{home}"))).result()
     assert isinstance(receipt, ExportReceipt)
     return receipt
 
@@ -69,7 +70,7 @@ async def test_another_sandbox_that_was_faster_is_a_divergence(tmp_path: Path) -
     store, home, other = tmp_path / "store", empty_home(tmp_path / "home"), empty_home(tmp_path / "other")
     write(home / "MEMORY.md", b"# remembered\n")
     await exported(service(store), home)
-    await (await service(store).restore(RestoreRequest(memory="m"), f"local:{other}")).result()
+    await (await service(store).start_restore(RestoreRequest(memory="m"), SandboxTarget(f"local:{other}"))).result()
     write(home / "MEMORY.md", b"# remembered here\n")
     write(other / "MEMORY.md", b"# remembered there, too\n")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.parts.browser import browsing
 from tests.parts.homes import claude_mem_home, empty_home, observe
@@ -55,7 +55,7 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         assert page.title() == "memory-sidecar" and complaints == []
 
 
-PHONE = {"width": 390, "height": 844}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 BROKEN_WORDS = """() => {
   // Words of a cell's text that are drawn on more than one line.
   const broken = [];

@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -58,7 +59,7 @@ def test_the_service_speaks_tls_and_the_client_believes_the_right_certificate(
 ) -> None:
     cert, key = certificate(tmp_path / "own")
     other, _ = certificate(tmp_path / "other")
-    tls = {"tls_cert": str(cert), "tls_key": str(key), "header_timeout": 1}
+    tls: dict[str, Any] = {"tls_cert": str(cert), "tls_key": str(key), "header_timeout": 1}
     monkeypatch.setenv("MEMORY_SIDECAR_TOKEN", TOKEN)
     with serving(tmp_path / "store", tmp_path / "log", **tls) as service:
         assert service.url.startswith("https://127.0.0.1:")

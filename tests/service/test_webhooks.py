@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.parts.homes import claude_mem_home, empty_home, observe
-from tests.parts.services import serving
+from tests.parts.memories import grow, plain_home
+from tests.parts.services import serving, until
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -24,10 +25,13 @@ SECRET = "a-secret-that-signs-webhooks"
 
 
 class Receiver:
-    """Takes webhooks, after refusing the first few."""
+    """Takes webhooks, after refusing the first few; while it hangs, it reads them and gives no answer."""
 
     def __init__(self, refuse: int) -> None:
         self.refuse = refuse
+        self.works = threading.Event()
+        self.works.set()
+        self.hanging = 0
         self.taken: list[dict[str, Any]] = []
         self.bad_signatures = 0
         receiver = self
@@ -39,6 +43,11 @@ class Receiver:
                 wanted = hmac.new(SECRET.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
                 if self.headers["Memory-Sidecar-Signature"] != f"sha256={wanted}":
                     receiver.bad_signatures += 1
+                if not receiver.works.is_set():
+                    receiver.hanging += 1
+                    receiver.works.wait(60)
+                    self.close_connection = True
+                    return
                 receiver.refuse -= 1
                 status = 503 if receiver.refuse >= 0 else 204
                 if status == 204:
@@ -101,6 +110,28 @@ def test_an_event_that_was_not_sent_before_a_crash_is_sent_after_it(tmp_path: Pa
             assert time.monotonic() < deadline + 10
             time.sleep(0.05)
     assert receiver.taken[0]["type"] == "export.committed"
+    receiver.close()
+
+
+def test_what_waits_behind_an_event_that_hangs_is_sent_by_the_next_service(tmp_path: Path) -> None:
+    homes = {name: plain_home(empty_home(tmp_path / name)) for name in ("a", "b")}
+    receiver = Receiver(refuse=0)
+    receiver.works.clear()
+    hooks = f'[[webhooks]]\nurl = "{receiver.url}"\nevents = ["export.*"]\nsecret_env = "HOOK_SECRET"\n'
+    made: list[tuple[str, str]] = []
+    with serving(tmp_path / "s", tmp_path / "log", {"HOOK_SECRET": SECRET}, more=hooks) as service:
+        for memory in ("a", "b", "a", "b", "a"):
+            grow(homes[memory])
+            made.append((memory, service.export(memory, f"local:{homes[memory]}").json()["snapshot"]))
+        until(lambda: receiver.hanging)
+        assert service.stop() == 0 and receiver.taken == []
+        receiver.works.set()
+        service.start()
+        until(lambda: {(event["memory"], event["details"]["snapshot"]) for event in receiver.taken} >= set(made))
+        until(lambda: not list((tmp_path / "s/outbox").rglob("*.json")))
+    for memory in homes:
+        arrived = [event["details"]["snapshot"] for event in receiver.taken if event["memory"] == memory]
+        assert list(dict.fromkeys(arrived)) == [snapshot for name, snapshot in made if name == memory]
     receiver.close()
 
 

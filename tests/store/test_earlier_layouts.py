@@ -167,6 +167,6 @@ def test_the_stand_alone_reader_knows_both_numbers(store: Path, home: Path, tmp_
 
     _learn(home, "unknown")
     assert run_cli("export", MEMORY, "--sandbox", f"local:{home}", store=store).code == 0
-    reader = [sys.executable, PROJECT / "docs" / "read_snapshot.py", store, MEMORY, tmp_path / "out"]
+    reader: list[str | Path] = [sys.executable, PROJECT / "docs" / "read_snapshot.py", store, MEMORY, tmp_path / "out"]
     subprocess.run(reader, check=True, timeout=60)
     assert (tmp_path / "out/claude-mem/notes.md").read_text() == "learned\n"

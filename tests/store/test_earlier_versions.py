@@ -182,6 +182,6 @@ def test_the_stand_alone_reader_finds_both_kinds_of_folders(
     assert {*_folders(store)} == {OLD, build_memory_key("new/one"), build_portable_folder(build_memory_key("new/one"))}
     for memory in (MEMORY, "new/one"):
         out = tmp_path / memory.replace("/", "-")
-        reader = [sys.executable, PROJECT / "docs" / "read_snapshot.py", store, memory, out]
+        reader: list[str | Path] = [sys.executable, PROJECT / "docs" / "read_snapshot.py", store, memory, out]
         subprocess.run(reader, check=True, timeout=60)
         assert memory_tree(out / "claude-mem") == memory_tree(home / ".claude-mem")

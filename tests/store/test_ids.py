@@ -150,7 +150,7 @@ def test_no_command_begins_a_memory_that_looks_like_another(tmp_path: Path, verb
     assert run_cli("export", "agent", f"--sandbox=local:{home}", store=store).code == 0
     archive = tmp_path / "home.tar.gz"
     assert run_cli("download", "agent", "-o", archive, store=store).code == 0
-    words = {
+    words: dict[str, list[str | Path]] = {
         "export": ["agent\u200b", f"--sandbox=local:{home}"],
         "import": ["agent\u200b", archive],
         "restore": ["agent\u200b", f"--sandbox=local:{home}"],

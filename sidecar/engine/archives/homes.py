@@ -6,8 +6,7 @@ import posixpath
 from collections.abc import Mapping
 
 from sidecar.format.patterns import compile_patterns
-from sidecar.layouts import Layout, RootSpec
-from sidecar.program.capture.roots import split_number
+from sidecar.layouts import Layout, find_spec
 from sidecar.store.manifest import Manifest
 
 Layouts = Mapping[str, Layout]
@@ -51,18 +50,6 @@ def assign_project_places(projects: list[str]) -> dict[str, str]:
 
 def _make_relative(hint: str) -> str:
     return hint.removeprefix("~").strip("/")
-
-
-def find_spec(root: str, layout: Layout | None) -> tuple[RootSpec | None, int]:
-    """Return which of its layout's roots this is, and the number of its project. ``None`` if the layout has no such
-    root."""
-    base, number = split_number(root)
-    for spec in layout.roots if layout else ():
-        if spec.name == root:
-            return spec, 1
-        if number and spec.name == base:
-            return spec, number
-    return None, 1
 
 
 def _order_projects(named: list[str], folders: Mapping[str, str], numbers: Mapping[str, int]) -> list[str]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from sidecar.engine.archives.homes import Layouts, assign_project_places, find_spec
+from sidecar.engine.archives.homes import Layouts, assign_project_places
 from sidecar.format.index import Entry
 from sidecar.format.protocol import ExportAnswer, FoundRoot
+from sidecar.format.roots import get_root
+from sidecar.layouts import find_spec
 from sidecar.store.manifest import Manifest
 
 BEGIN = "memory-sidecar: "
@@ -88,6 +90,6 @@ def apply_notes(answer: ExportAnswer, noted: TarballNotes, layouts: Layouts) -> 
         answer,
         roots=[moved(root) for root in answer.roots],
         projects=answer.projects if noted.projects is None else noted.projects,
-        keyed=answer.keyed | {path: hint for path, hint in noted.keyed.items() if path.split("/")[0] in names},
+        keyed=answer.keyed | {path: hint for path, hint in noted.keyed.items() if get_root(path) in names},
         versions=answer.versions | noted.versions,
     )

@@ -21,17 +21,17 @@ from sidecar.engine.archives.notes import (
     parse_comments,
     pick_comments,
 )
-from sidecar.engine.archives.unpack import NotAnArchive, build_member, read_members, unpack_archive
+from sidecar.engine.archives.unpack import Destination, NotAnArchive, build_member, read_members, unpack_archive
 from sidecar.engine.core import Engine
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
 from sidecar.engine.limits import Bounds, build_bounds
-from sidecar.engine.privacy import redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import PackBomb
 from sidecar.format.index import FILE
 from sidecar.format.packs import CHUNK
-from sidecar.host.spool import open_spool
-from sidecar.host.threads import Deadline, run_in_thread
+from sidecar.host.files import open_spool
+from sidecar.host.work import Deadline, run_in_thread
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.store.claims import check_path
 from sidecar.store.fetch import FetchedSnapshot, fetch
@@ -130,7 +130,8 @@ def _unpack(
         raise NotAnArchive(f"{archive.name} holds no memory of any known layout.")
     for place in places:
         (home / place).mkdir(parents=True, exist_ok=True)
-    left = unpack_archive(archive, home, lambda name: place_member(name, placements), within, deadline)
+    destination = Destination(home, lambda name: place_member(name, placements))
+    left = unpack_archive(archive, destination, within, deadline)
     return [Skip(path=name, reason="not part of the memory") for name in left], noted
 
 

@@ -10,6 +10,7 @@ import posixpath
 import sys
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.limits import Bounds
@@ -18,10 +19,16 @@ from sidecar.format.digests import Readable
 from sidecar.format.index import DIR, LINK, Entry
 from sidecar.format.packs import CHUNK
 from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
-from sidecar.host.spool import build_full_error
-from sidecar.host.threads import Deadline
-from sidecar.store.arrival import UNREADABLE, decompress_file, iterate_tar_members
-from sidecar.store.claims import FARTHEST_TIME, LONGEST_PATH, check_path
+from sidecar.host.files import build_full_error
+from sidecar.host.work import Deadline
+from sidecar.store.claims import (
+    FARTHEST_TIME,
+    LONGEST_PATH,
+    UNREADABLE,
+    check_path,
+    decompress_file,
+    iterate_tar_members,
+)
 
 LONGEST_HEADER = 256 << 10
 """The longest pax header accepted. The sidecar's own comment about projects is in one."""
@@ -116,21 +123,26 @@ def check_name(member: tarfile.TarInfo) -> str:
     return name
 
 
-def unpack_archive(
-    archive: Path,
-    home: Path,
-    place: Callable[[str], str | None],
-    within: Bounds,
-    deadline: Deadline,
-    what: str = "",
-    aim: Callable[[str, str], str | None] | None = None,
-) -> list[str]:
-    """Unpack into ``home``, each member at the path that ``place`` returns (``None``: left out). Return the first names
-    left out.
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the members of a tarball go."""
 
-    Links are made last, so that no member can be written through one. ``aim`` gets a link's name and target and returns
-    the target to use (``None``: no link). Raise if anything is unsafe or beyond the limits on arrival.
+    home: Path
+    place: Callable[[str], str | None]
+    """Gets a member's name and returns its path below ``home``; ``None``: it is left out."""
+    aim: Callable[[str, str], str | None] | None = None
+    """Gets a link's name and target and returns the target to use; ``None``: no link."""
+
+
+def unpack_archive(
+    archive: Path, destination: Destination, within: Bounds, deadline: Deadline, what: str = ""
+) -> list[str]:
+    """Unpack a tarball to its destination. Return the first names left out.
+
+    Links are made last, so that no member can be written through one. Raise if anything is unsafe or beyond the limits
+    on arrival.
     """
+    home, place, aim = destination.home, destination.place, destination.aim
     links: dict[str, str] = {}
     folders: list[tuple[str, int]] = []
     left: list[str] = []
@@ -219,7 +231,7 @@ def unpack_members(
         return target
 
     try:
-        unpack_archive(archive, home, place, within, deadline, "What the sandbox brought", aim)
+        unpack_archive(archive, Destination(home, place, aim), within, deadline, "What the sandbox brought")
     except NotAnArchive as problem:
         raise BadAnswer(problem.message) from None
     return leaving

@@ -1,30 +1,58 @@
-"""Receive a bundle: fetch it, compare it with the sandbox's claims, check it as hostile input, and apply it on top of
-its base."""
+"""What arrives from a sandbox: ask for the export, fetch the bundle, compare it with the sandbox's claims, check it as
+hostile input, and apply it on top of its base."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 
-from sidecar.engine.archives.homes import find_spec
-from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.limits import Bounds, check_dropped, check_layouts, loosen_limits
+from sidecar.engine.archives.notes import apply_notes
+from sidecar.engine.core import Engine
+from sidecar.engine.exports.run import Base, ExportRun
+from sidecar.engine.limits import Bounds, build_bounds, check_dropped, check_layouts, loosen_limits
+from sidecar.engine.sandbox.dialogue import ask
 from sidecar.engine.sandbox.links import RELAYED, NotDirect, receive_through_bucket
-from sidecar.errors import BadAnswer, DigestMismatch, SizeMismatch, UnsafePath
+from sidecar.engine.sandbox.presence import clean_up_on_failure, keep_alive
+from sidecar.engine.shell.scripts import build_export_script
+from sidecar.engine.without_python import match_roots, read_tarball
+from sidecar.errors import (
+    BadAnswer,
+    DigestMismatch,
+    SizeMismatch,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    StoreError,
+    UnsafePath,
+    UntrustedSandbox,
+)
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
-from sidecar.format.protocol import Bundle, ExportAnswer
-from sidecar.host.spool import Spool, SpooledFile
-from sidecar.host.threads import Deadline
-from sidecar.store.arrival import check_pack, read_index
-from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_path
+from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
+from sidecar.host.files import SpooledFile
+from sidecar.host.work import Deadline, retry_safely, run_in_thread
+from sidecar.layouts import choose_layouts, find_spec
+from sidecar.ports import Store
+from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
+from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.fold import PackFile
+from sidecar.store.manifest import Manifest
 
+MOST_AHEAD = 8 << 20
+"""How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
 """Where bundles are in a sandbox. A sandbox must not be able to make the sidecar fetch or remove any other file."""
+
+
+class BaseDamaged(SnapshotDamaged):
+    """The base of a delta cannot be read. Retryable, because a full export needs no base."""
+
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +63,199 @@ class ReceivedPack:
     entries: dict[str, Entry]
 
 
-async def receive_bundle(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    answer: ExportAnswer,
-    inline: bytes,
-    spool: Spool,
-    warnings: list[str],
-    unclaimed: set[str],
-) -> tuple[SpooledFile, str]:
+@dataclass(frozen=True, slots=True)
+class CheckedExport:
+    """A checked export on top of the snapshot that it is based on. ``base`` is ``None`` for a full export; ``arrived``
+    is ``None`` if nothing changed."""
+
+    answer: ExportAnswer
+    base: Manifest | None = None
+    base_entries: dict[str, Entry] = field(default_factory=dict)
+    base_indexes: list[Index] = field(default_factory=list)
+    """The indexes of the base's packs, from which its entries are put together."""
+    arrived: ReceivedPack | None = None
+    read: float = 0.0
+    """When the base was read, by ``time.monotonic``."""
+
+    @property
+    def received_pack(self) -> ReceivedPack:
+        """The received pack. Only valid if something changed."""
+        assert self.arrived is not None
+        return self.arrived
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All entries of the memory. Only valid if something changed."""
+        return self.received_pack.entries
+
+    @property
+    def unchanged(self) -> Manifest:
+        """The base of an export in which nothing changed. Raise ``BadAnswer`` if there is none."""
+        if self.base is None:
+            raise BadAnswer("The sandbox says nothing changed, but not since when.")
+        return self.base
+
+
+@asynccontextmanager
+async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
+    """Yield a set of keys for the body to fill. Keys that are in it at the end are deleted from the store."""
+    keys: set[str] = set()
+    try:
+        yield keys
+    finally:
+        if keys:
+            with contextlib.suppress(StoreError):  # what is left is collected after the grace period
+                await store.delete(keys)
+
+
+async def fetch_and_check(run: ExportRun, question: ExportQuestion) -> CheckedExport:
+    """Request the export from the sandbox, fetch the bundle and check it; start again if a transfer was cut short. The
+    sandbox is kept alive meanwhile, and cleaned up after a failure."""
+    async with keep_alive(run, run.presence), clean_up_on_failure(run), _read_ahead(run):
+        async for attempt in retry_safely():
+            with attempt:
+                return await _fetch_once(run, question)
+    raise AssertionError("unreachable")
+
+
+async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport:
+    """Make one attempt. ``question`` is changed if the next one has to request something else."""
+    engine = run.engine
+    engine.progress.step("reading the memory")
+    how = replace(
+        run.asking,
+        inline_bytes=question.inline_bytes,
+        shell=lambda: build_export_script(question, choose_layouts(run.request.layouts, engine.layouts)),
+    )
+    answer, inline = await ask(run.sandbox, question, ExportAnswer, how)
+    read = time.monotonic()
+    if run.request.noted is not None:
+        answer = apply_notes(answer, run.request.noted, engine.layouts)
+    if answer.status == "refused":
+        return CheckedExport(answer)
+    checked = CheckedExport(answer, *await _find_base(run, answer, question), read=read)
+    if answer.status == "unchanged":
+        return checked
+    stored = ""
+    if answer.status == "tarball":
+        roots = match_roots(engine, answer, question)
+        tarball = await _fetch_bundle(run, answer, within=build_bounds(engine.limits))
+        answer, bundle = await read_tarball(run, answer, question, roots, tarball)
+        if bundle is None:
+            return CheckedExport(answer)
+        checked = replace(checked, answer=answer)
+    else:
+        bundle, stored = await _receive_bundle(run, answer, inline)
+    try:
+        return await run_in_thread(check_bundle, engine, checked, bundle, stored, seconds=engine.timing.unpack)
+    except UntrustedSandbox as problem:
+        _ask_for_full_export(run, question, answer, problem)
+        raise
+
+
+async def _find_base(
+    run: ExportRun, answer: ExportAnswer, question: ExportQuestion
+) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
+    """Return the base that the sandbox named, with its entries and indexes if they are needed; nothing for a full
+    export.
+
+    A delta on a base that is damaged or forgotten would be lost with it: raise ``BaseDamaged`` then, and make the next
+    attempt request an export without it.
+    """
+    if not answer.base:
+        return None, {}, []
+    if answer.base not in run.known:
+        raise BadAnswer(f"The sandbox builds on a snapshot it was not asked about: {answer.base[:80]!r}.")
+    try:
+        if run.ahead is not None and answer.base == run.state.snapshot:
+            return await run.ahead
+        if answer.status == "unchanged":
+            manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
+            check_sizes(manifest, run.survey.sizes)
+            return manifest, {}, []
+        return await _read_base(run, answer.base)
+    except (SnapshotDamaged, SnapshotNotFound) as damage:
+        if isinstance(damage, SnapshotDamaged):
+            await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
+        run.survey.damaged.add(answer.base)
+        question.unusable = sorted(run.survey.damaged)
+        raise BaseDamaged(damage.message) from None
+
+
+@asynccontextmanager
+async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
+    """Read the head in a background task while the sandbox works, since the head is the usual base. Cancel the task at
+    the end."""
+    head = run.state.snapshot
+    sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
+    if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
+        run.ahead = asyncio.create_task(_read_base(run, head))
+    try:
+        yield
+    finally:
+        if run.ahead is not None:
+            run.ahead.cancel()
+            # An error in it matters only to ``_find_base``, which awaits the task itself.
+            await asyncio.gather(run.ahead, return_exceptions=True)
+
+
+async def _read_base(run: ExportRun, snapshot: str) -> Base:
+    """Read a snapshot's manifest, entries and indexes. Raise ``SnapshotDamaged`` if parts of it are missing in the
+    store."""
+    manifest = run.replaces
+    if manifest is None or manifest.snapshot != snapshot:
+        manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
+    check_sizes(manifest, run.survey.sizes)
+    entries, indexes, _ = await fetch_entries(run.engine.repository.store, manifest, run.scratch)
+    return manifest, entries, indexes
+
+
+def _ask_for_full_export(
+    run: ExportRun, question: ExportQuestion, answer: ExportAnswer, problem: UntrustedSandbox
+) -> None:
+    """Make the next attempt request a full export, once, after a delta that makes no sense. The base is recorded in the
+    sandbox's notes, which the agent can write; without this, a sandbox with wrong notes could never be exported again.
+    """
+    if answer.base and answer.base not in question.unusable:
+        question.unusable = sorted([*question.unusable, answer.base])
+        run.warnings.append(f"What the sandbox noted of {answer.base} is not so; all of the memory was read again.")
+        problem.retryable = True
+
+
+async def _receive_bundle(run: ExportRun, answer: ExportAnswer, inline: bytes) -> tuple[SpooledFile, str]:
     """Fetch the bundle to this machine and check its size and hash against the sandbox's claim.
 
     Return it with the id of its pack if the sandbox wrote the pack directly to the store, else with an empty id. In the
-    first case the keys of the written objects are added to ``unclaimed``. The sandbox removes its own copy.
+    first case the keys of the written objects are added to ``run.unclaimed``. The sandbox removes its own copy.
     """
-    claim = answer.bundle
+    claim, limits = answer.bundle, run.engine.limits
     if claim is None or not 0 < answer.pack_bytes < claim.bytes:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
-    _check_claim(claim, Bounds(engine.limits, engine.limits))
-    if engine.direct and not claim.inline:
+    _check_claim(claim, Bounds(limits, limits))
+    if run.engine.direct and not claim.inline:
         try:
-            bundle, name = await receive_through_bucket(engine, sandbox, answer, spool, unclaimed)
+            bundle, name = await receive_through_bucket(run, answer)
             return _compare_claim(bundle, claim), name
         except NotDirect as reason:
             told = RELAYED.format(reason=reason)
-            warnings += [told] if str(reason) and told not in warnings else []
-    return await fetch_bundle(engine, sandbox, answer, spool, inline), ""
+            run.warnings += [told] if str(reason) and told not in run.warnings else []
+    return await _fetch_bundle(run, answer, inline, within=Bounds(limits, limits)), ""
 
 
-async def fetch_bundle(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    answer: ExportAnswer,
-    spool: Spool,
-    inline: bytes | None = None,
-    within: Bounds | None = None,
+async def _fetch_bundle(
+    run: ExportRun, answer: ExportAnswer, inline: bytes | None = None, *, within: Bounds
 ) -> SpooledFile:
     """Download the bundle that the answer names, or use the ``inline`` bytes. Raise ``SizeMismatch``,
     ``DigestMismatch`` or ``LimitExceeded``."""
     claim = answer.bundle
     if claim is None:
         raise BadAnswer("The sandbox says something changed but brings nothing.")
-    _check_claim(claim, within or Bounds(engine.limits, engine.limits))
+    _check_claim(claim, within)
     if claim.inline and inline is not None:
-        return _compare_claim(await spool.take(_yield_once(inline), most=claim.bytes), claim)
-    engine.progress.step("fetching", claim.bytes)
-    async with contextlib.aclosing(sandbox.download(claim.path)) as chunks:
-        return _compare_claim(await spool.take(chunks, most=claim.bytes), claim)
+        return _compare_claim(await run.scratch.take(_yield_once(inline), most=claim.bytes), claim)
+    run.engine.progress.step("fetching", claim.bytes)
+    async with contextlib.aclosing(run.sandbox.download(claim.path)) as chunks:
+        return _compare_claim(await run.scratch.take(chunks, most=claim.bytes), claim)
 
 
 def _check_claim(claim: Bundle, within: Bounds) -> None:
@@ -104,19 +278,15 @@ async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
 
 
 def check_bundle(
-    engine: Engine,
-    answer: ExportAnswer,
-    bundle: SpooledFile,
-    base: dict[str, Entry],
-    roots: Mapping[str, str],
-    stored: str,
-    deadline: Deadline,
-) -> ReceivedPack:
-    """Check a bundle as hostile input and apply it on top of ``base``. ``roots`` maps the base's roots to their
-    layouts.
+    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, deadline: Deadline
+) -> CheckedExport:
+    """Check a bundle as hostile input and apply it on top of the base of ``checked``. Return the export with what
+    arrived. ``stored`` is the id of the pack if it is in the store already.
 
     Raise ``UntrustedSandbox`` (``UnpackTimeout`` if it takes too long) or ``LimitExceeded``.
     """
+    answer, base = checked.answer, checked.base_entries
+    roots = {root.name: root.layout for root in checked.base.roots} if checked.base else {}
     if answer.codec not in ("gz", "zst") or answer.kind != ("delta" if answer.base else "full"):
         raise BadAnswer("The sandbox names a kind of pack that was not asked for.")
     check_dropped(answer, engine.limits)
@@ -138,7 +308,8 @@ def check_bundle(
     engine.progress.step("checking", carried)
     check_pack(bundle.path, answer.codec, index, engine.progress, deadline)
     _check_rules(engine, answer, index)
-    return ReceivedPack(PackFile(bundle.path, answer.codec, index, stored), entries)
+    pack = PackFile(bundle.path, answer.codec, index, stored)
+    return replace(checked, arrived=ReceivedPack(pack, entries))
 
 
 def _check_roots(engine: Engine, answer: ExportAnswer) -> None:

@@ -1,105 +1,66 @@
-"""Turn a checked export into a snapshot: build its manifest, store its packs, and move the head to it.
+"""Turn a checked export into a snapshot: build its manifest, plan and store its packs, and move the head to it.
 
-Packs are folded into one when a snapshot would need more than ``MOST_PACKS``.
+A manifest also records the capture rules that its snapshot was made by, so that a later one can tell which files it has
+only because its layouts cover more. Packs are folded into one when a snapshot would need more than ``MOST_PACKS``.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-from sidecar.engine.core import Engine, gather
-from sidecar.engine.exports.arrival import ReceivedPack
-from sidecar.engine.exports.coverage import collect_rules, format_of
-from sidecar.engine.guards import list_objections
-from sidecar.engine.limits import list_hot_files
-from sidecar.engine.privacy import count_scrubbed, redact
-from sidecar.engine.quota import RoomFound, check_room
-from sidecar.errors import BadAnswer, BaseCollected, LimitExceeded, SnapshotDamaged, SnapshotNotFound, SwapLost
-from sidecar.format.index import Entry, Index, count_files
-from sidecar.format.protocol import ExportAnswer
-from sidecar.host.spool import Spool
-from sidecar.ids import MemoryKeys, parse_snapshot_time
-from sidecar.layouts import choose_layouts
-from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
-from sidecar.receipts import ExportOutcome, Reason
-from sidecar.store.fetch import fetch_entries
-from sidecar.store.manifest import Database, Head, Manifest, SnapshotRoot, digest_tree
-from sidecar.store.marks import hold_packs
-from sidecar.store.repository import HeadState, Survey
-
-if TYPE_CHECKING:
-    from sidecar.engine.exports.run import ExportRequest
 import asyncio
 import hashlib
 import io
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from sidecar.engine.core import Engine, gather
+from sidecar.engine.exports.arrival import CheckedExport
+from sidecar.engine.exports.decision import Verdict
+from sidecar.engine.exports.run import ExportRun
+from sidecar.engine.limits import RoomFound, check_room, list_hot_files
+from sidecar.engine.sandbox.dialogue import redact
+from sidecar.errors import BaseCollected, LimitExceeded, SidecarError, SwapLost
 from sidecar.format import index
-from sidecar.host.threads import run_in_thread
-from sidecar.ids import make_pack_id
+from sidecar.format.index import DIR, FILE, Entry, Index, count_files
+from sidecar.format.patterns import Rules
+from sidecar.format.protocol import ExportAnswer
+from sidecar.format.roots import get_stem, split_number, strip_below
+from sidecar.host.work import run_in_thread
+from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
+from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in
+from sidecar.layouts.earlier import EARLIER, PROJECTS
+from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
 from sidecar.ports import Store
-from sidecar.store.arrival import check_pack
+from sidecar.program.privacy.scrub import MOST_PATHS
+from sidecar.receipts import Accepted, ExportOutcome, Learned
+from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
-from sidecar.store.manifest import Pack
+from sidecar.store.manifest import FORMAT, RAISED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
+from sidecar.store.marks import hold_packs
+from sidecar.store.pins import drop_automatic_pins, pin_automatically
+from sidecar.store.repository import HeadState
 
 MOST_FENCED = 10
 """How often one export retries the swap of the head after another service has fenced it (see ``advance_head``)."""
+MOST_SHOWN = 5
+OTHERS = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedExport:
-    """A checked export on top of the snapshot that it is based on. ``base`` is ``None`` for a full export; ``arrived``
-    is ``None`` if nothing changed."""
-
-    base: Manifest | None
-    base_entries: dict[str, Entry]
-    base_indexes: list[Index] = field(default_factory=list)
-    """The indexes of the base's packs, from which its entries are put together."""
-    arrived: ReceivedPack | None = None
-    read: float = 0.0
-    """When the base was read, by ``time.monotonic``."""
-
-    @property
-    def received_pack(self) -> ReceivedPack:
-        """The received pack. Only valid if something changed."""
-        assert self.arrived is not None
-        return self.arrived
-
-    @property
-    def unchanged(self) -> Manifest:
-        """The base of an export in which nothing changed. Raise ``BadAnswer`` if there is none."""
-        if self.base is None:
-            raise BadAnswer("The sandbox says nothing changed, but not since when.")
-        return self.base
-
-
-def build_manifest(
-    engine: Engine,
-    grown: CheckedExport,
-    answer: ExportAnswer,
-    snapshot: str,
-    sandbox: str,
-    parent: str,
-    request: ExportRequest,
-    policy: str,
-    earlier: Manifest | None,
-) -> Manifest:
-    """Build the manifest of a new snapshot, without its packs, which are not stored yet.
-
-    ``policy`` is the privacy policy that was sent to the sandbox. ``earlier`` is the snapshot that the sandbox had
-    before, if it is known.
-    """
-    entries = grown.received_pack.entries
+def build_manifest(run: ExportRun, checked: CheckedExport, head: Manifest | None) -> Manifest:
+    """Build the manifest of a new snapshot, without its packs, which are not stored yet. ``head`` is the one that it
+    may replace."""
+    engine, request, answer, base, entries = run.engine, run.request, checked.answer, checked.base, checked.entries
     files, size = count_files(entries)
-    roots = _list_roots(grown, answer)
+    roots, parent = _list_roots(checked), run.parent(answer)
+    layout_of = {root.name: root.layout for root in roots}
+    earlier = head if head is not None and head.snapshot == parent else None
+    policy = run.privacy.for_sandbox([], engine.layouts).policy  # as it was sent to the sandbox
     return Manifest(
         memory=request.memory,
-        snapshot=snapshot,
+        snapshot=run.snapshot,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         packs=[],
         roots=roots,
@@ -108,230 +69,218 @@ def build_manifest(
         tree=digest_tree(entries),
         parent=parent,
         origin=request.origin,
-        sandbox=sandbox,
+        sandbox=run.sandbox.ref,
         conversation=request.conversation,
         label=request.label,
-        databases=_list_databases(grown, answer),
-        projects=answer.projects or (grown.base.projects if grown.base else []),
-        keyed=_merge_project_folders(grown, answer),
-        versions=_merge_versions(grown, answer),
-        hot_bytes=sum(
-            entry.size for entry in list_hot_files(entries, {root.name: root.layout for root in roots}, engine.layouts)
-        ),
+        databases=_list_databases(checked),
+        projects=answer.projects or (base.projects if base else []),
+        keyed=_merge_project_folders(checked),
+        versions=_merge_versions(checked),
+        hot_bytes=sum(entry.size for entry in list_hot_files(entries, layout_of, engine.layouts)),
         dropped=answer.dropped_files,
         dropped_bytes=answer.dropped_bytes,
-        scrubbed=count_scrubbed(grown.base or earlier, entries, answer),
+        scrubbed=_count_scrubbed(base or earlier, entries, answer),
         privacy=answer.policy if answer.policy == policy else "",
-        covered=collect_rules(choose_layouts(request.layouts, engine.layouts), roots, grown.base),
+        covered=_collect_rules(choose_layouts(request.layouts, engine.layouts), roots, base),
         home="" if request.adopt else redact(answer.home),
         user="" if request.adopt else redact(answer.user),
-        format=format_of(roots, entries.values(), request.projects, answer, grown.base),
+        format=_choose_format(run, checked, roots),
     )
 
 
-def _list_roots(grown: CheckedExport, answer: ExportAnswer) -> list[SnapshotRoot]:
+def _list_roots(checked: CheckedExport) -> list[SnapshotRoot]:
     """Return the roots that were found, and those of the base that were not part of the request and so stay as they
     were."""
-    found = [SnapshotRoot(name=root.name, layout=root.layout, hint=root.hint) for root in answer.roots]
+    found = [SnapshotRoot(name=root.name, layout=root.layout, hint=root.hint) for root in checked.answer.roots]
     names = {root.name for root in found}
-    others = [root for root in grown.base.roots if root.name not in names] if grown.base else []
-    return found + [root for root in others if _has_folder(grown, root.name)]
+    others = [root for root in checked.base.roots if root.name not in names] if checked.base else []
+    return found + [root for root in others if _has_folder(checked, root.name)]
 
 
-def _list_databases(grown: CheckedExport, answer: ExportAnswer) -> list[Database]:
+def _list_databases(checked: CheckedExport) -> list[Database]:
     """Return the facts about each database: from this export or, if it did not change, from the base."""
-    known = {row.path: row for row in grown.base.databases} if grown.base else {}
-    read = {row.path: row for row in answer.databases if row.method != "unchanged"}
+    known = {row.path: row for row in checked.base.databases} if checked.base else {}
+    read = {row.path: row for row in checked.answer.databases if row.method != "unchanged"}
     known.update((path, Database(path=path, check=row.check, schema=row.schema)) for path, row in read.items())
-    return [known[path] for path, entry in grown.received_pack.entries.items() if entry.database and path in known]
+    return [known[path] for path, entry in checked.entries.items() if entry.database and path in known]
 
 
-def _merge_project_folders(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
+def _merge_project_folders(checked: CheckedExport) -> dict[str, str]:
     """Return the folders named after projects: from this export or, where it names none, from the base."""
-    known = {**(grown.base.keyed if grown.base else {}), **answer.keyed}
-    return {path: hint for path, hint in known.items() if _has_folder(grown, path)}
+    known = {**(checked.base.keyed if checked.base else {}), **checked.answer.keyed}
+    return {path: hint for path, hint in known.items() if _has_folder(checked, path)}
 
 
-def _merge_versions(grown: CheckedExport, answer: ExportAnswer) -> dict[str, str]:
+def _merge_versions(checked: CheckedExport) -> dict[str, str]:
     """Return, by root, the version of the program that the root belongs to; if it cannot be read any more, the last
     known one."""
-    seen = {**(grown.base.versions if grown.base else {}), **{root: v for root, v in answer.versions.items() if v}}
-    return {root: version for root, version in seen.items() if _has_folder(grown, root)}
+    seen = {
+        **(checked.base.versions if checked.base else {}),
+        **{root: v for root, v in checked.answer.versions.items() if v},
+    }
+    return {root: version for root, version in seen.items() if _has_folder(checked, root)}
 
 
-def _has_folder(grown: CheckedExport, folder: str) -> bool:
-    return any(path.startswith(f"{folder}/") for path in grown.received_pack.entries)
+def _has_folder(checked: CheckedExport, folder: str) -> bool:
+    return any(path.startswith(f"{folder}/") for path in checked.entries)
 
 
-async def find_replaced_head(engine: Engine, state: HeadState, survey: Survey, grown: CheckedExport) -> Manifest | None:
-    """Return the manifest of the head that an export may replace; ``None`` if there is no head or it is damaged."""
-    if state.head is None or state.snapshot in survey.damaged:
-        return None
-    if grown.base is not None and grown.base.snapshot == state.snapshot:
-        return grown.base
-    try:
-        return await engine.repository.manifest(state.head.memory, state.snapshot)
-    except (SnapshotDamaged, SnapshotNotFound):
-        return None
+def _count_scrubbed(
+    earlier: Manifest | None, entries: Mapping[str, Entry], answer: ExportAnswer
+) -> dict[str, tuple[int, int]]:
+    """Return, for each file of a new snapshot, how many private passages and credentials are missing from it. Files
+    that this export removed nothing from keep the counts of the ``earlier`` snapshot, because those passages are
+    probably still missing. Counts beyond the most paths are summed up under the empty path."""
+    known = dict(earlier.scrubbed) if earlier else {}
+    others = known.pop(OTHERS, (0, 0))
+    others = answer.taken_more if any(answer.taken_more) else others
+    known = {path: counts for path, counts in {**known, **answer.taken}.items() if path in entries}
+    for path in list(known)[MOST_PATHS:]:
+        private, credentials = known.pop(path)
+        others = others[0] + private, others[1] + credentials
+    return known | ({OTHERS: others} if any(others) else {})
 
 
-async def judge_export(
-    engine: Engine,
-    manifest: Manifest,
-    entries: dict[str, Entry],
-    grown: CheckedExport,
-    head: Manifest | None,
-    scratch: Spool,
-    allow: Collection[str],
-    trimmed: Collection[str] = (),
-) -> list[Reason]:
-    """Return the guards' reasons against replacing the head by this snapshot. A head that cannot be read is not
-    compared with."""
-    head_entries: dict[str, Entry] = {}
-    if head is not None and head is grown.base:
-        head_entries = grown.base_entries
-    elif head is not None:
-        try:
-            head_entries, _, _ = await fetch_entries(engine.repository.store, head, scratch)
-        except SnapshotDamaged:
-            head = None
-    return list_objections(manifest, entries, head, head_entries, engine.layouts, engine.guards, allow, trimmed)
+def _collect_rules(
+    asked: Iterable[Layout], roots: Collection[SnapshotRoot], base: Manifest | None
+) -> dict[str, CoveredRules]:
+    """Return the rules for each root of the layouts of an export. Roots that are not in the snapshot have empty rules.
+    Roots of layouts that were not exported keep the base's rules, as they keep its files."""
+    used = {spec for root in roots for spec in (root.name, split_number(root.name)[0])}
+    rules = {
+        spec.name: layout.covered(spec) if spec.name in used else CoveredRules()
+        for layout in asked
+        for spec in layout.roots
+    }
+    return {**(base.rules if base else {}), **rules}
 
 
-async def plan_packs(
-    engine: Engine,
-    manifest: Manifest,
-    grown: CheckedExport,
-    state: HeadState,
-    survey: Survey,
-    scratch: Spool,
-    *,
-    moves: bool,
-    grew: bool,
-) -> tuple[Manifest, PlannedPacks, RoomFound]:
-    """Return the manifest with its packs, the planned packs, and the room for them in the store. Nothing is written
-    yet.
+def _choose_format(run: ExportRun, checked: CheckedExport, roots: Collection[SnapshotRoot]) -> int:
+    """Return the format number of a snapshot: the raised one if the version before layouts could learn would drop files
+    of it.
 
-    If the packs of the head leave no room for one more, and this snapshot is based on the head and will replace it, it
-    is planned as one full pack that needs none of them: they can be removed once the head has moved. Raise
-    ``LimitExceeded``.
+    That version had other rules. Of projects it looked only at those that were named, or else at the home and the
+    working folder. Layouts of a config file are the same for both versions.
     """
-    keep = {state.snapshot, *([grown.base.snapshot] if grown.base else [])} - {""}
-    pack, indexes = grown.received_pack.pack, grown.base_indexes
-    packs = await prepare_packs(engine, grown.base, indexes, pack, scratch)
-    manifest = replace(manifest, packs=packs.packs)
-    try:
-        return manifest, packs, await _measure_room(engine, manifest, packs, state, survey, keep, moves=moves)
-    except LimitExceeded:
-        # A second plan helps only if the head and the base need not be kept: they are superseded by this snapshot.
-        if not (moves and grew and keep):
-            raise
-        if len(packs.packs) > 1:
-            packs = await prepare_packs(engine, grown.base, indexes, pack, scratch, whole=True)
-            manifest = replace(manifest, packs=packs.packs)
-        return manifest, packs, await _measure_room(engine, manifest, packs, state, survey, set(), moves=moves)
+    ours = {root.name: root for root in roots if root.layout in load_built_in()}
+    rules = {
+        name: _Known(EARLIER[get_stem(name, EARLIER)])
+        for name, root in ours.items()
+        if get_stem(name, EARLIER) in EARLIER and _was_looked_for(root, run.request.projects, checked)
+    }
+    for path, kind, *_ in checked.entries.values():
+        root, _, relative = path.partition("/")
+        if kind != DIR and root in ours and (root not in rules or not rules[root].has(relative)):
+            return RAISED
+    return FORMAT
 
 
-async def _measure_room(
-    engine: Engine,
-    manifest: Manifest,
-    packs: PlannedPacks,
-    state: HeadState,
-    survey: Survey,
-    keep: set[str],
-    *,
-    moves: bool,
-) -> RoomFound:
-    """Check the room for a planned snapshot: its packs, its manifest and the growth of the head. Raise
-    ``LimitExceeded``."""
-    store = engine.repository.store
-    growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head, state.store_id).encode()))
-    growth *= 1 if engine.repository.witnesses is None else 2
-    growth -= survey.sizes.get(MemoryKeys.of(manifest.memory).head, 0)
-    coming = SnapshotFacts(
-        id=manifest.snapshot,
-        time=parse_snapshot_time(manifest.snapshot),
-        is_head=moves and not keep,
-        beside=not moves,
-        bytes=store.room(len(manifest.encode())),
-        packs={**{pack.id: sum(pack.in_store) for pack in packs.packs[:-1]}, packs.packs[-1].id: packs.room(store)},
-    )
-    added = packs.room(store) + coming.bytes + growth
-    return await check_room(engine, manifest.memory, coming, added, growth, sum(survey.sizes.values()), keep)
+def _was_looked_for(root: SnapshotRoot, named: Collection[str] | None, checked: CheckedExport) -> bool:
+    """Whether the earlier version would have looked at this root at all."""
+    answer, base, stem = checked.answer, checked.base, get_stem(root.name, EARLIER)
+    if stem not in PROJECTS:
+        return True
+    if named is not None:
+        # Roots of layouts that were not exported stay as the base has them, so the base's format decides.
+        return base is None or base.format == FORMAT or any(found.name == root.name for found in answer.roots)
+    folder = strip_below(root.hint, ".cm") if stem == "cm" else root.hint
+    return folder in {"~", *answer.projects}
 
 
-async def commit(engine: Engine, manifest: Manifest, packs: PlannedPacks, grown: CheckedExport) -> tuple[Manifest, int]:
-    """Store the packs, then the manifest that makes them a snapshot. Return the manifest, and how many bytes the store
-    gained.
+def _compile_rules(covered: CoveredRules) -> Rules:
+    return Rules({"keep": list(covered.keep), "databases": [], "never": list(covered.left), "secrets": []})
 
-    Raise ``BaseCollected`` if a pack that the snapshot needs was removed in the meantime; then no snapshot was made.
+
+class _Known:
+    """Tells whether rules cover a file. The decision about each folder is cached."""
+
+    def __init__(self, covered: CoveredRules) -> None:
+        self._rules = _compile_rules(covered)
+        self._folders = {"": True}
+
+    def has(self, relative: str) -> bool:
+        return self._rules.takes(relative) and self._is_open(relative.rpartition("/")[0])
+
+    def _is_open(self, folder: str) -> bool:
+        if folder not in self._folders:
+            self._folders[folder] = not self._rules.leaves_out(folder) and self._is_open(folder.rpartition("/")[0])
+        return self._folders[folder]
+
+
+def find_learned(checked: CheckedExport) -> Learned | None:
+    """Return the files that are new in a snapshot only because the rules of its base did not cover them; ``None`` if
+    there are none."""
+    base = checked.base
+    if base is None:
+        return None
+    rules = {name: _compile_rules(covered) for name, covered in base.rules.items()}
+    found = {root.name for root in base.roots}
+    new = []
+    for path, entry in checked.entries.items():
+        if entry.type != FILE or path in checked.base_entries:
+            continue
+        root, _, relative = path.partition("/")
+        stem = get_stem(root, rules)
+        searched = bool(base.covered) or root in found or stem not in PROJECTS
+        if stem not in rules or not searched or (rules[stem].patterns and not rules[stem].allows(relative, False)):
+            new.append(entry)
+    if not new:
+        return None
+    paths = [redact(path) for path in sorted(entry.path for entry in new)[:MOST_SHOWN]]
+    return Learned(files=len(new), bytes=sum(entry.size for entry in new), paths=paths)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that is in the store; the head does not name it yet."""
+
+    manifest: Manifest
+    added: int
+    """How many bytes the store gained."""
+    room: RoomFound
+    accepted: Accepted | None
+
+
+async def store_snapshot(
+    run: ExportRun, checked: CheckedExport, manifest: Manifest, verdict: Verdict
+) -> StoredSnapshot:
+    """Commit the snapshot if there is room for it. Raise ``LimitExceeded`` if there is none.
+
+    A pack that the sandbox wrote directly to the store is removed from ``run.unclaimed`` before the commit: from then
+    on a manifest may name it, so it must stay whatever happens, unless it was folded into another pack.
     """
-    await engine.repository.store.prepare()
-    manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
-    if len(manifest.packs) > 1:
-        _check_age(grown, engine.retention)
-    # The order matters: packs before the manifest, so that a manifest in the store is always complete. Only then are
-    # older packs that it needs kept from collection (``hold_packs``): a collection that listed the manifests before
-    # this one existed may have marked or deleted some of them, which is noticed there, and then the manifest is deleted
-    # again.
-    await engine.repository.commit(manifest)
+    # A rejected or diverged snapshot is stored too, beside the head; it just does not move the head.
+    if verdict.reason is not None:
+        manifest = replace(manifest, rejected=f"{verdict.reason.code}: {verdict.reason.message}")
+    if verdict.moves and run.state.head is not None:
+        manifest = replace(manifest, generation=run.state.head.generation + 1)
+    run.state = await run.engine.repository.begin(run.state)
+    pack, accepted = checked.received_pack.pack, verdict.accepted
+    key = MemoryKeys.of(manifest.memory).pack(pack.stored, pack.codec)
+    manifest, packs, room = await plan_packs(run, checked, manifest, moves=verdict.moves)
+    if accepted is not None:  # pinned before the commit: from then on the head may move to it
+        accepted = await keep_replaced(run, manifest, accepted, room.going)
+    run.unclaimed.discard(key)
     try:
-        _, size = await gather(
-            hold_packs(engine.repository.store, manifest), _measure_stored_manifest(engine, manifest)
-        )
+        manifest, added = await commit(run.engine, manifest, packs, checked)
     except BaseCollected:
-        await engine.repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
+        run.unclaimed |= {key} if pack.stored else set()
         raise
-    added = sum(manifest.packs[-1].in_store) + size
-    engine.use.add(added)
-    return manifest, added
+    if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
+        run.unclaimed.add(key)
+    return StoredSnapshot(manifest, added, room, accepted)
 
 
-async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
-    """Return the size of a manifest in the store. A store that encrypts or signs is listed, since its objects are
-    larger."""
-    store, size = engine.repository.store, len(manifest.encode())
-    if store.room(size) == size:
-        return size
-    key = MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)
-    return sum([info.size async for info in store.list(key)])
-
-
-def _check_age(grown: CheckedExport, retention: Retention) -> None:
-    """Raise ``BaseCollected`` if the base was read so long ago that a garbage collection may already have marked packs
-    of it."""
-    took = time.monotonic() - grown.read
-    if took > retention.grace_seconds * SAFE_PART:
-        raise BaseCollected(
-            f"The export took {took:.0f} s, more than half of the grace period ({retention.grace}) after which packs may go.",
-            hint="Raise [retention] grace, or find out what took so long; the head did not move.",
-        )
-
-
-async def advance_head(
-    engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
-) -> tuple[ExportOutcome, HeadState]:
-    """Move the head to a stored snapshot by compare-and-swap. Return ``DIVERGED`` if it may not move, or another writer
-    was faster."""
-    if not moves:
-        return ExportOutcome.DIVERGED, state
-    await engine.repository.store.prepare()
-    engine.progress.step("moving the head")
-    for _ in range(MOST_FENCED):
-        # Checked before every attempt, since the ownership of the sandbox may be lost at any time.
-        if engine.fence is not None:
-            await engine.fence()
-        try:
-            return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
-        except SwapLost:
-            there = await engine.repository.head(manifest.memory)
-            if there.head is None or there.snapshot != state.snapshot:
-                return ExportOutcome.DIVERGED, there
-            # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
-            # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this
-            # service is that earlier owner; otherwise the swap can be tried again on top of the rewritten head.
-            state = there
-    return ExportOutcome.DIVERGED, state
+async def keep_replaced(run: ExportRun, manifest: Manifest, accepted: Accepted, going: Collection[str]) -> Accepted:
+    """Pin the head that an accepted snapshot will replace, unless it is in ``going``: to be removed, as there is no
+    room for both."""
+    if accepted.replaced in going:
+        return accepted
+    why = ", ".join(dict.fromkeys(reason.code for reason in accepted.reasons))
+    repository = run.engine.repository
+    await repository.store.prepare()
+    run.pinned = await pin_automatically(repository, manifest.memory, accepted.replaced, manifest.snapshot, why)
+    return replace(accepted, pinned=run.pinned or accepted.replaced in await repository.pinned(manifest.memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,15 +296,60 @@ class PlannedPacks:
         return store.room(self.packs[-1].bytes) + store.room(self.packs[-1].index_bytes)
 
 
-async def prepare_packs(
-    engine: Engine, base: Manifest | None, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool = False
-) -> PlannedPacks:
-    """Plan how to store ``new`` on top of the packs of ``base``, whose indexes are ``indexes``. Nothing is written yet.
-    With ``whole``, fold everything into one full pack that needs none of the base's packs."""
+async def plan_packs(
+    run: ExportRun, checked: CheckedExport, manifest: Manifest, *, moves: bool
+) -> tuple[Manifest, PlannedPacks, RoomFound]:
+    """Return the manifest with its packs, the planned packs, and the room for them in the store. Nothing is written
+    yet.
+
+    If the packs of the head leave no room for one more, and this snapshot is based on the head and will replace it, it
+    is planned as one full pack that needs none of them: they can be removed once the head has moved. Raise
+    ``LimitExceeded``.
+    """
+    keep = {run.state.snapshot, *([checked.base.snapshot] if checked.base else [])} - {""}
+    packs = await prepare_packs(run, checked)
+    manifest = replace(manifest, packs=packs.packs)
+    try:
+        return manifest, packs, await _measure_room(run, manifest, packs, keep, moves=moves)
+    except LimitExceeded:
+        # A second plan helps only if the head and the base need not be kept: they are superseded by this snapshot.
+        if not (moves and keep) or run.request.force or run.request.adopt:
+            raise
+        if len(packs.packs) > 1:
+            packs = await prepare_packs(run, checked, whole=True)
+            manifest = replace(manifest, packs=packs.packs)
+        return manifest, packs, await _measure_room(run, manifest, packs, set(), moves=moves)
+
+
+async def _measure_room(
+    run: ExportRun, manifest: Manifest, packs: PlannedPacks, keep: set[str], *, moves: bool
+) -> RoomFound:
+    """Check the room for a planned snapshot: its packs, its manifest and the growth of the head. Raise
+    ``LimitExceeded``."""
+    repository, store, state = run.engine.repository, run.engine.repository.store, run.state
+    growth = store.room(len(Head.at(manifest, datetime.now(UTC), state.head, state.store_id).encode()))
+    growth *= 1 if repository.witnesses is None else 2
+    growth -= run.survey.sizes.get(MemoryKeys.of(manifest.memory).head, 0)
+    coming = SnapshotFacts(
+        id=manifest.snapshot,
+        time=parse_snapshot_time(manifest.snapshot),
+        is_head=moves and not keep,
+        beside=not moves,
+        bytes=store.room(len(manifest.encode())),
+        packs={**{pack.id: sum(pack.in_store) for pack in packs.packs[:-1]}, packs.packs[-1].id: packs.room(store)},
+    )
+    added = packs.room(store) + coming.bytes + growth
+    return await check_room(run, coming, added, growth, keep)
+
+
+async def prepare_packs(run: ExportRun, checked: CheckedExport, *, whole: bool = False) -> PlannedPacks:
+    """Plan how to store the received pack on top of the packs of its base. Nothing is written yet. With ``whole``, fold
+    everything into one full pack that needs none of the base's packs."""
+    base, new = checked.base, checked.received_pack.pack
     below = base.packs if base is not None and new.index.kind == "delta" else []
     if base is not None and below and (whole or len(below) >= MOST_PACKS):
-        engine.progress.step("folding packs")
-        below, new = await _fold_packs(engine, base, indexes, new, spool, whole=whole)
+        run.engine.progress.step("folding packs")
+        below, new = await _fold_packs(run, base, checked.base_indexes, new, whole=whole)
     text = io.BytesIO()
     await run_in_thread(index.write, text, new.index)
     data = text.getvalue()
@@ -373,10 +367,10 @@ async def prepare_packs(
 
 
 async def _fold_packs(
-    engine: Engine, base: Manifest, indexes: list[Index], new: PackFile, spool: Spool, *, whole: bool
+    run: ExportRun, base: Manifest, indexes: list[Index], new: PackFile, *, whole: bool
 ) -> tuple[list[Pack], PackFile]:
     """Fold ``new`` with some or all packs of its base. Return the packs that stay below it, and the folded pack."""
-    store = engine.repository.store
+    store, spool = run.engine.repository.store, run.scratch
     sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
     start = 0 if whole or do_deltas_outweigh(base.packs[0].bytes, sum(sizes)) else 1 + find_first_to_fold(sizes)
     files = await fetch_packs(store, base.memory, base.packs[start:], spool)
@@ -417,3 +411,98 @@ def _measure_file(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return path.stat().st_size, digest
+
+
+async def commit(
+    engine: Engine, manifest: Manifest, packs: PlannedPacks, checked: CheckedExport
+) -> tuple[Manifest, int]:
+    """Store the packs, then the manifest that makes them a snapshot. Return the manifest, and how many bytes the store
+    gained.
+
+    Raise ``BaseCollected`` if a pack that the snapshot needs was removed in the meantime; then no snapshot was made.
+    """
+    await engine.repository.store.prepare()
+    manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
+    if len(manifest.packs) > 1:
+        _check_age(checked, engine.retention)
+    # The order matters: packs before the manifest, so that a manifest in the store is always complete. Only then are
+    # older packs that it needs kept from collection (``hold_packs``): a collection that listed the manifests before
+    # this one existed may have marked or deleted some of them, which is noticed there, and then the manifest is deleted
+    # again.
+    await engine.repository.commit(manifest)
+    try:
+        _, size = await gather(
+            hold_packs(engine.repository.store, manifest), _measure_stored_manifest(engine, manifest)
+        )
+    except BaseCollected:
+        await engine.repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
+        raise
+    added = sum(manifest.packs[-1].in_store) + size
+    engine.use.add(added)
+    return manifest, added
+
+
+async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
+    """Return the size of a manifest in the store. A store that encrypts or signs is listed, since its objects are
+    larger."""
+    store, size = engine.repository.store, len(manifest.encode())
+    if store.room(size) == size:
+        return size
+    key = MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)
+    return sum([info.size async for info in store.list(key)])
+
+
+def _check_age(checked: CheckedExport, retention: Retention) -> None:
+    """Raise ``BaseCollected`` if the base was read so long ago that a garbage collection may already have marked packs
+    of it."""
+    took = time.monotonic() - checked.read
+    if took > retention.grace_seconds * SAFE_PART:
+        raise BaseCollected(
+            f"The export took {took:.0f} s, more than half of the grace period ({retention.grace}) after which packs may go.",
+            hint="Raise [retention] grace, or find out what took so long; the head did not move.",
+        )
+
+
+async def settle_head(run: ExportRun, manifest: Manifest, *, moves: bool) -> ExportOutcome:
+    """Move the head to a stored snapshot, if it may move, and remove the pins and the count of refusals that are now
+    obsolete. ``run.state`` is the new head afterwards."""
+    repository, before = run.engine.repository, run.state.snapshot
+    outcome, run.state = await advance_head(run.engine, manifest, run.state, moves=moves)
+    committed = outcome is ExportOutcome.COMMITTED
+    try:
+        if run.pinned:
+            # After a lost swap, remove the pin that was just made; otherwise (``None``) all automatic pins but the
+            # newest few.
+            unused = None if committed else [before]
+            await drop_automatic_pins(repository, manifest.memory, unused)
+        if committed and MemoryKeys.of(manifest.memory).refusals in run.survey.sizes:
+            await repository.store.delete([MemoryKeys.of(manifest.memory).refusals])
+    except SidecarError as problem:
+        run.warnings.append(f"Pins that are not needed any more could not be removed: {problem.message}")
+    return outcome
+
+
+async def advance_head(
+    engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
+) -> tuple[ExportOutcome, HeadState]:
+    """Move the head to a stored snapshot by compare-and-swap. Return ``DIVERGED`` if it may not move, or another writer
+    was faster."""
+    if not moves:
+        return ExportOutcome.DIVERGED, state
+    await engine.repository.store.prepare()
+    engine.progress.step("moving the head")
+    for _ in range(MOST_FENCED):
+        # Checked before every attempt, since the ownership of the sandbox may be lost at any time.
+        if engine.fence is not None:
+            await engine.fence()
+        try:
+            return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
+        except SwapLost:
+            there = await engine.repository.head(manifest.memory)
+            if there.head is None or there.snapshot != state.snapshot:
+                return ExportOutcome.DIVERGED, there
+            # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
+            # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this
+            # service is that earlier owner; otherwise the swap can be tried again on top of the rewritten head.
+            state = there
+    return ExportOutcome.DIVERGED, state

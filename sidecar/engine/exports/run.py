@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sidecar.engine.archives.notes import TarballNotes
-from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.privacy import redact, report_databases, report_dropped, report_findings, report_skipped
-from sidecar.engine.sandbox.identity import MIX_UPS, build_identity, describe_other_home, find_mix_up
+from sidecar.engine.sandbox.dialogue import redact
+from sidecar.engine.sandbox.identity import describe_other_home
+from sidecar.engine.sandbox.presence import SandboxRun
+from sidecar.engine.sandbox.reports import report_databases, report_dropped, report_findings, report_skipped
 from sidecar.format.index import Entry, Index
 from sidecar.format.protocol import ExportAnswer, Identity
-from sidecar.host.sizes import format_count
+from sidecar.format.roots import get_root, get_stem
+from sidecar.host.text import format_count
 from sidecar.layouts import Layout
+from sidecar.policy.limits import CREDENTIALS
+from sidecar.policy.privacy import Privacy
 from sidecar.ports import SandboxStatus
-from sidecar.program.capture.roots import split_number
+from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.store.manifest import Manifest, count_scrubbed
 from sidecar.store.repository import HeadState, Survey
@@ -24,26 +29,14 @@ from sidecar.store.repository import HeadState, Survey
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """The base of an export: its manifest, its entries, and the indexes of its packs, from which the entries are put
 together."""
+MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
+"""Repetition never makes these guards give way: only a person knows which store and which memory is meant."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
 LEFT_OUT = "Left out: {files} with {bytes}, as there is more than the limits allow."
-
-
 NOT_TAKEN = (
     "Databases that the layouts do not know were seen and not taken: {paths}. `databases` in the config's [layouts.…] adds"
     " one."
 )
-
-
-def describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
-    """Return a warning about databases in agents' folders that no layout covers. Databases in a project's own folder
-    belong to the project and are not mentioned."""
-    projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
-    paths = [
-        redact(path)
-        for path in answer.databases_not_taken
-        if (root := path.split("/")[0]) not in projects and split_number(root)[0] not in projects
-    ]
-    return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +63,18 @@ class ExportRequest:
     """The id for the new snapshot, if the caller has to know it beforehand."""
 
 
-@dataclass(slots=True)
-class ExportRun:
+@dataclass(slots=True, kw_only=True)
+class ExportRun(SandboxRun):
     """The state of one export, from the first request to the receipt."""
 
-    engine: Engine
-    sandbox: CountedSandbox
     request: ExportRequest
-    started: float
     state: HeadState
+    """The head as it was read; after it was moved, the new one."""
     survey: Survey
     known: list[str]
-    snapshot: str
     presence: SandboxStatus
-    warnings: list[str] = field(default_factory=list)
+    answer: ExportAnswer | None = None
+    """What the sandbox answered, once all that it brought was checked."""
     ahead: asyncio.Task[Base] | None = None
     """The task that reads the head while the sandbox works."""
     unclaimed: set[str] = field(default_factory=set)
@@ -93,77 +84,44 @@ class ExportRun:
     pinned: bool = False
     """The head was pinned because this export is to replace it although guards objected."""
 
-    def parent(self, answer: ExportAnswer) -> str:
-        """Return the id of the snapshot that the sandbox's memory is based on; empty if there is none."""
-        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
+    @property
+    def allowed(self) -> set[str]:
+        """The guards that the request or the settings allow to be ignored."""
+        return {*self.request.allow, *self.engine.guards.allow}
 
-    async def continues_head(self, answer: ExportAnswer) -> bool:
-        """Whether the sandbox's memory is based on the present head, or counts as such.
-
-        It is if the sandbox was last restored from the head or exported to it. It also is if its last export never
-        became the head but the one before did: that last export was cut short, or lost a race against another export of
-        the same sandbox.
-        """
-        if self.request.beside:
-            return False
-        if self.request.force or self.request.adopt:
-            return True
-        if answer.reader:
-            return False
-        origin, head = self.parent(answer), self.state.snapshot
-        if self.state.head is None and not self.state.problem:
-            return bool(origin) or not await self.engine.repository.has_eligible(
-                self.request.memory, self.survey.snapshots
-            )
-        if self.state.head is None:
-            return False
-        if origin == head or (head in answer.lineage and not self.state.head.was_head(origin)):
-            return True
-        # A damaged head cannot be restored, so no sandbox can be based on it: one that is based on an earlier head may
-        # replace it.
-        return head in self.survey.damaged and self.state.head.was_head(origin)
+    @property
+    def privacy(self) -> Privacy:
+        """The privacy policy. If the guard for credentials is allowed, credentials are only warned about."""
+        return self.engine.privacy.soften() if CREDENTIALS in self.allowed else self.engine.privacy
 
     @property
     def identity(self) -> Identity:
         """What the sandbox is to record in its notes about this memory."""
-        allowed = {*self.request.allow, *self.engine.guards.allow}
-        free = self.request.force or self.request.adopt
+        free, allowed = self.request.force or self.request.adopt, self.allowed
         return replace(
-            build_identity(self.sandbox, self.request, self.state.store_id),
+            self.build_identity(self.state.store_id),
             heads=[snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
             allow=[code for code in MIX_UPS if free or code in allowed],
         )
 
-    def find_mix_up(self, answer: ExportAnswer) -> Reason | None:
-        """Return the reason why this export would continue a memory of another store, or another memory; ``None`` if it
-        would not or that is allowed."""
-        reason = find_mix_up(self.identity, answer, self.engine.repository.store.url)
-        return None if reason is None or reason.code in self.identity.allow else reason
+    def parent(self, answer: ExportAnswer) -> str:
+        """Return the id of the snapshot that the sandbox's memory is based on; empty if there is none."""
+        return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
 
     def receipt(
         self,
         outcome: ExportOutcome,
-        state: HeadState,
-        answer: ExportAnswer | None = None,
         manifest: Manifest | None = None,
         reason: Reason | None = None,
         added: int = 0,
         accepted: Accepted | None = None,
     ) -> ExportReceipt:
         """Build the receipt. Texts that come from the sandbox are redacted."""
+        answer = self.answer
         skipped = report_skipped(answer.skipped) if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
-        warnings = [*self.warnings, *(map(redact, answer.warnings) if answer else [])]
-        if answer and answer.dropped_files:
-            files, size = format_count(answer.dropped_files, "file"), format_count(answer.dropped_bytes, "byte")
-            warnings.append(LEFT_OUT.format(files=files, bytes=size))
-        if answer and answer.found.get("warned"):
-            warnings.append(CREDENTIALS_LEFT.format(count=answer.found["warned"]))
-        if answer and answer.databases_not_taken:
-            warnings += describe_databases_not_taken(answer, self.engine.layouts)
-        if answer and outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
-            warnings += describe_other_home(self.sandbox, answer, self.replaces)
+        warnings = [*self.warnings, *(self._describe_answer(answer, outcome) if answer else [])]
         if accepted is not None:
             warnings.insert(0, accepted.words)
         return ExportReceipt(
@@ -171,7 +129,7 @@ class ExportRun:
             memory=self.request.memory,
             snapshot=manifest.snapshot if manifest else None,
             parent=(manifest.parent or None) if manifest else None,
-            head=state.snapshot or None,
+            head=self.state.snapshot or None,
             sandbox=self.sandbox.ref,
             home=redact(answer.home) if answer else "",
             user=redact(answer.user) if answer else "",
@@ -201,3 +159,39 @@ class ExportRun:
             not_taken=dict(answer.not_taken) if answer else {},
             databases_not_taken=[redact(path) for path in answer.databases_not_taken] if answer else [],
         )
+
+    def _describe_answer(self, answer: ExportAnswer, outcome: ExportOutcome) -> Iterator[str]:
+        """Yield the warnings in the sandbox's answer, and those that follow from it."""
+        yield from map(redact, answer.warnings)
+        if answer.dropped_files:
+            files, size = format_count(answer.dropped_files, "file"), format_count(answer.dropped_bytes, "byte")
+            yield LEFT_OUT.format(files=files, bytes=size)
+        if answer.found.get("warned"):
+            yield CREDENTIALS_LEFT.format(count=answer.found["warned"])
+        if answer.databases_not_taken:
+            yield from _describe_databases_not_taken(answer, self.engine.layouts)
+        if outcome in (ExportOutcome.REJECTED, ExportOutcome.DIVERGED):
+            yield from describe_other_home(self.sandbox, answer, self.replaces)
+
+
+def _describe_databases_not_taken(answer: ExportAnswer, layouts: Mapping[str, Layout]) -> list[str]:
+    """Return a warning about databases in agents' folders that no layout covers. Databases in a project's own folder
+    belong to the project and are not mentioned."""
+    projects = {root.name for layout in layouts.values() for root in layout.roots if root.project}
+    paths = [redact(path) for path in answer.databases_not_taken if get_stem(get_root(path), projects) not in projects]
+    return [NOT_TAKEN.format(paths=", ".join(paths))] if paths else []
+
+
+def describe_moved_projects(run: ExportRun, new: Manifest, head: Manifest | None) -> list[str]:
+    """Return a warning for each project whose path differs from its path in the head, since it may be a different
+    project. A project that was named in the request and has kept its folder name is taken as moved, without a warning.
+    """
+    named = run.request.projects is not None
+    projects = {name for name, layout in run.engine.layouts.items() if any(root.project for root in layout.roots)}
+    places = {root.name: root.hint for root in head.roots if root.layout in projects} if head else {}
+    return [
+        f"{root.name} is {root.hint} now and was {places[root.name]} in the head; if these are two projects, name both."
+        for root in new.roots
+        if places.get(root.name, root.hint) != root.hint
+        and not (named and posixpath.basename(places[root.name]) == posixpath.basename(root.hint))
+    ]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from sidecar.engine.sandbox.identity import read_identified_head
 from sidecar.engine.sandbox.links import NotDirect
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
-from sidecar.host.spool import Spool
+from sidecar.host.files import Spool
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.repository import HeadState, Repository
@@ -47,7 +46,7 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
         manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
         identity = await repository.add_store_id(HeadState())
         return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
-    state = await read_identified_head(repository, memory)
+    state = await repository.add_store_id(await repository.head(memory))
     if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
         return None
     first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
@@ -87,7 +86,7 @@ async def choose_manifest(repository: Repository, memory: str, wanted: str) -> t
         if wanted != LATEST:
             manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
             return manifest, await repository.add_store_id(HeadState())
-        state = await read_identified_head(repository, memory)
+        state = await repository.add_store_id(await repository.head(memory))
         if state.head is None or state.notice:
             raise NotDirect
         return await repository.manifest(memory, state.snapshot), state

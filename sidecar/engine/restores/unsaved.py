@@ -6,19 +6,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
-from sidecar.engine.privacy import redact
+from sidecar.engine.restores.run import RestoreRun, SavedFirst
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import BadMemoryId, NotSavedFirst, ProgramFailed, SandboxError, SidecarError
 from sidecar.format.protocol import UnsavedMemory
 from sidecar.ids import build_memory_key, is_plain_id
-from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome
 from sidecar.store.folders import find_memory
-from sidecar.store.manifest import Manifest
 
 ORIGIN = "saved-first"
 MOST = 5
@@ -27,53 +25,19 @@ KEPT = "What was here and in no snapshot ({paths}) is kept as {snapshot}{of}, be
 _KEY = re.compile(r"[a-z0-9._-]{1,63}(~[0-9a-f]{32})?\Z")
 
 
-@dataclass(slots=True)
-class StoreFacts:
-    """What the sandbox has to know about the store to report which files are in no snapshot. Sent with the restore
-    request."""
-
-    stored: dict[str, list[str]] = field(default_factory=dict)
-    """The snapshots of each memory, by its key, as far as the store was read."""
-    unusable: list[str] = field(default_factory=list)
-    """Snapshots known to be damaged: files that only they have must be saved again."""
-    heads: list[str] = field(default_factory=list)
-    """The snapshots of this memory that are or were its head."""
-    keep: list[str] = field(default_factory=list)
-    """A sandbox whose newest one of ``heads`` is among these is left as it is, whatever it changed since."""
-    saved: bool = False
-    """Everything that can be saved is saved: the rest is set aside in the sandbox."""
-    store: str = ""
-    """The store's id, if it has one."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedFirst:
-    """A snapshot that was made before the restore."""
-
-    memory: str
-    snapshot: str
-    packed_bytes: int
-    words: str
-
-
 @dataclass(frozen=True, slots=True)
 class SaveFirst:
-    """Saves what one restore would replace in a sandbox, before ``manifest`` is placed there."""
+    """Saves what one restore would replace in a sandbox, before its snapshot is placed there."""
 
-    engine: Engine
-    sandbox: Sandbox
-    counted: CountedSandbox
-    manifest: Manifest
-    projects: tuple[str, ...] | None
-    standing: StoreFacts
+    run: RestoreRun
 
     async def save(self, rows: list[UnsavedMemory]) -> list[SavedFirst]:
-        """Save what the sandbox reports as unsaved, and record in ``standing`` what is stored now.
+        """Save what the sandbox reports as unsaved, and record in ``run.standing`` what is stored now.
 
         Return the snapshots made. Raise ``NotSavedFirst`` if something could not be saved.
         """
-        repository, stored, saved = self.engine.repository, self.standing.stored, []
-        self.engine.progress.step("saving what is there")
+        engine, stored, saved = self.run.engine, self.run.standing.stored, []
+        engine.progress.step("saving what is there")
         if len(rows) > MOST:
             raise NotSavedFirst(f"{len(rows)} memories in this sandbox have something that no snapshot has.")
         for row in rows:
@@ -83,22 +47,22 @@ class SaveFirst:
                 # set aside.
                 stored[row.key] = []
                 continue
-            ids = await repository.list_snapshot_ids(memory)
+            ids = await engine.repository.list_snapshot_ids(memory)
             # Send back only snapshots that the sandbox named itself: the memory may be one that the sandbox should not
             # learn about.
             stored[row.key] = [snapshot for snapshot in row.lineage if snapshot in ids]
             if not row.unchanged or row.unchanged not in ids:
                 saved += await self._export_beside(memory, row, ids)
-        self.standing.saved = True
-        self.engine.progress.about(self.manifest.snapshot)
+        self.run.standing.saved = True
+        engine.progress.about(self.run.snapshot)
         return saved
 
     async def _export_beside(self, memory: str, row: UnsavedMemory, ids: Sequence[str]) -> list[SavedFirst]:
         """Export one memory beside its head. Raise ``NotSavedFirst`` if that fails, or a ``SandboxError`` if the
         sandbox is unusable."""
-        repository, stored = self.engine.repository, self.standing.stored
+        repository, stored = self.run.engine.repository, self.run.standing.stored
         snapshot, _ = await repository.make_next_id(memory, await repository.head(memory), ids)
-        layouts = {root.layout for root in self.manifest.roots}
+        layouts = {root.layout for root in self.run.chosen.roots}
         request = ExportRequest(
             memory=memory,
             layouts=tuple(layouts.intersection(row.layouts) or layouts),
@@ -108,14 +72,14 @@ class SaveFirst:
             snapshot=snapshot,
         )
         try:
-            receipt = await export(self.engine, self.sandbox, request)
+            receipt = await export(self.run.engine, self.run.target, request)
         except SidecarError as problem:
             if isinstance(problem, SandboxError) and not isinstance(problem, ProgramFailed):
                 raise  # the sandbox cannot be used at all
             raise NotSavedFirst(
                 f"{_describe_unsaved(row)} could not be saved: {problem.message} [{problem.code}]"
             ) from None
-        self.counted.add(receipt.trips, receipt.transferred_bytes)
+        self.run.sandbox.add(receipt.trips, receipt.transferred_bytes)
         if receipt.snapshot is None:
             why = f"{receipt.reason.message} [{receipt.reason.code}]" if receipt.reason else "nothing was kept."
             raise NotSavedFirst(f"{_describe_unsaved(row)} could not be saved: {why}")
@@ -124,7 +88,7 @@ class SaveFirst:
         stored[row.key] = [snapshot, receipt.snapshot, *stored[row.key]]
         if receipt.outcome is ExportOutcome.UNCHANGED:
             return []
-        of = "" if memory == self.manifest.memory else f" of {memory}"
+        of = "" if memory == self.run.request.memory else f" of {memory}"
         words = KEPT.format(paths=_join_paths(row), snapshot=receipt.snapshot, of=of)
         return [SavedFirst(memory, receipt.snapshot, receipt.packed_bytes, words)]
 
@@ -134,9 +98,9 @@ class SaveFirst:
         A sandbox could name any memory, so files are saved to a memory only if the sandbox also knows one of its
         snapshots. Raise ``NotSavedFirst`` for a memory that this store does not have.
         """
-        repository, name, known = self.engine.repository, "", False
-        if row.key == build_memory_key(self.manifest.memory):
-            return self.manifest.memory
+        repository, name, known = self.run.engine.repository, "", False
+        if row.key == build_memory_key(self.run.request.memory):
+            return self.run.request.memory
         if _KEY.match(row.key):
             name = row.memory or (row.key if is_plain_id(row.key) else await find_memory(repository.store, row.key))
         with contextlib.suppress(BadMemoryId):
@@ -145,7 +109,7 @@ class SaveFirst:
             )
         if known:
             return name
-        if row.sandbox and row.sandbox != self.counted.ref:
+        if row.sandbox and row.sandbox != self.run.sandbox.ref:
             return None
         raise NotSavedFirst(
             f"{_describe_unsaved(row)} is of the memory {name or row.key!r}, which this store does not know."
@@ -154,9 +118,10 @@ class SaveFirst:
     def _choose_projects(self, row: UnsavedMemory) -> tuple[str, ...] | None:
         """Return the projects of the request, or else those that the sandbox names. For a folder of this machine, only
         those in its home are used: the sandbox's notes must not lead to other folders."""
-        if self.projects is not None and row.key == build_memory_key(self.manifest.memory):
-            return self.projects
-        ours = self.counted.ground(None) is not None
+        request = self.run.request
+        if request.projects is not None and row.key == build_memory_key(request.memory):
+            return request.projects
+        ours = self.run.sandbox.ground(None) is not None
         named = [name for name in row.projects or () if not ours or (name[:1] == "~" and ".." not in name.split("/"))]
         return tuple(named) or None
 

@@ -13,6 +13,7 @@ from sidecar.engine.core import CountedSandbox, new_upload_path
 from sidecar.engine.sandbox import delivery
 from sidecar.engine.sandbox.delivery import CarriedParts, Load
 from sidecar.engine.sandbox.package import Part, build_program
+from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.format.protocol import (
     NEED_PROGRAM,
@@ -32,11 +33,11 @@ from sidecar.format.protocol import (
     UnsavedMemory,
     decode_rules,
 )
+from sidecar.format.roots import get_root, get_stem
+from sidecar.policy.limits import CODES
 from sidecar.program.capture.export import MOST_DATABASES
-from sidecar.program.capture.roots import split_number
 from sidecar.program.limits.trim import MOST_REPORTED
-from sidecar.program.lineage import LONGEST as MOST_LINEAGE
-from sidecar.program.notes import MOST_ROOTS, MOST_TOLD
+from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS, MOST_TOLD
 from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
@@ -61,7 +62,7 @@ BOUNDS: dict[type, dict[str, int]] = {
         "databases_not_taken": MOST_DATABASES,
     },
     RestoreAnswer: {"unsaved": MOST_MEMORIES, "withheld": MOST_ROOTS},
-    UnsavedMemory: {"lineage": MOST_LINEAGE, "paths": MOST_SHOWN, "projects": MOST_PROJECTS},
+    UnsavedMemory: {"lineage": LONGEST_LINEAGE, "paths": MOST_SHOWN, "projects": MOST_PROJECTS},
     FilesAside: {"path": LONGEST_PATH},
 }
 """How long the texts, lists and tables of an answer may be, by field. All others are bounded by the whole answer."""
@@ -280,19 +281,25 @@ def _iterate_values(value: Any) -> Iterator[Any]:
 def _check_not_taken(answer: ExportAnswer, question: ExportQuestion, rules: Part) -> None:
     """Raise ``BadAnswer`` if files that were not taken are in a root that was not requested. Such a root need not have
     any file that was taken, so it may be missing from ``answer.roots``."""
-    seen = {*answer.not_taken, *(path.partition("/")[0] for path in answer.databases_not_taken)}
+    seen = {*answer.not_taken, *map(get_root, answer.databases_not_taken)}
     layouts = decode_rules(rules.data).select(question.layouts) if seen else []
     asked = {root["name"] for layout in layouts for root in layout["roots"]}
     for name in sorted(seen):
-        if name not in asked and split_number(name)[0] not in asked:
+        if get_stem(name, asked) not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
+
+
+def redact(text: str) -> str:
+    """Redact credentials in a text that came from a sandbox, for a receipt. File names can contain credentials too."""
+    return redact_name(text)[0]
 
 
 def build_error(trouble: ProgramError) -> SidecarError:
     """Return the exception for an error that the program reported."""
     message = redact_name(trouble.message)[0]
-    if trouble.code.startswith("limit-"):
+    if trouble.code in CODES.values():
         return LimitExceeded(message, code=trouble.code)
-    failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+    code = trouble.code if trouble.code in REFUSALS else ""
+    failure = ProgramFailed(message, code=code, hint=HINTS.get(code, ""))
     failure.retryable = trouble.retryable
     return failure

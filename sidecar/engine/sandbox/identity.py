@@ -1,34 +1,25 @@
-"""The identity of a sandbox: which store and which memory it belongs to, and the messages for a mismatch.
+"""What a person may have meant: another store, another memory, another user's home. The warnings that say so.
 
-Also finds memories with an id similar to a missing one, with a bounded number of requests however large the store is.
+Memories with an id similar to a missing one are found with a bounded number of requests, however large the store is.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import posixpath
 import re
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox
-from sidecar.engine.privacy import redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import MemoryNotFound
-from sidecar.format.protocol import Answer, ExportAnswer, Identity, SandboxNotes
+from sidecar.format.protocol import Answer
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key
 from sidecar.ports import Store
-from sidecar.program import notes
-from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
-from sidecar.receipts import Reason
 from sidecar.store.folders import read_id
 from sidecar.store.manifest import Manifest
-from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.repository import HeadState, Repository
 
-MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
-"""Repetition never makes these guards give way: only a person knows which store and which memory is meant."""
 BEGUN = "A new store was begun at {store}: nothing was in it. "
 HELD_NOTHING = "{store} held no memory before this one. "
 NOTHING = "{store} holds no memory at all. "
@@ -40,15 +31,6 @@ OTHER_HOME = (
     " whom with --user NAME."
 )
 MOST_NAMED = 5
-ANOTHER_STORE = (
-    "By its notes, this sandbox's memory {memory!r} is in the store with the id {theirs}; {store} has the id {ours}. A store"
-    " that was moved away, or is not mounted, is begun again like this. Export to the right store; or say that this one is"
-    " right, with --allow unknown-lineage or --force."
-)
-ANOTHER_MEMORY = (
-    "By its notes, this sandbox holds the memory {other!r} (in {folders}), and {memory!r} was never restored or exported here."
-    " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
-)
 
 
 def describe_other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | None) -> list[str]:
@@ -69,14 +51,9 @@ def describe_other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manif
     return [OTHER_HOME.format(memory=manifest.memory, was=was, now=now)]
 
 
-async def read_identified_head(repository: Repository, memory: str) -> HeadState:
-    """Return a memory's head with the store's id. A second request is made only if the head does not have the id."""
-    return await repository.add_store_id(await repository.head(memory))
-
-
-async def describe_new_store(repository: Repository, memory: str, state: HeadState, survey: Survey) -> list[str]:
-    """Return a warning if the first export of a memory is also the first one of the store."""
-    if survey.snapshots or await has_other_memories(repository, memory):
+async def describe_new_store(repository: Repository, memory: str, state: HeadState) -> list[str]:
+    """Return a warning if the first export of a memory, which has no snapshots, is also the first one of the store."""
+    if await has_other_memories(repository, memory):
         return []
     return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
 
@@ -85,7 +62,7 @@ async def describe_absence(repository: Repository, memory: str, beside: Sequence
     """Return warnings for a memory that has nothing to restore. ``beside`` are the snapshots that it has beside a
     missing head."""
     words = (NEVER_HEAD if beside else ABSENT).format(
-        memory=memory, store=repository.store.url, snapshots=_join_some(beside)
+        memory=memory, store=repository.store.url, snapshots=join_some(beside)
     )
     if alike := await find_look_alikes(repository.store, memory):
         return [words, f"Is it {' or '.join(map(repr, alike))}?"]
@@ -104,82 +81,10 @@ async def build_absence_error(repository: Repository, memory: str, beside: Seque
     return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
 
 
-def _join_some(names: Sequence[str]) -> str:
+def join_some(names: Sequence[str]) -> str:
+    """Join the first few names for a message."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-class Request(Protocol):
-    """The fields that the requests for an export and a restore have in common."""
-
-    @property
-    def memory(self) -> str: ...
-    @property
-    def projects(self) -> tuple[str, ...] | None: ...
-    @property
-    def conversation(self) -> str: ...
-
-
-def build_identity(sandbox: CountedSandbox, request: Request, store: str) -> Identity:
-    """Build what a sandbox is to record about a memory. For a folder of this machine, that includes the host name."""
-    ours = sandbox.ground(request.projects) is not None
-    return Identity(
-        store=store,
-        memory=request.memory,
-        sandbox=sandbox.ref,
-        machine=socket.gethostname() if ours else "",
-        conversation=request.conversation,
-    )
-
-
-def merge_notes(told: Identity, answer: ExportAnswer) -> tuple[ExportAnswer, str]:
-    """Parse the raw notes of a sandbox without Python. Return the answer with the typed notes, and the text that the
-    sandbox is to record; empty if none.
-
-    ``told`` is what the sandbox was asked to record.
-    """
-    found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
-    own = next((one for one in found if one.memory == told.memory), None)
-    others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
-    answer = replace(
-        answer,
-        notes=own.tell() if own else None,
-        others=[one.tell() for one in others],
-    )
-    objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
-    refused = bool(objection) and objection not in told.allow
-    if refused and own:
-        return answer, ""
-    # Which of the earlier folders still exist is not known here, so only the folders that were found are recorded.
-    before = own._replace(roots={}) if own else None
-    now = notes.build_after_export(told, before, answer.folders)
-    return answer, json.dumps(now._replace(current=not refused).as_dict())
-
-
-def find_mix_up(told: Identity, answer: ExportAnswer, store: str) -> Reason | None:
-    """Return the reason why an export would continue a memory of another store, or another memory, by the notes that
-    the sandbox had before; ``None`` if there is none.
-
-    ``told`` is what the sandbox was asked to record, ``store`` the store's URL for the message.
-    """
-    own = _check_notes(answer.notes) if answer.notes is not None else None
-    others = [found for one in answer.others if (found := _check_notes(one)) is not None]
-    code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
-    if code == UNKNOWN_LINEAGE:
-        assert own is not None
-        message = ANOTHER_STORE.format(memory=told.memory, theirs=own.store, store=store, ours=told.store)
-        return Reason(code=code, message=message)
-    if code == OTHER_MEMORY:
-        other = notes.find_owners(told, others, answer.folders)[0]
-        shared = [repr(redact(folder)) for folder in sorted({*other.roots.values()} & {*answer.folders.values()})]
-        message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=_join_some(shared), memory=told.memory)
-        return Reason(code=code, message=message)
-    return None
-
-
-def _check_notes(claim: SandboxNotes) -> notes.Notes | None:
-    """Return the notes that a sandbox claims to have had; ``None`` if they are not valid."""
-    return notes.parse_value(asdict(claim))
 
 
 MOST_FOLDERS = 5_000

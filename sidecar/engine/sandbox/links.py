@@ -7,20 +7,22 @@ A sandbox writes to keys of its own. The pack is copied within the store to a ke
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.delivery import LONGEST_VARIABLE, encode_links
 from sidecar.engine.sandbox.dialogue import Asking, ask
-from sidecar.errors import ObjectMissing, ProgramFailed, StoreError
+from sidecar.errors import ObjectMissing, ProgramFailed
 from sidecar.format import protocol
 from sidecar.format.protocol import ExportAnswer, IncomingPart, OutgoingPart, SendAnswer, SendQuestion
-from sidecar.host.spool import Spool, SpooledFile
+from sidecar.host.files import SpooledFile
 from sidecar.ids import MemoryKeys, make_pack_id
 from sidecar.ports import Link, Store
 from sidecar.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sidecar.engine.exports.run import ExportRun
 
 RELAYED = "The sandbox and the bucket did not reach each other ({reason}); it went through the sidecar instead."
 UNABLE = ("no-direct", "no-zstd")
@@ -31,21 +33,16 @@ class NotDirect(Exception):
     """This transfer has to go through the sidecar."""
 
 
-async def receive_through_bucket(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    answer: ExportAnswer,
-    spool: Spool,
-    unclaimed: set[str],
-) -> tuple[SpooledFile, str]:
+async def receive_through_bucket(run: ExportRun, answer: ExportAnswer) -> tuple[SpooledFile, str]:
     """Have the sandbox upload its bundle to the bucket. Return the bundle, read back from there, and the id of the
     stored pack.
 
-    The keys of all objects made are added to ``unclaimed``: the caller deletes those that no manifest names in the end.
+    The keys of all objects made are added to ``run.unclaimed``: those that no manifest names in the end are deleted.
     Raise ``NotDirect``.
     """
     assert answer.bundle is not None
-    store, keys, name = engine.repository.store, MemoryKeys.of(answer.memory), make_pack_id()
+    engine, sandbox, memory = run.engine, run.sandbox, run.request.memory
+    store, keys, name = engine.repository.store, MemoryKeys.of(memory), make_pack_id()
     parked, index_bytes = make_pack_id(), answer.bundle.bytes - answer.pack_bytes
     parts = [
         (keys.pack(parked, answer.codec), 0, answer.pack_bytes, answer.pack_sha256),
@@ -55,8 +52,8 @@ async def receive_through_bucket(
     if None in links:
         raise NotDirect
     question = SendQuestion(
-        memory=answer.memory,
-        snapshot=answer.snapshot,
+        memory=memory,
+        snapshot=run.snapshot,
         path=answer.bundle.path,
         parts=[
             OutgoingPart(start, size, _copy_link(link))
@@ -67,28 +64,16 @@ async def receive_through_bucket(
     _check_length([part.link for part in question.parts])
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
     (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
-    unclaimed |= {pack, index, ours}
+    run.unclaimed |= {pack, index, ours}
     await _ask_to_send(engine, sandbox, question)
     sandbox.transferred_bytes += answer.bundle.bytes
     await store.prepare()
     try:
         # Copied before it is read: the sandbox's link still works for ``pack``, but there is none for ``ours``.
         await store.copy(pack, ours)
-        return await spool.take(_chain_objects(store, [ours, index]), most=answer.bundle.bytes), name
+        return await run.scratch.take(_chain_objects(store, [ours, index]), most=answer.bundle.bytes), name
     except ObjectMissing:
         raise NotDirect("what it says it sent is not there") from None
-
-
-@asynccontextmanager
-async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
-    """Yield a set of keys for the body to fill. Keys that are in it at the end are deleted from the store."""
-    keys: set[str] = set()
-    try:
-        yield keys
-    finally:
-        if keys:
-            with contextlib.suppress(StoreError):  # what is left is collected after the grace period
-                await store.delete(keys)
 
 
 async def make_links(engine: Engine, manifest: Manifest) -> list[IncomingPart]:

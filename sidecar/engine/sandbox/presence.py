@@ -1,17 +1,21 @@
-"""The connection to a sandbox during an operation: connect, keep it from ending, and clean up in it afterwards."""
+"""One operation in a sandbox: connect, tell it what to record, keep it from ending, and clean up in it afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, Asking, ask, parse_answer
 from sidecar.engine.sandbox.links import NotDirect
+from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.shell.scripts import build_tidy_script
 from sidecar.errors import (
     LimitExceeded,
@@ -22,13 +26,59 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
-from sidecar.format.protocol import RestoreAnswer, TidyQuestion
-from sidecar.host.retries import retry_safely
+from sidecar.format.protocol import Identity, RestoreAnswer, TidyQuestion
+from sidecar.host.files import Spool
+from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus
 
 WOKEN = "The sandbox was asleep and has been woken; it now runs until its provider ends it."
 TIDY_SECONDS = 10.0
+
+
+class Request(Protocol):
+    """The fields that the requests for an export and a restore have in common."""
+
+    @property
+    def memory(self) -> str: ...
+    @property
+    def projects(self) -> tuple[str, ...] | None: ...
+    @property
+    def conversation(self) -> str: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SandboxRun:
+    """The state of one operation in a sandbox: what an export and a restore have in common."""
+
+    engine: Engine
+    sandbox: CountedSandbox
+    request: Request
+    started: float
+    snapshot: str = ""
+    """The snapshot that is made or restored, once it is known."""
+    warnings: list[str] = field(default_factory=list)
+    uploads: list[str] = field(default_factory=list)
+    """Every path in the sandbox that was uploaded to, for cleaning up."""
+    scratch: Spool = field(init=False, repr=False)
+    """The scratch folder of the operation, while it is open."""
+
+    @property
+    def asking(self) -> Asking:
+        """How the sandbox is asked, unless a step says otherwise."""
+        return Asking(timeout=self.engine.timing.command, rules=build_rules(self.engine.layouts.values()))
+
+    def build_identity(self, store: str) -> Identity:
+        """Build what the sandbox is to record about the memory. For a folder of this machine, that includes the host
+        name."""
+        ours = self.sandbox.ground(self.request.projects) is not None
+        return Identity(
+            store=store,
+            memory=self.request.memory,
+            sandbox=self.sandbox.ref,
+            machine=socket.gethostname() if ours else "",
+            conversation=self.request.conversation,
+        )
 
 
 async def connect(sandbox: CountedSandbox) -> SandboxStatus:
@@ -40,16 +90,12 @@ async def connect(sandbox: CountedSandbox) -> SandboxStatus:
 
 
 @asynccontextmanager
-async def keep_alive(
-    engine: Engine, sandbox: CountedSandbox, presence: SandboxStatus, warnings: list[str]
-) -> AsyncIterator[None]:
+async def keep_alive(run: SandboxRun, presence: SandboxStatus) -> AsyncIterator[None]:
     """Prolong the sandbox in a background task whenever it would end within ``timing.keep_alive``. Add a warning if
     that fails."""
     if presence.woken:
-        warnings.append(WOKEN)
-    keeping = asyncio.create_task(
-        _prolong_until_cancelled(sandbox, presence.ends_at, engine.timing.keep_alive, warnings)
-    )
+        run.warnings.append(WOKEN)
+    keeping = asyncio.create_task(_prolong_until_cancelled(run, presence.ends_at))
     try:
         yield
     finally:
@@ -57,57 +103,51 @@ async def keep_alive(
         await asyncio.wait({keeping})
 
 
-async def _prolong_until_cancelled(
-    sandbox: CountedSandbox, ends_at: float | None, margin: float, warnings: list[str]
-) -> None:
-    """Prolong the sandbox whenever less than ``margin`` seconds are left. Add a warning and give up if that fails."""
+async def _prolong_until_cancelled(run: SandboxRun, ends_at: float | None) -> None:
+    """Prolong the sandbox whenever less time is left than ``timing.keep_alive``. Add a warning and give up if that
+    fails."""
+    margin = run.engine.timing.keep_alive
     while ends_at is not None:
         if (left := ends_at - time.time()) > margin:
             await asyncio.sleep(left - margin)
         try:
-            ends_at = (await sandbox.prolong(2 * margin)).ends_at
+            ends_at = (await run.sandbox.prolong(2 * margin)).ends_at
         except SandboxError as problem:
-            warnings.append(f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}")
+            run.warnings.append(
+                f"The sandbox ends in {max(0, left):.0f} s and could not be prolonged: {problem.message}"
+            )
             return
         if ends_at is not None and (left := ends_at - time.time()) <= margin:
             # The provider grants less time than requested: prolong again before it runs out, but not in a busy loop.
             await asyncio.sleep(max(1.0, left / 2))
 
 
-async def clean_up(
-    engine: Engine,
-    sandbox: CountedSandbox,
-    memory: str,
-    snapshot: str,
-    uploads: Sequence[str] = (),
-    operation: str = "",
-    notes: str = "",
-) -> RestoreAnswer | None:
+async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> RestoreAnswer | None:
     """Remove what an operation left in the sandbox. Errors are ignored: the operation has already failed or is done.
 
     ``notes`` is what a sandbox without Python is to record about the memory. Return the answer of ``operation`` if that
     was a restore that completed but whose answer was lost.
     """
     question = TidyQuestion(
-        memory=memory,
-        key=build_memory_key(memory),
-        snapshot=snapshot,
-        turn_wait=engine.timing.turn_wait,
-        uploads=list(uploads),
+        memory=run.request.memory,
+        snapshot=run.snapshot,
+        key=build_memory_key(run.request.memory),
+        turn_wait=run.engine.timing.turn_wait,
+        uploads=list(run.uploads),
         operation=operation,
     )
+    how = Asking(timeout=TIDY_SECONDS, shell=lambda: build_tidy_script(question, notes))
     try:
-        how = Asking(timeout=TIDY_SECONDS, shell=lambda: build_tidy_script(question, notes))
-        answer, _ = await ask(sandbox, question, RestoreAnswer, how)
+        answer, _ = await ask(run.sandbox, question, RestoreAnswer, how)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands or their answers do not get through. File access may still work, both to delete the uploads and to
         # read the answer.
-        for path in uploads:
+        for path in run.uploads:
             with contextlib.suppress(SidecarError):
-                await sandbox.remove(path)
+                await run.sandbox.remove(path)
         with contextlib.suppress(SidecarError):
-            return await _read_written_answer(sandbox, question) if operation else None
+            return await _read_written_answer(run.sandbox, question) if operation else None
         return None
 
 
@@ -128,15 +168,13 @@ async def _read_written_answer(sandbox: CountedSandbox, question: TidyQuestion) 
 
 
 @asynccontextmanager
-async def clean_up_on_failure(
-    engine: Engine, sandbox: CountedSandbox, memory: str, snapshot: str
-) -> AsyncIterator[None]:
+async def clean_up_on_failure(run: SandboxRun) -> AsyncIterator[None]:
     """Clean up in the sandbox if the body fails."""
     try:
         yield
     except BaseException as problem:
         if not is_clean_after(problem):
-            await clean_up(engine, sandbox, memory, snapshot)
+            await clean_up(run)
         raise
 
 

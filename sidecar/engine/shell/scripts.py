@@ -17,8 +17,8 @@ from importlib import resources
 
 from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
 from sidecar.format.protocol import Answer, ExportQuestion, RestoreQuestion, RootHint, TidyQuestion, encode
+from sidecar.format.roots import split_number, strip_below
 from sidecar.layouts import CoveredRules, Layout, RootSpec
-from sidecar.program.capture.roots import split_number
 from sidecar.program.capture.walk import SQLITE_TAILS
 
 MOST_KNOWN = 40
@@ -60,7 +60,7 @@ def _find_known_places(root: RootSpec, known: Sequence[RootHint]) -> dict[int, s
     for row in known[:MOST_KNOWN]:
         base, number = split_number(row.name)
         if row.name == root.name or (number and base == root.name):
-            project = row.hint.removesuffix(f"/{root.below}") if root.below else row.hint
+            project = strip_below(row.hint, root.below)
             word = _quote_project(project)
             if not project.startswith("~"):
                 word = f'"$(if [ -d {word} ]; then printf %s {word}; else printf %s "$PWD"; fi)"'

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 from sidecar.format import index
 from sidecar.format.patterns import is_secret
 from sidecar.format.protocol import ExportAnswer, ExportQuestion, FoundRoot, Rules
+from sidecar.format.roots import get_root, get_stem
 from sidecar.program import cache, notes
-from sidecar.program import lineage as history
 from sidecar.program.capture import project_folders
-from sidecar.program.capture.collection import ExportBuilder
-from sidecar.program.capture.roots import (
+from sidecar.program.capture.builder import ExportBuilder
+from sidecar.program.capture.discovery import (
     FoundRoots,
-    Root,
     describe_absent,
     find_known_roots,
     find_roots,
     match_keyed_folders,
     name_projects,
-    split_number,
 )
+from sidecar.program.capture.roots import Root
 from sidecar.program.capture.steady import UnchangedFiles
 from sidecar.program.capture.versions import find_version
 from sidecar.program.capture.walk import FoundPath, Skipped, walk
@@ -215,12 +214,8 @@ class Export:
         for path, row in self.base.entries.items() if self.base is not None else ():
             if path in self.taking.entries:
                 continue
-            root = path.split("/")[0]
-            if (
-                path not in self.kept
-                and root not in self.withheld
-                and (root in asked or split_number(root)[0] in asked)
-            ):
+            root = get_root(path)
+            if path not in self.kept and root not in self.withheld and get_stem(root, asked) in asked:
                 gone.append(path)
             else:
                 self.taking.entries[path] = row
@@ -270,7 +265,7 @@ class Export:
 
     def _list_held_roots(self) -> list[Root]:
         """Return the roots in which something was found."""
-        names = {path.split("/", 1)[0] for path in self.taking.entries}
+        names = {get_root(path) for path in self.taking.entries}
         return [root for root in self.roots if root.name in names]
 
     def _build_answer(self, status: str) -> ExportAnswer:
@@ -282,7 +277,7 @@ class Export:
             question.snapshot,
             base=self.base.snapshot if self.base is not None else "",
             lineage=self.lineage,
-            reader=history.is_reader(self.scratch.memory),
+            reader=notes.is_reader(self.scratch.memory),
             files=sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             bytes=taking.total,
             roots=[FoundRoot(root.name, root.layout["name"], root.hint) for root in self._list_held_roots()],

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from sidecar.format.patterns import compile_patterns
-from sidecar.program.capture.roots import Root, list_own_places
+from sidecar.program.capture.roots import Root, Surroundings, list_own_places
 from sidecar.program.sqlite.backup import query_number
 
 LONGEST = 1 << 20
@@ -20,7 +20,7 @@ def find_version(layout: dict[str, Any], home: str) -> str:
     rule = layout.get("version")
     if not rule:
         return ""
-    moved, usual = list_own_places(rule, home)
+    moved, usual = list_own_places(rule, Surroundings(home))
     found = []
     for place in moved[:1] or usual:
         for pattern in rule["files"]:

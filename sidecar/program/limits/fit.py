@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Dict, NamedTuple
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.protocol import Limits, LimitTable
 from sidecar.format.refusal import Refusal
+from sidecar.format.roots import get_root
 from sidecar.program.capture.walk import FoundPath
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class ExportLimits:
         total = sum(sizes.values()) if taken[1] or self.layouts else 0
         over = bool(taken[1]) and (total > self.whole.bytes or len(sizes) > self.whole.files)
         for name, table in self.layouts.items():
-            own = [size for path, size in sizes.items() if layout_of.get(path.split("/")[0]) == name]
+            own = [size for path, size in sizes.items() if layout_of.get(get_root(path)) == name]
             over = over or sum(own) > table.bytes or len(own) > table.files
         if over:
             self.taken = taken

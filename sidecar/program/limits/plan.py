@@ -75,11 +75,11 @@ def _build_limits(fit: ExportLimits, layouts: Iterable[str]) -> list[Limit]:
             "bytes": "The files of layout %s have {have:,} bytes; {name} allows {most:,}." % name,
             "files": "Layout %s has {have:,} files, folders and links; {name} allows {most:,}." % name,
         }
-        for key in ("file_bytes", "depth") + (("bytes", "files") if name in fit.layouts else ()):
-            limits.append(_build_limit(key, own, table, key in ("file_bytes", "depth"), only, 0, says[key]))
+        for key in OF_EACH_FILE + (("bytes", "files") if name in fit.layouts else ()):
+            limits.append(_build_limit(key, own, table, only, says=says[key]))
     files = "This memory has {have:,} files, folders and links; {name} allows {most:,}."
-    limits.append(_build_limit("bytes", "limits.", whole, False, None, fit.taken[0]))
-    limits.append(_build_limit("files", "limits.", whole, False, None, fit.taken[1], files))
+    limits.append(_build_limit("bytes", "limits.", whole, taken=fit.taken[0]))
+    limits.append(_build_limit("files", "limits.", whole, taken=fit.taken[1], says=files))
     if fit.packed:
         carried, says_packed = fit.carried, "Its pack has %s bytes; {name} allows %s."
         limits.append(
@@ -104,8 +104,11 @@ WEIGHTS = {
 }
 
 
-def _build_limit(key: str, own: str, table: LimitTable, each: bool, layouts: Any, taken: int, says: str = "") -> Limit:
-    code = "limit-" + key.replace("_", "-")
+OF_EACH_FILE = ("file_bytes", "depth")
+
+
+def _build_limit(key: str, own: str, table: LimitTable, layouts: Any = None, taken: int = 0, says: str = "") -> Limit:
+    code, each = "limit-" + key.replace("_", "-"), key in OF_EACH_FILE
     limit = Limit(own + key, code, getattr(table, key), key in table.trim, WEIGHTS[key], each, layouts, taken)
     return limit._replace(says=says) if says else limit
 

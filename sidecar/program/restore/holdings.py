@@ -18,9 +18,10 @@ from sidecar.format import digests, index
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.protocol import LayoutRules, RestoreQuestion, UnsavedMemory
 from sidecar.format.refusal import Refusal
-from sidecar.program import cache, lineage, notes, places
+from sidecar.format.roots import get_root, get_stem, make_hint, split_number
+from sidecar.program import cache, notes, places
 from sidecar.program.capture import project_folders
-from sidecar.program.capture.roots import Root, make_hint
+from sidecar.program.capture.roots import Root
 from sidecar.program.capture.walk import FoundPath, Skipped, read_link_target, walk
 from sidecar.program.restore.swap import CHANGED, is_folder
 from sidecar.program.scratch import Scratch
@@ -93,7 +94,7 @@ def find_holdings(scratch: Scratch, question: RestoreQuestion, roots: List[Root]
     found = []
     for name in names[: MOST_MEMORIES + 1]:
         folder = os.path.join(scratch.base, name)
-        snapshots = lineage.read(folder)[::-1] if is_folder(folder) else []
+        snapshots = notes.read_lineage(folder)[::-1] if is_folder(folder) else []
         noted = notes.read(folder) if snapshots or name == own else None
         if not (snapshots or noted) or (noted is not None and not noted.current):
             continue
@@ -107,14 +108,14 @@ def find_holdings(scratch: Scratch, question: RestoreQuestion, roots: List[Root]
         holding = Holding(name, folder, snapshots, known, sure, base, noted.roots if noted else None)
         if noted is not None:
             holding = holding._replace(memory=noted.memory, sandbox=noted.sandbox)
-        found.append(holding._replace(reader=lineage.is_reader(folder), noted=_read_noted_time(folder)))
+        found.append(holding._replace(reader=notes.is_reader(folder), noted=_read_noted_time(folder)))
     return found
 
 
 def _read_noted_time(folder: str) -> float:
     """Return when the memory was last restored or exported; 0 if that is not known."""
     try:
-        name = lineage.OF_READER if lineage.is_reader(folder) else lineage.NAME
+        name = notes.LINEAGE_OF_READER if notes.is_reader(folder) else notes.LINEAGE
         return places.read_status(os.path.join(folder, name)).st_mtime
     except OSError:
         return 0.0
@@ -227,7 +228,7 @@ class Holdings:
                         memory=one.memory,
                         key=one.key,
                         sandbox=one.sandbox,
-                        lineage=one.lineage[: lineage.LONGEST],
+                        lineage=one.lineage[: notes.LONGEST_LINEAGE],
                         unchanged="" if lost or one.base is None else one.base.snapshot,
                         files=len(lost),
                         paths=lost[:MOST_SHOWN],
@@ -246,12 +247,11 @@ class Holdings:
         specs = {spec["name"]: spec for layout in self._layouts for spec in layout["roots"]}
         projects: Dict[int, str] = {}
         for name, folder in folders.items():
-            stem, _, number = name.rpartition("-")
-            numbered = number.isdigit() and stem in specs
-            spec = specs.get(stem if numbered else name, {})
+            stem = get_stem(name, specs)
+            number, spec = split_number(name)[1] if stem != name else 1, specs.get(stem, {})
             below = "/" + spec["below"] if spec.get("below") else ""
             if spec.get("project") and folder.endswith(below):
-                projects[int(number) if numbered else 1] = make_hint(folder[: len(folder) - len(below)], self._home)
+                projects[number] = make_hint(folder[: len(folder) - len(below)], self._home)
         return [projects[number] for number in sorted(projects)][:MOST_PROJECTS] or None
 
     def displaced(self, roots: List[Root]) -> List[str]:
@@ -314,7 +314,7 @@ def _read_target(found: FoundPath) -> Optional[str]:
 
 
 def _list_roots(base: cache.Base) -> Set[str]:
-    return {path.split("/", 1)[0] for path in base.entries}
+    return {get_root(path) for path in base.entries}
 
 
 def _list_files(base: cache.Base) -> Set[str]:

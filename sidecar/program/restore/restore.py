@@ -25,15 +25,15 @@ from sidecar.format.protocol import (
     WithheldRoot,
 )
 from sidecar.format.refusal import Refusal
+from sidecar.format.roots import get_root
 from sidecar.program import cache, links, notes, places
 from sidecar.program.capture import project_folders
-from sidecar.program.capture.coverage import Coverage
-from sidecar.program.capture.roots import place_roots
 from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
 from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
 from sidecar.program.privacy import settings_files
 from sidecar.program.restore import aside
-from sidecar.program.restore.folder_names import name_root_folders
+from sidecar.program.restore.coverage import Coverage
+from sidecar.program.restore.destinations import name_root_folders, place_roots
 from sidecar.program.restore.holdings import Holdings, OldFile, format_some
 from sidecar.program.restore.staging import Section, Staged, Unpacker
 from sidecar.program.restore.swap import PendingNotes, Swap, is_folder
@@ -234,12 +234,12 @@ class Restore:
         return [FoundRoot(root.name, root.layout["name"], root.folder) for root in self.roots]
 
     def _describe_withheld(self) -> list[WithheldRoot]:
-        files = [path.split("/")[0] for path, entry in self.left_alone.items() if entry.type == index.FILE]
+        files = [get_root(path) for path, entry in self.left_alone.items() if entry.type == index.FILE]
         return [WithheldRoot(root.name, root.hint, files.count(root.name)) for root in self.withheld]
 
     def _is_here(self, path: str) -> bool:
         """Return whether a path's root is restored, not withheld."""
-        return path.split("/")[0] not in {root.name for root in self.withheld}
+        return get_root(path) not in {root.name for root in self.withheld}
 
     def _check_versions(self) -> None:
         """Raise Refusal if the program here is older than the one that wrote this memory: it could damage it."""
@@ -331,7 +331,7 @@ class Restore:
     def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
         """Set the modes, times and owner of staged files, and merge in the settings keys that belong to this sandbox."""
         for path, file in staged.items():
-            entry, root = entries[path], self.by_name[path.split("/")[0]]
+            entry, root = entries[path], self.by_name[get_root(path)]
             drop = root.rules.filters.get(path.split("/", 1)[1])
             theirs = self._read_present(path) if drop is not None else None
             if drop is not None and theirs is not None:
@@ -431,7 +431,7 @@ class Restore:
 
     def _stage_link(self, entry: index.Entry, number: int) -> str:
         """Create a link in the staging folder and return its path."""
-        place = os.path.join(self.stages[entry.path.split("/")[0]], "new", "link-%d" % number)
+        place = os.path.join(self.stages[get_root(entry.path)], "new", "link-%d" % number)
         places.make_link(entry.target, place)
         self.scratch.give_to_user(place)
         return place

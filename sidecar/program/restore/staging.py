@@ -17,6 +17,7 @@ from sidecar.format.compression import decompress
 from sidecar.format.index import FILE, Entry, Index
 from sidecar.format.packs import BLOCKS_PREFIX, CHUNK, describe_member
 from sidecar.format.refusal import Refusal
+from sidecar.format.roots import get_root
 from sidecar.format.tarballs import HEADER_ALLOWANCE, BadTarball, MemberContents, Tarball
 from sidecar.program import places
 
@@ -55,7 +56,7 @@ class Unpacker:
         self._entries = entries
         self._partial = partial
         names = (path for path, entry in entries.items() if entry.type == FILE)
-        self._places = {path: os.path.join(stages[path.split("/")[0]], str(n)) for n, path in enumerate(names)}
+        self._places = {path: os.path.join(stages[get_root(path)], str(n)) for n, path in enumerate(names)}
         for stage in stages.values():
             os.makedirs(stage, exist_ok=True)
 

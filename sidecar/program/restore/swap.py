@@ -18,7 +18,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from sidecar.format.refusal import Refusal
-from sidecar.program import lineage, notes, places
+from sidecar.program import notes, places
 from sidecar.program.capture.walk import STAGE
 from sidecar.program.places import Containment
 
@@ -122,7 +122,7 @@ class Swap:
                 pending = next(moves, None)
             self._check_unchanged()
         except (OSError, Refusal) as problem:
-            undo(self._journal, self._contained)
+            settle(self._journal, self._contained)
             if isinstance(problem, Refusal) and problem.code == CHANGED:
                 raise
             raise Refusal("swap-failed", "The memory could not be put in place: %s." % problem) from None
@@ -148,7 +148,7 @@ class Swap:
 
     def end(self) -> None:
         """Clean up, whatever happened: undo an unfinished swap, or record a finished one."""
-        undo(self._journal, self._contained)
+        settle(self._journal, self._contained)
 
     def _give_to_user(self, place: str) -> None:
         """Give a path to the owner of the home, if this runs as root in another user's home."""
@@ -171,10 +171,11 @@ class Swap:
         places.write_file(self._journal, json.dumps(plan).encode("ascii"), durable=True)
 
 
-def undo(journal: str, contained: Containment) -> bool:
-    """Undo an unfinished swap and remove its staging folders. Return True if it was cut short.
+def settle(journal: str, contained: Containment) -> bool:
+    """Bring a swap to an end, by its journal: undo one that is not complete, record one that is, and remove its staging
+    folders. Return True if it was not complete.
 
-    A swap that was cut short after everything was in place is recorded instead. Raise Refusal if the journal names
+    Raise Refusal if the journal names
     paths where nothing may be moved; then nothing is.
     """
     try:
@@ -223,8 +224,8 @@ def _step_aside(place: str, memory: str) -> None:
 def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
     """Record what is in place now, unless the run that put it there did."""
     snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
-    if snapshot and (lineage.read(memory) != [snapshot] or lineage.is_reader(memory) != reader):
-        lineage.write(memory, [snapshot], reader)
+    if snapshot and (notes.read_lineage(memory) != [snapshot] or notes.is_reader(memory) != reader):
+        notes.write_lineage(memory, [snapshot], reader)
     noted = notes.parse_value(plan.get("notes"))
     if noted is not None and notes.read(memory) != noted:
         notes.write(memory, noted)
@@ -239,7 +240,7 @@ def mark_displaced(folder: str) -> None:
     noted = notes.read(folder)
     if noted is not None and noted.current:
         notes.write(folder, noted._replace(current=False))
-    lineage.forget(folder)
+    notes.forget_lineage(folder)
 
 
 def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str) -> None:
@@ -271,7 +272,7 @@ def _check_journal(plan: Dict[str, Any], contained: Containment, set_aside: str)
 def _check_noted(plan: Dict[str, Any]) -> None:
     """Raise ValueError unless the notes in a journal are valid."""
     snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
-    if snapshot and not lineage.SNAPSHOT.match(snapshot):
+    if snapshot and not notes.SNAPSHOT.match(snapshot):
         raise ValueError("no snapshot")
     if not isinstance(plan.get("reader", False), bool) or any(
         "/" in name or name in ("", ".", "..") for name in displaced

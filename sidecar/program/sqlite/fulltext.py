@@ -20,7 +20,7 @@ TABLES = {"fts3": ("_segments", "_segdir"), "fts4": ("_segments", "_segdir"), "f
 WORDS = (b"0private", b"0privat", b"0pri")
 """The word as FTS5 stores it: whole, without its ending, and its first three letters; the 0 means that it is not a
 prefix index."""
-# Ids in the %_data table (fts5_index.c): 16 bits for the segment, shifted left by 37, so they end below 2^53; the lowest
+# Ids in the %_data table (section 9.2.1): 16 bits for the segment, shifted left by 37, so they end below 2^53; the lowest
 # 31 bits are the page number.
 SEGMENT, LAST = 1 << 37, 1 << 53
 LEAVES = 1 << 31

@@ -129,7 +129,7 @@ class Pages:
         usable = self.usable
         # How much of a payload stays on the page, with U the usable size: at most X = U-35 for table leaves and
         # ((U-12)*64/255)-23 for indexes. If it is larger, K = M+((P-M)%(U-4)) bytes with M = ((U-12)*32/255)-23, or M
-        # if K is over X (sections 1.6 and 1.7).
+        # if K is over X (section 1.6).
         most = usable - 35 if kind == TABLE_LEAF else (usable - 12) * 64 // 255 - 23
         least = (usable - 12) * 32 // 255 - 23
         skip = 4 if kind == INDEX_INTERIOR else 0

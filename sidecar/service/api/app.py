@@ -7,37 +7,36 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
+from sidecar.models.answers import Problem
 from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
-from sidecar.service.api.examples import add_examples
+from sidecar.service.api.audit import AuditGate, announce_change, begin_record
+from sidecar.service.api.openapi import build_openapi, name_operation
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
-    Problem,
     build_answer,
-    document_problems,
     on_bad_request,
     on_caller_gone,
     on_http_error,
     on_sidecar_error,
 )
+from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
 from sidecar.service.door.tokens import Tokens
 from sidecar.service.warmup import warm_up
 
-OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz"})
-"""Paths that need no token: probes have none, and the page asks for one."""
+OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz", "/openapi.json"})
+"""Paths that need no token: probes have none, the page asks for one, and the OpenAPI document tells nothing of a memory."""
 ARCHIVES = "/archives"
 
 
@@ -51,40 +50,50 @@ class PlainJSON(JSONResponse):
 
 def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> Any:
     """Build the ASGI application of a service."""
+    api = make_api()
+    api.state.sidecar = sidecar
+    api.state.keeper = keeper
+    api.state.uploads = Uploads(sidecar.settings.uploads)
+    gate = TokenGate(AuditGate(api), tokens, sidecar.settings.body_bytes)
+    return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await warm_up(app)
-        yield
-        await sidecar.close()
 
-    app = FastAPI(
+def make_api() -> FastAPI:
+    """Build the routes. They find the service in the application's ``state``."""
+    api = FastAPI(
         default_response_class=PlainJSON,
         title="memory-sidecar",
         version=__version__,
         summary="Makes an agent's memory outlive its sandbox.",
-        lifespan=lifespan,
+        lifespan=_warm_up_and_close,
         docs_url=None,
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
+        dependencies=[Depends(begin_record), Depends(announce_change)],
+        generate_unique_id_function=name_operation,
     )
-    app.state.sidecar = sidecar
-    app.state.keeper = keeper
-    app.include_router(verbs.router)
-    app.include_router(attachments.router)
-    app.include_router(attachments.all_of_them)
-    app.include_router(memories.router)
-    app.include_router(retention.router)
-    app.include_router(search.router)
-    app.include_router(system.router)
-    app.include_router(page.router)
-    app.add_exception_handler(SidecarError, on_sidecar_error)
-    app.add_exception_handler(RequestValidationError, on_bad_request)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(ClientDisconnect, on_caller_gone)
-    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
-    return SafeHeaders(WholeSegments(RequestGuard(TokenGate(app, tokens, sidecar.settings.body_bytes), hosts)))
+    api.include_router(verbs.router)
+    api.include_router(attachments.router)
+    api.include_router(attachments.all_of_them)
+    api.include_router(memories.router)
+    api.include_router(retention.router)
+    api.include_router(search.router)
+    api.include_router(system.router)
+    api.include_router(page.router)
+    api.add_exception_handler(SidecarError, on_sidecar_error)
+    api.add_exception_handler(RequestValidationError, on_bad_request)
+    api.add_exception_handler(HTTPException, on_http_error)
+    api.add_exception_handler(ClientDisconnect, on_caller_gone)
+    api.openapi = lambda: build_openapi(api)  # type: ignore[method-assign]
+    return api
+
+
+@asynccontextmanager
+async def _warm_up_and_close(api: FastAPI) -> AsyncIterator[None]:
+    await warm_up(api)
+    yield
+    await api.state.sidecar.close()
 
 
 class TokenGate:
@@ -136,21 +145,3 @@ class TokenGate:
             return message
 
         return counted
-
-
-def _build_openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with examples, problems and the token scheme added. It is built once."""
-    if app.openapi_schema:
-        return app.openapi_schema
-    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Problem"] = TypeAdapter(Problem).json_schema()
-    add_examples(schemas)
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            if "application/json" in operation.get("requestBody", {}).get("content", {}):
-                operation["responses"].update({"415": document_problems(415)[415]})
-    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{"token": []}]
-    app.openapi_schema = document
-    return document

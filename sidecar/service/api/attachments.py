@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
 
-from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.engine import RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
+from sidecar.models.answers import Attached, Overview
+from sidecar.models.requests import AttachBody
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.api.idempotency import KeyedCall
-from sidecar.service.api.models import Body, Name, Text
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
-from sidecar.service.api.verbs import IdempotencyKey, get_sidecar
-from sidecar.service.attachments.attachment import Attachment, CareOptions
-from sidecar.service.attachments.checkpoints import DETACHED
+from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
+from sidecar.service.attachments.attachment import Attachment
+from sidecar.service.attachments.checkpoints import DETACHED, build_export_request
 from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.idempotency import KeyedCall
+from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1/memories/{memory}/attachment", tags=["attachments"])
 all_of_them = APIRouter(prefix="/v1", tags=["attachments"])
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 Which = Annotated[str, Query(alias="sandbox", max_length=1000, description="Which one, where there are several.")]
-
-
-class AttachmentBody(Body):
-    """Which sandbox to look after, and how."""
-
-    sandbox: Name = Field(examples=["e2b:i3x9k2"])
-    layouts: list[Name] = Field(default=[], max_length=100)
-    projects: list[Name] | None = Field(default=None, max_length=100)
-    checkpoint_every: float | None = Field(default=None, ge=1, le=86400, description="Seconds between exports.")
-    conversation: Text = Field(default="", description="Kept with its snapshots.")
-    restore: bool = Field(default=False, description="Restore the memory into it first.")
-    wake: bool = Field(default=False, description="Start it if it is paused or stopped.")
-    user: Text = Field(default="", description="Work in it as this user, also at checkpoints.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachmentAnswer:
-    attachment: Attachment
-    restored: RestoreReceipt | None = None
-    exported: ExportReceipt | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachmentsAnswer:
-    attachments: list[Attachment]
-    store: str
-    service: str
-    """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
 
 
 def get_keeper(request: Request) -> Keeper:
@@ -63,96 +36,77 @@ def get_keeper(request: Request) -> Keeper:
 
 
 @router.put("", responses=TROUBLE)
-async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
+async def attach_sandbox(request: Request, memory: MemoryId, body: AttachBody) -> Attached:
     """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
     it, and when the service stops."""
     sidecar, restored = get_sidecar(request), None
     await sidecar.engine.repository.check_new_memory(memory)
-    async with sidecar.sandboxes.use(body.sandbox, wake=body.wake, user=body.user) as sandbox:
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    async with sidecar.sandboxes.use(target) as sandbox:
         await sandbox.connect()
         ref = sandbox.ref
     if body.restore:
         projects = None if body.projects is None else tuple(body.projects)
-        operation = await sidecar.restore(
-            RestoreRequest(memory=memory, projects=projects),
-            body.sandbox,
-            wake=body.wake,
-            user=body.user,
-            conversation=body.conversation,
-        )
-        receipt = await operation.result()
+        wanted = RestoreRequest(memory=memory, projects=projects, conversation=body.conversation)
+        receipt = await (await sidecar.start_restore(wanted, target)).result()
         assert isinstance(receipt, RestoreReceipt)
         restored = receipt
         if receipt.outcome is RestoreOutcome.INCOMPLETE:
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
-    care = CareOptions(
-        layouts=body.layouts,
-        projects=body.projects,
-        checkpoint_every=body.checkpoint_every,
-        conversation=body.conversation,
-        user=body.user,
-        lasting=True,
-    )
-    attachment = await get_keeper(request).look_after((memory, ref), care, restored)
-    return AttachmentAnswer(attachment=attachment, restored=restored)
+    attachment = await get_keeper(request).look_after((memory, ref), build_care(body, lasting=True), restored)
+    return Attached(attachment=attachment, restored=restored)
 
 
 @router.get("", responses=document_problems(400, 404, 409, 422, 503))
-async def look(request: Request, memory: MemoryId, which: Which = "") -> AttachmentAnswer:
+async def get_attachment(request: Request, memory: MemoryId, which: Which = "") -> Attached:
     """How the memory's sandbox stands; of several, the one that is named."""
-    return AttachmentAnswer(attachment=await get_keeper(request).find(check_memory_id(memory), which))
+    return Attached(attachment=await get_keeper(request).find(check_memory_id(memory), which))
 
 
 @all_of_them.get("/attachments", responses=document_problems(409, 503))
-async def look_at_all(request: Request) -> AttachmentsAnswer:
+async def list_attachments(request: Request) -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
     keeper = get_keeper(request)
-    return AttachmentsAnswer(
-        attachments=await keeper.find_all(),
+    return Overview(
+        attachments=[*await keeper.find_all()],
         store=get_sidecar(request).engine.repository.store.url,
         service=keeper.lease.instance,
     )
 
 
 @router.delete("", responses=TROUBLE)
-async def detach(
+async def detach_sandbox(
     request: Request,
     memory: MemoryId,
     which: Which = "",
     export: Annotated[bool, Query(description="Export it a last time first.")] = False,
     key: IdempotencyKey = "",
-) -> AttachmentAnswer:
+) -> Attached:
     """Stop looking after it."""
-    keeper, repeated = get_keeper(request), get_sidecar(request).repeated
+    keeper, remembered = get_keeper(request), get_sidecar(request).remembered_calls
     check_memory_id(memory)
     body = {"export": export, **({"sandbox": which} if which else {})}
     asked = KeyedCall(key, memory, "detach", body) if key else None
-    call = await repeated.find(asked) if asked else None
+    call = await remembered.find(asked) if asked else None
     if call is not None and call.receipt is not None:
-        before = msgspec.convert(call.receipt, AttachmentAnswer)
+        before = msgspec.convert(call.receipt, Attached)
         await keeper.detach(before.attachment)
         return before
     attachment = await keeper.find(memory, which)
     if asked is not None and call is None:
-        call, _ = await repeated.begin(asked)
+        call, _ = await remembered.begin(asked)
     exported = await _export_last(request, attachment) if export else None
-    answer = AttachmentAnswer(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
+    answer = Attached(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
     if call is not None:
-        await repeated.end(call, asdict(answer))
+        await remembered.end(call, asdict(answer))
     await keeper.detach(answer.attachment)
     return answer
 
 
 async def _export_last(request: Request, attachment: Attachment) -> ExportReceipt:
     """Export a sandbox before it is detached."""
-    wanted = ExportRequest(
-        memory=attachment.memory,
-        layouts=tuple(attachment.layouts),
-        projects=None if attachment.projects is None else tuple(attachment.projects),
-        conversation=attachment.conversation,
-        label=DETACHED,
-    )
-    receipt = await (await get_sidecar(request).export(wanted, attachment.sandbox, user=attachment.user)).result()
+    wanted, target = build_export_request(attachment, DETACHED), SandboxTarget(attachment.sandbox, user=attachment.user)
+    receipt = await (await get_sidecar(request).start_export(wanted, target)).result()
     assert isinstance(receipt, ExportReceipt)
     return receipt

@@ -13,73 +13,62 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from sidecar.engine import ExportRequest
+from sidecar.engine import ExportRequest, queries
 from sidecar.engine.archives.tarballs import download
-from sidecar.engine.heads import Acceptance, accept, fork, rollback
 from sidecar.engine.limits import build_bounds
-from sidecar.engine.queries import (
-    MemoryRow,
-    build_not_found_error,
-    compare_snapshots,
-    describe_memory,
-    list_memories,
-    list_snapshots,
-    read_contents,
-)
-from sidecar.host.spool import CHUNK, open_spool
+from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
-from sidecar.receipts import ExportReceipt
-from sidecar.service.api.models import (
-    AcceptanceBody,
-    DeleteAnswer,
-    DiffAnswer,
-    ForkAnswer,
-    ForkBody,
-    HeadAnswer,
-    HeadBody,
-    MemoriesAnswer,
-    SnapshotAnswer,
-    SnapshotsAnswer,
+from sidecar.models.answers import (
+    Acceptance,
+    Deleted,
+    Difference,
+    Forked,
+    Head,
+    Memories,
+    Memory,
+    SnapshotContents,
+    Snapshots,
 )
+from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
+from sidecar.receipts import ExportReceipt
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
-from sidecar.service.api.uploads import MEDIA_TYPES, check_media_type
+from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
-from sidecar.service.events import publish_accepted
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
 CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
-NEWEST = AcceptanceBody()
+NEWEST = AcceptBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
 @router.get("/memories", responses=document_problems(503))
-async def get_memories(request: Request) -> MemoriesAnswer:
+async def list_memories(request: Request) -> Memories:
     """Every memory of the store."""
-    repository = get_sidecar(request).engine.repository
-    return MemoriesAnswer(store=repository.store.url, memories=await list_memories(repository))
+    return await queries.list_memories(get_sidecar(request).engine.repository)
 
 
 @router.get("/memories/{memory}", responses=READING)
-async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
+async def get_memory(request: Request, memory: MemoryId) -> Memory:
     """One memory: its head and how many snapshots it has."""
-    return await describe_memory(get_sidecar(request).engine.repository, memory)
+    return await queries.describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
-async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
+async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
     """A memory's snapshots, newest first."""
-    state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
-    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
+    return await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
-async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
+async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
-    found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
-    return SnapshotAnswer(**asdict(found.row), memory=memory, entries=found.entries)
+    found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=found.row.snapshot)
+    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -90,7 +79,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         **READING,
     },
 )
-async def get_archive(
+async def download_snapshot(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
     """A snapshot as an ordinary tarball."""
@@ -101,6 +90,8 @@ async def get_archive(
     except BaseException:
         file.close()
         raise
+
+    note_subject(snapshot=manifest.snapshot)
 
     async def chunks() -> AsyncIterator[bytes]:
         with file:
@@ -117,22 +108,16 @@ async def get_archive(
 
 
 @router.get("/memories/{memory}/diff", responses=READING)
-async def get_diff(
+async def compare_snapshots(
     request: Request,
     memory: MemoryId,
     from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
     to: Wanted = "latest",
-) -> DiffAnswer:
+) -> Difference:
     """What changed between two snapshots."""
-    found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
-    return DiffAnswer(
-        **{"from": found.old},
-        memory=memory,
-        to=found.new,
-        added=found.added,
-        removed=found.removed,
-        changed=found.changed,
-    )
+    found = await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
+    note_subject(snapshot=found.to)
+    return found
 
 
 @router.post(
@@ -146,7 +131,7 @@ async def get_diff(
         }
     },
 )
-async def post_archive(
+async def adopt_archive(
     request: Request,
     memory: MemoryId,
     label: Annotated[str, Query(max_length=1000)] = "",
@@ -162,57 +147,33 @@ async def post_archive(
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
-        taken = await sidecar.uploads.take(request, scratch, within, engine.timing.unpack)
+        uploads: Uploads = request.app.state.uploads
+        taken = await uploads.take(request, scratch, within, engine.timing.unpack)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
-        operation = sidecar.adopt(archive, wanted)
+        operation = sidecar.start_import(archive, wanted)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
     return await operation.result() if wait else build_accepted_answer(operation)
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
-async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
+async def fork_memory(request: Request, memory: MemoryId, body: ForkBody) -> Forked:
     """Begin a new memory with a copy of a snapshot."""
-    manifest = await fork(get_sidecar(request).engine.repository, check_memory_id(memory), body.memory, body.snapshot)
-    get_sidecar(request).changed(body.memory)
-    return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
+    return await get_sidecar(request).fork(memory, body.memory, body.snapshot)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
-async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
+async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody) -> Head:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await rollback(get_sidecar(request).engine.repository, check_memory_id(memory), body.snapshot)
-    get_sidecar(request).changed(memory)
-    return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+    return await get_sidecar(request).rollback(memory, body.snapshot)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
-async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
+async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    sidecar = get_sidecar(request)
-    done = await accept(sidecar.engine.repository, check_memory_id(memory), body.snapshot)
-    publish_accepted(
-        sidecar.events,
-        memory=memory,
-        by="person",
-        snapshot=done.head,
-        reasons=[done.reason.code],
-        replaced=done.previous,
-        pinned=done.pinned,
-    )
-    sidecar.changed(memory)
-    return done
+    return await get_sidecar(request).accept(memory, body.snapshot)
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
-async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
+async def delete_memory(request: Request, memory: MemoryId) -> Deleted:
     """Remove every byte of a memory."""
-    sidecar = get_sidecar(request)
-    repository = sidecar.engine.repository
-    if not await repository.exists(check_memory_id(memory)):
-        raise build_not_found_error(repository, memory)
-    if sidecar.keeper is not None:
-        await sidecar.keeper.forget_memory(memory)
-    removed = await repository.delete_memory(memory)
-    sidecar.metrics.forget(memory)
-    sidecar.changed(memory)
-    return DeleteAnswer(memory=memory, removed=removed)
+    return Deleted(memory=memory, removed=await get_sidecar(request).delete(memory))

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from sidecar.engine.limits import Bounds
 from sidecar.errors import SidecarError, UsageError
-from sidecar.host.spool import Spool, SpooledFile
+from sidecar.host.files import Spool, SpooledFile
 from sidecar.service.operations import TooBusy
 
 MEDIA_TYPES = (

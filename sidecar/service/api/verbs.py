@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
+from sidecar.models.requests import AttachBody, ExportBody, RestoreBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.service.api.models import ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.api.paths import MemoryId
-from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
+from sidecar.service.api.problems import build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import Operation
+from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
 
@@ -27,8 +30,17 @@ IdempotencyKey = Annotated[
     ),
 ]
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
-ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
+ACCEPTED: dict[int | str, dict[str, Any]] = {
+    # Without the type of its body, which a GET of the operation has: with it, generators would make the answer of
+    # every export a union of a receipt and an operation, also for callers that wait.
+    202: {
+        "description": "Accepted, with `wait` false. The body is the operation; `Location` is where to ask for it again.",
+        "headers": {"Location": {"description": "The operation's address.", "schema": {"type": "string"}}},
+    }
+}
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
+SAME_FIELDS = {entry.name for entry in fields(ExportOperation)} - {"problem"}
+"""What an operation has under the same name as the answer about it."""
 
 
 def get_sidecar(request: Request) -> Sidecar:
@@ -37,7 +49,23 @@ def get_sidecar(request: Request) -> Sidecar:
     return sidecar
 
 
-@router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
+def build_care(body: RestoreBody | AttachBody, *, lasting: bool = False) -> CareOptions:
+    """Take from a body how its sandbox is to be looked after."""
+    return CareOptions(
+        layouts=body.layouts,
+        projects=body.projects,
+        checkpoint_every=body.checkpoint_every,
+        conversation=body.conversation,
+        user=body.user,
+        lasting=lasting,
+    )
+
+
+@router.post(
+    "/memories/{memory}/exports",
+    response_model=ExportReceipt,
+    responses={**ACCEPTED, **TROUBLE},
+)
 async def export_memory(
     request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
@@ -51,11 +79,16 @@ async def export_memory(
         force=body.force,
         allow=tuple(body.allow),
     )
-    operation = await get_sidecar(request).export(wanted, body.sandbox, wake=body.wake, user=body.user, key=key)
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    operation = await get_sidecar(request).start_export(wanted, target, key=key)
     return await operation.result() if wait else build_accepted_answer(operation)
 
 
-@router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
+@router.post(
+    "/memories/{memory}/restores",
+    response_model=RestoreReceipt,
+    responses={**ACCEPTED, **TROUBLE},
+)
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
@@ -63,13 +96,6 @@ async def restore_memory(
 
     It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
     ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
-    care = CareOptions(
-        layouts=body.layouts,
-        projects=body.projects,
-        checkpoint_every=body.checkpoint_every,
-        conversation=body.conversation,
-        user=body.user,
-    )
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -82,20 +108,14 @@ async def restore_memory(
         discard=body.discard,
         read_only=body.read_only,
     )
-    operation = await get_sidecar(request).restore(
-        wanted,
-        body.sandbox,
-        wake=body.wake,
-        user=body.user,
-        key=key,
-        conversation=body.conversation,
-        care=care if body.attach else None,
-    )
+    target = SandboxTarget(body.sandbox, body.wake, body.user)
+    care = build_care(body) if body.attach else None
+    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care)
     return await operation.result() if wait else build_accepted_answer(operation)
 
 
 @router.get("/operations/{id}", responses=document_problems(404, 422))
-async def look_at_operation(request: Request, id: str) -> OperationAnswer:
+async def get_operation(request: Request, id: str) -> ExportOperation | RestoreOperation:
     """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
     operation = get_sidecar(request).operations.find(id)
     if operation is None:
@@ -109,24 +129,11 @@ async def look_at_operation(request: Request, id: str) -> OperationAnswer:
 
 def build_accepted_answer(operation: Operation) -> Response:
     """Build the answer (202) for a caller that does not wait."""
-    from fastapi.encoders import jsonable_encoder
-
     where = f"/v1/operations/{operation.id}"
-    return JSONResponse(jsonable_encoder(_build_operation_answer(operation)), 202, headers={"Location": where})
+    return JSONResponse(asdict(_build_operation_answer(operation)), 202, headers={"Location": where})
 
 
-def _build_operation_answer(operation: Operation) -> OperationAnswer:
-    return OperationAnswer(
-        id=operation.id,
-        kind=operation.kind,
-        memory=operation.memory,
-        sandbox=operation.sandbox,
-        state=operation.state,
-        doing=operation.doing,
-        done_bytes=operation.done_bytes,
-        total_bytes=operation.total_bytes,
-        created=operation.created,
-        finished=operation.finished,
-        receipt=operation.receipt,
-        problem=build_problem(operation.problem) if operation.problem else None,
-    )
+def _build_operation_answer(operation: Operation) -> ExportOperation | RestoreOperation:
+    said: dict[str, Any] = {name: getattr(operation, name) for name in SAME_FIELDS}
+    said["problem"] = build_problem(operation.problem) if operation.problem else None
+    return ExportOperation(**said) if operation.kind == "export" else RestoreOperation(**said)

@@ -14,6 +14,7 @@ from sidecar.service.attachments.attachment import Attachment, Attachments
 from sidecar.service.attachments.leases import Lease, LeaseLost
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import NotWanted, Operation
+from sidecar.service.sandboxes import SandboxTarget
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
 
@@ -67,6 +68,7 @@ class AttachmentSaver:
                 attachment.sandbox,
                 attachment.conversation,
                 told=attachment.problem_code,
+                why=why,
             ),
             work,
             ours=True,
@@ -79,21 +81,15 @@ class AttachmentSaver:
         """Export the sandbox, with the ownership checked before and just before the head moves."""
         engine = self.sidecar.engine
         timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
-        request = ExportRequest(
-            memory=attachment.memory,
-            layouts=tuple(attachment.layouts),
-            projects=None if attachment.projects is None else tuple(attachment.projects),
-            conversation=attachment.conversation,
-            label=why,
-        )
+        request = build_export_request(attachment, why)
 
         async def fence() -> None:
             await self._check_ours(attachment)
 
         # Checked before the export, and again by the engine just before the head moves.
         await fence()
-        async with self.sidecar.sandboxes.use(attachment.sandbox, user=attachment.user) as sandbox:
-            ours = replace(engine, progress=operation, timing=timing, fence=fence)
+        async with self.sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
+            ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
             return await self.sidecar.export_from(sandbox, request, ours)
 
     async def _check_ours(self, attachment: Attachment) -> None:
@@ -108,6 +104,17 @@ class AttachmentSaver:
             raise TakenOver(f"Another service looks after {attachment.sandbox} now.")
         if not self.lease.held:
             raise LeaseLost("This service could not say that it lives for too long to go on.")
+
+
+def build_export_request(attachment: Attachment, label: str) -> ExportRequest:
+    """Return the request to export an attached sandbox as it was attached."""
+    return ExportRequest(
+        memory=attachment.memory,
+        layouts=tuple(attachment.layouts),
+        projects=None if attachment.projects is None else tuple(attachment.projects),
+        conversation=attachment.conversation,
+        label=label,
+    )
 
 
 async def was_exported_last(repository: Repository, attachment: Attachment) -> bool:

@@ -16,9 +16,11 @@ from functools import partial
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
 from sidecar.engine.restores.choice import LATEST
 from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
+from sidecar.models import answers
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import (
     ENDED,
@@ -211,7 +213,7 @@ class Keeper:
         """Handle that a caller found a sandbox gone."""
         await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
-    async def detach(self, attachment: Attachment) -> None:
+    async def detach(self, attachment: answers.Attachment) -> None:
         """Remove an attachment, unless the sandbox was attached again in the meantime."""
         held = await self._attachments.find(*attachment.place)
         if held is None or held.attachment.attached != attachment.attached:
@@ -262,6 +264,8 @@ class Keeper:
         attachment = ours.attachment
         self._ledger.keep(ours)
         self._schedule.export_soon(ours.place)
+        own = build_own_call("take-over", memory=attachment.memory, sandbox=attachment.sandbox)
+        self._sidecar.trail.add(own, f"generation {attachment.generation}")
         self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=former)
         self._sidecar.events.publish(
             "attachment.taken-over",

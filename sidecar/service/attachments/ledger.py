@@ -128,7 +128,7 @@ class Ledger:
                 try:
                     entry.hold(await self._stored.write(after, entry.held))
                 except SwapLost:
-                    if not await self._is_still_ours(place, entry):
+                    if not await self._read_again(place, entry):
                         self.drop(place)
                         return False
                     continue
@@ -142,8 +142,8 @@ class Ledger:
                 return True
         raise _build_busy_error(place)
 
-    async def _is_still_ours(self, place: AttachmentKey, entry: OwnedAttachment) -> bool:
-        """After a lost swap, read the attachment again and return whether this service still owns it."""
+    async def _read_again(self, place: AttachmentKey, entry: OwnedAttachment) -> bool:
+        """After a lost swap, take what the store has now. Return ``False`` if another service owns it, or none."""
         there = await self._stored.find(*place)
         if there is None and await self._stored.is_taken(entry.held):
             there = await self._stored.move(entry.held)
@@ -201,8 +201,12 @@ class Ledger:
         orphans = []
         for place, held in found.items():
             known = self._entries.get(place)
-            if (known is None or known.written < began) and await self._is_orphan(held, living):
+            if known is not None and known.written >= began:
+                continue
+            if self._has_no_owner(held, living):
                 orphans.append(held)
+            else:
+                await self._follow_store(held)
         return orphans
 
     async def _clear_doubles(self, living: set[str]) -> None:
@@ -225,23 +229,26 @@ class Ledger:
         with contextlib.suppress(SwapLost):
             entry.hold(await self._stored.move(entry.held))
 
-    async def _is_orphan(self, held: StoredAttachment, living: set[str]) -> bool:
-        """Whether the owner of an attachment in the store has no valid lease. In all other cases, update this ledger
-        from it."""
-        place, attachment, owner = held.place, held.attachment, held.attachment.owner
-        if await self._put_back(held):
-            return False
-        if attachment.forgettable:
+    def _has_no_owner(self, held: StoredAttachment, living: set[str]) -> bool:
+        """Whether an attachment in the store is to be looked after and its owner, not this service, has no valid
+        lease."""
+        owned = held.place in self._entries or held.attachment.owner in {self._instance, *living}
+        return not owned and held.attachment.looked_after
+
+    async def _follow_store(self, held: StoredAttachment) -> None:
+        """Bring this ledger in step with an attachment in the store that has an owner, or has ended."""
+        place, owner = held.place, held.attachment.owner
+        entry = self._entries.get(place)
+        if entry is not None and _is_earlier(held.attachment, entry.attachment):
+            await self._replace_earlier(held, entry)
+        elif held.attachment.forgettable:
             if await self._stored.remove_if_same(held):
                 self.drop(place)
         elif owner == self._instance:
             await self._take_up(held)
-        elif place in self._entries:
+        elif entry is not None:
             self._log.warning("another service has taken over", memory=place[0], sandbox=place[1], owner=owner)
             self.drop(place)
-        else:
-            return owner not in living and attachment.looked_after
-        return False
 
     async def _take_up(self, held: StoredAttachment) -> None:
         """Update the ledger from an attachment of this service that another service may have changed, for example
@@ -258,16 +265,12 @@ class Ledger:
             if _needs_new_plan(before, held.attachment):
                 self.on_change(held.place)
 
-    async def _put_back(self, held: StoredAttachment) -> bool:
-        """Whether the store has an earlier state of an attachment of this service, for example restored from a copy:
-        then the present state is written again."""
-        entry = self._entries.get(held.place)
-        if entry is None or not _is_earlier(held.attachment, entry.attachment):
-            return False
+    async def _replace_earlier(self, held: StoredAttachment, entry: OwnedAttachment) -> None:
+        """Write an attachment of this service again: the store has an earlier state of it, for example restored from a
+        copy."""
         self._log.error("an earlier attachment was put back; it is replaced", memory=held.attachment.memory)
         with contextlib.suppress(SwapLost):
             entry.hold(await self._stored.write(entry.attachment, held))
-        return True
 
 
 def _needs_new_plan(before: Attachment, after: Attachment) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
@@ -45,4 +46,6 @@ class DrillJob:
                 self._log.info("a drill went well", memory=memory, **about)
             else:
                 self._log.error("a snapshot does not come back", memory=memory, **about)
+            outcome = "passed" if done.ok else "failed"
+            self._sidecar.trail.add(build_own_call("drill", memory=memory, snapshot=snapshot), outcome)
             self._sidecar.events.publish("drill.passed" if done.ok else "drill.failed", memory=memory, **about)

@@ -17,8 +17,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from sidecar.errors import SidecarError
-from sidecar.search.index import IndexResult, MemoryIndex
-from sidecar.service.events import Event, Events
+from sidecar.models.answers import Event
+from sidecar.search.upkeep import IndexResult, SearchIndex
+from sidecar.service.event_types import HEAD_CHANGES
+from sidecar.service.events import Events
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -27,7 +29,7 @@ LONGEST_PAUSE = 60.0
 class IndexUpdater:
     """One task that updates the index, memory by memory."""
 
-    def __init__(self, index: MemoryIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
+    def __init__(self, index: SearchIndex, events: Events, metrics: IndexMetrics, every: float) -> None:
         self._index = index
         self._events = events
         self._metrics = metrics
@@ -45,7 +47,7 @@ class IndexUpdater:
 
     def start(self) -> None:
         """Subscribe to the events and start the task."""
-        self._events.tell(self._on_event)
+        self._events.subscribe(self._on_event)
         self._task = asyncio.create_task(self._run())
 
     async def close(self, seconds: float) -> None:
@@ -67,7 +69,7 @@ class IndexUpdater:
             self._rest.clear()
 
     def _on_event(self, event: Event) -> None:
-        if event.type == "export.committed":
+        if event.type in HEAD_CHANGES:
             self.update_soon(event.memory)
 
     async def _run(self) -> None:

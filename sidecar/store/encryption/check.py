@@ -6,11 +6,11 @@ Only encrypted or signed objects can be checked; in a plain store no problem is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
-from sidecar.ids import ATTACHMENTS, CONVERSATIONS, INSTANCES, MemoryKeys, is_snapshot_id
+from sidecar.host.work import gather_few
+from sidecar.ids import ATTACHMENTS, AUDIT, CONVERSATIONS, INSTANCES, MemoryKeys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.store.encryption.encrypted_store import NOT_OURS, EncryptedStore, find_strangers
 from sidecar.store.encryption.names import ROOTS
@@ -40,7 +40,7 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
 async def check_store(repository: Repository) -> list[str]:
     """Return problems with what is beside the memories, and with folders that belong to no memory."""
     store = repository.store
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT)
     below = [info.key for prefix in prefixes async for info in store.list(prefix)]
     _, nobodys = await list_memories(store)
     return [*nobodys, *await _check_store_id(store), *await _list_refused(store, below)]
@@ -105,17 +105,15 @@ async def _check_copies(repository: Repository, memory: str) -> list[str]:
 
 async def _list_refused(store: Store, keys: Iterable[str]) -> list[str]:
     """Return why objects are refused, one by one."""
-    turns = asyncio.Semaphore(PARALLEL_READS)
 
     async def refused(key: str) -> str:
-        async with turns:
-            try:
-                await store.get(key)
-            except (SnapshotDamaged, KeyNeeded) as problem:
-                return problem.message
+        try:
+            await store.get(key)
+        except (SnapshotDamaged, KeyNeeded) as problem:
+            return problem.message
         return ""
 
-    return [*filter(None, await asyncio.gather(*map(refused, keys)))]
+    return [*filter(None, await gather_few(refused, keys, PARALLEL_READS))]
 
 
 def _get_unfiltered(store: Store) -> Store:

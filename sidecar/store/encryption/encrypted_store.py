@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.errors import KeyNeeded, ObjectMissing, ObjectRefused
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
 from sidecar.store.encryption.keyring import MAGIC, Altered, NotDecrypted, is_encrypted
 from sidecar.store.encryption.names import ROOTS
 from sidecar.store.encryption.opening import ENCRYPTED, EncryptionKeys, EncryptionState, StoreEncryption
@@ -26,15 +26,14 @@ NOT_OURS = (
 )
 
 
-class EncryptedStore:
+class EncryptedStore(StoreLayer):
     """Wraps a store. Without encryption keys it passes everything through, unless the store is encrypted: then it
     raises ``KeyNeeded``."""
 
     def __init__(self, inner: Store, keys: EncryptionKeys | None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keys = keys
         self.opening = StoreEncryption(inner, keys)
-        self.url = inner.url
         self._told: set[str] = set()
 
     @property
@@ -187,15 +186,6 @@ class EncryptedStore:
 
     async def purge(self, prefix: str) -> int:
         return await self._inner.purge(_hide(await self.opening.open_to_read(), prefix))
-
-    async def warnings(self) -> Sequence[str]:
-        return await self._inner.warnings()
-
-    async def safety(self) -> str:
-        return await self._inner.safety()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 def find_strangers(state: EncryptionState, keys: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sidecar.errors import BadConfig
-from sidecar.host.spool import SpoolFull
+from sidecar.host.files import SpoolFull
 
 if TYPE_CHECKING:
     from pyrage import ssh, x25519

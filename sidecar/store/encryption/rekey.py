@@ -19,10 +19,11 @@ from sidecar.errors import (
     SwapLost,
     UsageError,
 )
-from sidecar.host.progress import Progress
-from sidecar.host.spool import open_spool
+from sidecar.host.files import open_spool
+from sidecar.host.work import Progress
 from sidecar.ids import (
     ATTACHMENTS,
+    AUDIT,
     CONVERSATIONS,
     INSTANCES,
     ROOT,
@@ -33,7 +34,15 @@ from sidecar.ids import (
 )
 from sidecar.ports import Store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
-from sidecar.store.encryption.identity import IdentityChange
+from sidecar.store.encryption.opening import StoreEncryption
+from sidecar.store.encryption.passphrase import (
+    COPY,
+    IDENTITY,
+    check_identities,
+    generate_identity,
+    read_identities,
+    write_identities,
+)
 from sidecar.store.encryption.signed_store import SignedStore
 from sidecar.store.fetch import fetch_pack
 from sidecar.store.manifest import Manifest, Pack
@@ -236,7 +245,7 @@ async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, v
 async def _rekey_others(store: Store, problems: list[str]) -> int:
     """Rewrite the store's id and what services keep beside the memories. A service that died is taken for alive a
     little longer."""
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT)
     keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _rewrite(store, key, problems) for key in (STORE_ID, *keys)])
 
@@ -253,3 +262,38 @@ async def _rewrite(store: Store, key: str, problems: list[str]) -> bool:
     except ObjectRefused as refused:
         problems.append(refused.message)
     return False
+
+
+class IdentityChange:
+    """A change of the identity behind a passphrase: the new one is kept beside the old until everything is re-encrypted,
+    then alone."""
+
+    def __init__(self, opening: StoreEncryption) -> None:
+        self._opening = opening
+        self._store = opening.store
+
+    async def begin(self) -> None:
+        """If the passphrase was changed, add a new identity, encrypted with the new passphrase, which decrypts nothing
+        yet.
+
+        Raise ``KeyNeeded`` if no passphrase given decrypts the old one.
+        """
+        passphrase, previous = self._opening.passphrases
+        if not passphrase or not previous:
+            return
+        found, version, opened_by = await read_identities(self._store, [passphrase, previous])
+        if found and opened_by != passphrase:
+            await write_identities(self._store, [generate_identity(), *found], passphrase, version)
+            self._opening.reset()
+
+    async def end(self) -> None:
+        """Remove older identities, because nothing is encrypted for them any more. If one of the two objects is
+        missing, write both."""
+        passphrase, previous = self._opening.passphrases
+        if not passphrase:
+            if previous:
+                await self._store.delete([IDENTITY, COPY])
+            return
+        found, version, _ = await read_identities(self._store, [passphrase])
+        if len(found) > 1 or await check_identities(self._store, [passphrase]):
+            await write_identities(self._store, found[:1], passphrase, version)

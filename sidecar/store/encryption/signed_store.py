@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.errors import KeyNeeded, NotSigned, ObjectMissing, ObjectRefused
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject
+from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signatures import LONGEST_LINE, BadSignature, Signatures, is_signed, strip_signature
 
@@ -31,18 +31,17 @@ NO_KEY = "This store is signed, and no key to sign with was given."
 NO_KEY_HINT = "Set [signing] key_file (MEMORY_SIDECAR_SIGNING_KEY_FILE). Nothing was changed."
 
 
-class SignedStore:
+class SignedStore(StoreLayer):
     """Signs with, and trusts, the keys given. Without any it reads signed objects unchecked, and adds nothing to a
     signed store."""
 
     def __init__(self, inner: Store, signatures: Signatures | None, *, trust_unsigned: bool = False) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._signatures = signatures
         self._trust_unsigned = trust_unsigned
         self._seen_signed = False
         self._unsigned_until = 0.0
         self._looked_at: dict[ObjectInfo, bool] = {}
-        self.url = inner.url
 
     @property
     def inner(self) -> Store:
@@ -51,10 +50,6 @@ class SignedStore:
     @property
     def signs(self) -> bool:
         return self._signatures is not None
-
-    @property
-    def seal(self) -> str:
-        return self._inner.seal
 
     def room(self, size: int) -> int:
         return self._inner.room(size + (LONGEST_LINE if self._signatures else 0))
@@ -93,7 +88,7 @@ class SignedStore:
         try:
             return await self.get(MARK) is not None
         except ObjectRefused as problem:
-            LOG.warning("Written anew: %s", problem.message)
+            LOG.warning("Written again: %s", problem.message)
             return False
 
     async def mark(self) -> None:
@@ -156,7 +151,7 @@ class SignedStore:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """List objects, without those that take effect by being listed and are not validly signed."""
         found = [info async for info in self._inner.list(prefix)]
-        doubted = [info for info in found if self._signatures is not None and _may_skip_reading(info.key)]
+        doubted = [info for info in found if self._signatures is not None and _is_obeyed_unread(info.key)]
         good: dict[ObjectInfo, bool] = {}
         for start in range(0, len(doubted), AT_ONCE):
             some = doubted[start : start + AT_ONCE]
@@ -196,15 +191,6 @@ class SignedStore:
     async def purge(self, prefix: str) -> int:
         return await self._inner.purge(prefix)
 
-    async def warnings(self) -> Sequence[str]:
-        return await self._inner.warnings()
-
-    async def safety(self) -> str:
-        return await self._inner.safety()
-
-    async def close(self) -> None:
-        await self._inner.close()
-
 
 def _is_pack(key: str) -> bool:
     """Return whether a key is that of a pack or a pack's index."""
@@ -212,7 +198,7 @@ def _is_pack(key: str) -> bool:
     return len(parts) == 4 and parts[0] == "memories" and parts[2] == "packs"
 
 
-def _may_skip_reading(key: str) -> bool:
+def _is_obeyed_unread(key: str) -> bool:
     """Return whether an object takes effect by being listed alone."""
     parts = key.split("/")
     return len(parts) == 4 and parts[0] == "memories" and parts[2] in OBEYED_UNREAD
