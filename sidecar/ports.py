@@ -70,6 +70,11 @@ class Sandbox(Protocol):
         """
         ...
 
+    def holds(self, path: str) -> bool:
+        """Return whether a file is known to be there; a leading ``~/`` is the sandbox's home. No request is made to find
+        out: false if one would be needed."""
+        ...
+
     async def connect(self) -> SandboxStatus:
         """Connect to the sandbox; the result of an earlier call may be reused.
 

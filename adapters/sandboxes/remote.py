@@ -124,6 +124,9 @@ class RemoteSandbox:
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return None  # everything in it is the sandbox's own
 
+    def holds(self, path: str) -> bool:
+        return False  # only a request could tell
+
     async def connect(self) -> SandboxStatus:
         return (await self._connect_once()).presence
 

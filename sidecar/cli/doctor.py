@@ -20,8 +20,9 @@ from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
 from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.engine.queries import list_existing_ids
 from sidecar.engine.sandbox.identity import SHOULD_IT
-from sidecar.engine.sandbox.inspection import SeenRoot, describe_near_totals, inspect_sandbox
+from sidecar.engine.sandbox.inspection import describe_near_totals, inspect_sandbox, sum_tiers
 from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError, UsageError
+from sidecar.format.protocol import SeenRoot
 from sidecar.host.text import format_count
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
@@ -122,9 +123,9 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             roots.extend(await inspect_sandbox(engine, box, args.layout, args.project))
         finally:
             await box.close()
-        if not any(root.total.files for root in roots):
+        if not any(sum_tiers(root).files for root in roots):
             raise NoMemoryFound(f"{args.sandbox} has no memory of any layout.", hint=_suggest_cure(args))
-        files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
+        files, bytes = (sum(getattr(sum_tiers(root), name) for root in roots) for name in ("files", "bytes"))
         names = ", ".join(root.name for root in roots) or "no layout"
         return f"{format_count(files, 'file')}, {format_size(bytes)}, in {names}"
 

@@ -187,6 +187,8 @@ class CountedSandbox:
         self._trips: Counter[str] = Counter()
         self.ref = sandbox.ref
         self.transferred_bytes = 0
+        self.without_python = False
+        """It has said that it has no Python that can run the program."""
 
     @property
     def trips(self) -> dict[str, int]:
@@ -196,6 +198,9 @@ class CountedSandbox:
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._sandbox.ground(projects)
+
+    def holds(self, path: str) -> bool:
+        return self._sandbox.holds(path)
 
     async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()

@@ -222,15 +222,6 @@ def load_built_in() -> dict[str, Layout]:
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
 
 
-def list_other_roots(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
-    """Return the roots of the layouts that were not asked for, as the in-sandbox program needs them to avoid those
-    folders."""
-    names = {layout.name for layout in asked}
-    others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
-    told = ("env", "paths", "project", "file")
-    return [{key: root[key] for key in told if key in root} for roots in others for root in roots]
-
-
 def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:
     """Return the named layouts; all of them if no name, or ``auto``, is given. Raise ``UnknownLayout``."""
     wanted = list(dict.fromkeys(names))

@@ -13,8 +13,9 @@ from typing import TypeVar
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.sandbox.dialogue import ProgramError, build_error
+from sidecar.engine.sandbox.dialogue import build_error
 from sidecar.errors import OutputTooLarge, SandboxTimeout, SidecarError
+from sidecar.format.protocol import ProgramError
 from tests.parts import forked_sidecar
 from tests.parts.forgery import (
     BIG_AFTER,
@@ -29,9 +30,9 @@ from tests.parts.forgery import (
     framed,
     good_delta,
     honest,
-    request_in,
 )
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, tree
+from tests.parts.sent import request_in
 
 T = TypeVar("T")
 ROOM = 400 << 10

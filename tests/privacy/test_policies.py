@@ -17,8 +17,9 @@ from sidecar.config.settings import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.queries import list_snapshots, read_contents
-from sidecar.engine.sandbox.dialogue import ProgramError, build_error
+from sidecar.engine.sandbox.dialogue import build_error
 from sidecar.errors import BadConfig
+from sidecar.format.protocol import ProgramError
 from sidecar.policy.limits import Limits
 from sidecar.policy.privacy import Privacy
 from sidecar.program.privacy import credentials, scrub
@@ -209,9 +210,9 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     await exported(stricter, home)
     looks.clear()
     assert (await exported(stricter, home)).outcome == "unchanged" and not looks
-    before = stricter.privacy.for_sandbox([], {})["policy"]
+    before = stricter.privacy.for_sandbox([], {}).policy
     monkeypatch.setattr("sidecar.policy.privacy.VERSION", credentials.VERSION + 1)
-    assert stricter.privacy.for_sandbox([], {})["policy"] != before
+    assert stricter.privacy.for_sandbox([], {}).policy != before
 
 
 async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     assert not holds(place, "hunter2")  # as a full-text index has it
     private = sum(TEXT in str(value) or TEXT.encode() == value for _, value in rows)
     assert report.taken == {"x.db": [private, 0]} and report.counts == {"removed": private}
-    assert {row["column"] for row in report.rows} <= {"t.a", "t_content.c1", "t_content.c1a"}
+    assert {row.column for row in report.rows} <= {"t.a", "t_content.c1", "t_content.c1a"}
     connection = sqlite3.connect(place)
     expected = [
         (

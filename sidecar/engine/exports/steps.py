@@ -3,10 +3,8 @@ the snapshot, move the head, and clear up."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
 from sidecar.engine.exports.arrival import CheckedExport, delete_unclaimed, fetch_and_check
@@ -34,7 +32,6 @@ from sidecar.engine.exports.decision import (
 )
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
 from sidecar.engine.limits import RoomFound, compute_room_left, describe_near_limits, encode_limits
-from sidecar.engine.sandbox import delivery
 from sidecar.engine.sandbox.identity import describe_new_store
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import (
@@ -45,9 +42,10 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotNotFound,
 )
+from sidecar.format.protocol import ExportQuestion, RootHint
 from sidecar.host.files import open_spool
 from sidecar.ids import MemoryKeys, build_memory_key
-from sidecar.layouts import choose_layouts, list_other_roots
+from sidecar.layouts import choose_layouts
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.garbage import collect
@@ -115,11 +113,9 @@ async def begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    prepared = asyncio.get_running_loop().run_in_executor(None, delivery.pack_programs, "export")
     presence, (state, head), survey = await gather(
         connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
     )
-    await prepared
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
     if not request.adopt and not request.trial:
@@ -156,31 +152,29 @@ async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest |
         return state, None  # a later step that needs it raises
 
 
-def build_question(run: ExportRun) -> dict[str, Any]:
-    """Build the export request for the in-sandbox program."""
-    request, layouts, head = run.request, choose_layouts(run.request.layouts, run.engine.layouts), run.replaces
-    room = compute_room_left(run.engine, run.survey.sizes)
-    return {
-        "do": "export",
-        "memory": request.memory,
-        "key": build_memory_key(request.memory),
-        "snapshot": run.snapshot,
-        "known": run.known,
-        "notes": run.notes,
-        "unusable": sorted(run.survey.damaged),
-        "layouts": [layout.for_sandbox() for layout in layouts],
-        "projects": None if request.projects is None else list(request.projects),
-        "elsewhere": list_other_roots(layouts, run.engine.layouts),
-        "roots": [{"name": root.name, "hint": root.hint} for root in head.roots] if head else [],
-        "project_hints": head.projects if head else [],
-        "limits": encode_limits(run.engine.limits, [layout.name for layout in layouts], room),
-        "privacy": run.privacy.for_sandbox([layout.name for layout in layouts], run.engine.layouts),
-        "inline_bytes": run.engine.inline_bytes,
-        "database_wait": run.engine.timing.database_wait,
-        "worker_wait": run.engine.timing.worker_wait,
-        "turn_wait": run.engine.timing.turn_wait,
-        **({"trial": True} if request.trial else {}),
-    }
+def build_question(run: ExportRun) -> ExportQuestion:
+    """Build the question for the in-sandbox program."""
+    engine, request, head = run.engine, run.request, run.replaces
+    layouts = [layout.name for layout in choose_layouts(request.layouts, engine.layouts)]
+    return ExportQuestion(
+        memory=request.memory,
+        snapshot=run.snapshot,
+        key=build_memory_key(request.memory),
+        known=run.known,
+        unusable=sorted(run.survey.damaged),
+        identity=run.identity,
+        layouts=layouts,
+        limits=encode_limits(engine.limits, layouts, compute_room_left(engine, run.survey.sizes)),
+        privacy=run.privacy.for_sandbox(layouts, engine.layouts),
+        inline_bytes=engine.inline_bytes,
+        database_wait=engine.timing.database_wait,
+        worker_wait=engine.timing.worker_wait,
+        turn_wait=engine.timing.turn_wait,
+        projects=None if request.projects is None else list(request.projects),
+        roots=[RootHint(root.name, root.hint) for root in head.roots] if head else [],
+        project_hints=head.projects if head else [],
+        trial=request.trial,
+    )
 
 
 async def _finish_stored(

@@ -22,6 +22,7 @@ REFUSALS = {
     "no-zstd": "The pack is compressed with zstd, which the sandbox does not have.",
     "pack-damaged": "A pack could not be unpacked in the sandbox.",
     "no-tar": "Without Python in the sandbox: a tool that is needed instead is not there either.",
+    "other-protocol": "The program in the sandbox is of another version than the sidecar that asks it.",
     "os-error": "The operating system of the sandbox refused something; the message has its words.",
     "plugin-older": "The program whose memory this is is older in the sandbox than in the snapshot.",
     "project-missing": "A folder named with `--project` is not there.",

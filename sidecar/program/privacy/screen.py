@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Set
+from typing import List, Set
 
+from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.program.cache import KnownEntry
 from sidecar.program.capture import reader
 from sidecar.program.capture.walk import FoundPath, Skipped
@@ -48,9 +49,9 @@ LINKED = "a credential is in what it links to, and no link can be redacted"
 class Screen:
     """One export's privacy settings, and what was found. ``work`` is a folder of the sidecar's."""
 
-    def __init__(self, privacy: dict[str, Any], work: str, skipped: Skipped) -> None:
+    def __init__(self, privacy: PrivacyRules, work: str, skipped: Skipped) -> None:
         self._privacy = privacy
-        self._rules = credentials.read_rules(privacy.get("rules", ()))
+        self._rules = credentials.read_rules(privacy.rules)
         self._copy = os.path.join(work, "scrubbed")
         self._work = work
         self._skipped = skipped
@@ -59,20 +60,19 @@ class Screen:
         """Something was removed, or held back."""
         self._told: Set[str] = set()
 
-    def _find_settings(self, found: FoundPath) -> Dict[str, Any]:
+    def _find_settings(self, found: FoundPath) -> PrivacyTable:
         """Return the privacy settings of the file's layout."""
-        table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
-        return table
+        return self._privacy.layouts.get(found.root.layout["name"], self._privacy)
 
     def _choose_policy(self, found: FoundPath, database: bool = False) -> PrivacyPolicy | None:
         """Return the policy for a file; ``None`` if there is nothing to do."""
         table = self._find_settings(found)
-        remove, mode = table["private"] == "remove", table["databases" if database else "credentials"]
+        remove, mode = table.private == "remove", table.databases if database else table.credentials
         return PrivacyPolicy(remove, mode, self._rules) if remove or mode != OFF else None
 
     def name(self, found: FoundPath) -> bool:
         """Return whether something of this name may leave. A folder is reported once, whatever is in it."""
-        path, mode = found.path, self._find_settings(found)["credentials"]
+        path, mode = found.path, self._find_settings(found).credentials
         if self._has_private_name(found, path, PRIVATE_NAME):
             return False
         if mode == OFF or not credentials.redact_name(path, self._rules)[1]:
@@ -90,14 +90,14 @@ class Screen:
         """Return whether a link with this target may leave."""
         if self._has_private_name(found, target, PRIVATE_LINK):
             return False
-        mode = self._find_settings(found)["credentials"]
+        mode = self._find_settings(found).credentials
         kinds = credentials.redact_name(target, self._rules)[1] if mode != OFF else []
         self._report_kinds(found.path, kinds, mode, "(link target)", LINKED)
         return not kinds or mode != REDACT
 
     def _has_private_name(self, found: FoundPath, name: str, reason: str) -> bool:
         """Return whether a name contains a private passage; it is reported."""
-        policy, data = PrivacyPolicy(self._find_settings(found)["private"] == "remove", OFF), os.fsencode(name)
+        policy, data = PrivacyPolicy(self._find_settings(found).private == "remove", OFF), os.fsencode(name)
         if not policy.may_concern(data):
             return False
         shown = os.fsdecode(scrub_text(os.fsencode(found.path), policy)[0])

@@ -7,8 +7,9 @@ the scratch folder. The sandbox's own files are never written to.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, BinaryIO, Dict, List, NamedTuple, Tuple
 
+from sidecar.format.protocol import ExportAnswer, PrivateFinding
 from sidecar.program import places
 from sidecar.program.privacy import credentials
 from sidecar.program.privacy.expressions import Expression
@@ -201,7 +202,7 @@ class PrivacyReport:
     """What was found and done: counts of everything, places of the first findings."""
 
     def __init__(self) -> None:
-        self.rows: List[Dict[str, Any]] = []
+        self.rows: List[PrivateFinding] = []
         self.more = 0
         self.refused = 0
         self.taken: Dict[str, List[int]] = {}
@@ -214,8 +215,8 @@ class PrivacyReport:
         self.refused += action == ACTIONS[REFUSE]
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
-            place = {"line": line} if line else {"column": column, "row": row}
-            self.rows.append(dict(place, path=credentials.redact_name(path)[0], name=name, action=action))
+            shown = credentials.redact_name(path)[0]
+            self.rows.append(PrivateFinding(shown, name, action, line, *(("", "") if line else (column, row))))
         else:
             self.more += 1
 
@@ -242,12 +243,11 @@ class PrivacyReport:
         self.add_more(text.more)
         self.take(path, text.taken)
 
-    def answer(self) -> Dict[str, Any]:
-        """Return the report's part of the answer."""
-        return {
-            "findings": self.rows,
-            "findings_more": self.more,
-            "found": self.counts,
-            "taken": self.taken,
-            "taken_more": self.taken_more,
-        }
+    def tell(self, answer: ExportAnswer) -> None:
+        """Put the report into the answer."""
+        answer.warnings += self.warnings
+        answer.findings = self.rows
+        answer.findings_more = self.more
+        answer.found = self.counts
+        answer.taken = {path: (taken[0], taken[1]) for path, taken in self.taken.items()}
+        answer.taken_more = self.taken_more[0], self.taken_more[1]
