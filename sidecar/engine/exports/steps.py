@@ -257,7 +257,8 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     """Finish an export that was stored before its process died, and return its receipt; ``None`` if it was not stored.
     Figures that only the original export knew are missing in the receipt.
 
-    If it was stored but the head was not moved yet, the head is moved now.
+    If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
+    that was to stand beside the head has no generation.
     """
     repository = engine.repository
     try:
@@ -268,7 +269,7 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome = ExportOutcome.COMMITTED
-    elif not manifest.rejected and manifest.parent == state.snapshot:
+    elif not manifest.rejected and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:
