@@ -180,7 +180,7 @@ def test_the_command_line_says_it(tmp_path: Path) -> None:
 async def test_a_readers_export_that_was_cut_short_is_finished_beside_the_head(
     engine: Engine, provider: Provider
 ) -> None:
-    first, head = await _begun(engine, provider)
+    _, head = await _begun(engine, provider)
     reader = provider.box()
     await _complete(engine, reader, read_only=True)
     grow(reader.home)
