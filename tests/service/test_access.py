@@ -516,6 +516,21 @@ async def test_stored_bytes_are_held_to_the_quota(stored: House, monkeypatch: py
     assert (await house.call("POST", path("acme/c", "forks"), token, {"memory": "acme/b"})).status == 201
 
 
+async def test_who_has_used_up_a_quota_is_told_after_a_while(stored: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who repeats its calls at once would keep the service busy with refusing them."""
+    waited: list[str] = []
+
+    async def wait(rates: Rates, caller: Caller, seconds: float = 1.0) -> None:
+        waited.append(caller.name)
+
+    monkeypatch.setattr(Rates, "hold_back", wait)
+    token = stored.grant("acme", ["acme/*"], ROLE["append-only"], max_bytes=1)
+    for _ in range(3):
+        reply = await stored.call("POST", path("acme/a", "exports"), token, {"sandbox": "local:/nonexistent"})
+        assert (reply.status, reply.code) == (507, "quota-bytes")
+    assert waited == ["acme"] * 3
+
+
 @pytest.mark.usefixtures("forked_programs")
 async def test_the_number_of_memories_is_held_to_the_quota(stored: House) -> None:
     house, body = stored, {"sandbox": f"local:{stored.folder / 'home'}"}

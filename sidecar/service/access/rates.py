@@ -16,8 +16,8 @@ SHARE = 8
 """One token may have this part of the service's connections open in calls."""
 LEAST_OPEN = 16
 LONGEST_DELAY = 1.0
-"""A call too many is refused after so many seconds at most. Without that wait, a caller that repeats its calls at once
-would keep the service busy with refusing them."""
+"""Who has used up a quota is told after so many seconds at most. Without that wait, a caller that repeats its calls at
+once would keep the service busy with refusing them."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,19 @@ class Rates:
         self._open[caller.id] += 1
         try:
             if problem := self._take(caller):
-                await asyncio.sleep(min(LONGEST_DELAY, problem.seconds))
+                await self.hold_back(caller, problem.seconds)
                 raise problem
             yield
         finally:
             self._open[caller.id] -= 1
             if not self._open[caller.id]:
                 del self._open[caller.id]
+
+    async def hold_back(self, caller: Caller, seconds: float = LONGEST_DELAY) -> None:
+        """Wait before a named token is told that a quota is used up. The call counts as open meanwhile, so that there
+        are only so many."""
+        if caller.id:
+            await asyncio.sleep(min(LONGEST_DELAY, seconds))
 
     def _take(self, caller: Caller) -> RateLimited | None:
         """Count a call in this minute. Return the error if it is one too many."""

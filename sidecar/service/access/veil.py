@@ -30,7 +30,7 @@ SHOWN_DETAILS = frozenset(
     {
         *("operation", "conversation", "snapshot", "files", "bytes", "packed_bytes", "seconds", "saved", "kept"),
         *("read_only", "unsaved_seconds", "last_saved", "snapshots", "objects", "generation", "state", "by", "verb"),
-        *("reasons", "refusals", "since", "replaced", "pinned", "records", "written", "removed"),
+        *("reasons", "refusals", "since", "replaced", "pinned", "records", "written", "removed", "set_aside"),
     }
 )
 """The details of events that name no memory and hold no words."""
@@ -113,6 +113,8 @@ class EventVeil:
         if not event.memory or not caller.sees(event.memory):
             return None
         details = {name: value for name, value in event.details.items() if name in SHOWN_DETAILS}
+        if (first := event.details.get("saved_first")) and not event.details.get("saved_first_memory"):
+            details["saved_first"] = first
         for name in ("reason", "error"):
             if isinstance(told := event.details.get(name), dict):
                 details[name] = _shorten(told)

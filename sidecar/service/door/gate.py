@@ -18,6 +18,7 @@ from sidecar.service.access.refusals import Refusals
 from sidecar.service.api.problems import build_answer, build_problem
 
 REFUSED = frozenset({401, 403})
+USED_UP = frozenset({429, 507})
 CLOSE = {"Connection": "close"}
 
 
@@ -57,10 +58,14 @@ class AccessGate:
             await build_answer(build_problem(problem), headers)(scope, receive, send)
 
     def _slow_down(self, scope: Scope, caller: Caller, send: Send) -> Send:
-        """Return a ``send`` that counts and delays an answer of 401 or 403."""
+        """Return a ``send`` that counts and delays an answer of 401 or 403, and delays one that says that a quota is used
+        up."""
 
         async def slowed(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in REFUSED:
+            status = message.get("status") if message["type"] == "http.response.start" else None
+            if status in USED_UP:
+                await self._rates.hold_back(caller)
+            if status in REFUSED:
                 waited = await self._refusals.refuse(message["status"], _find_address(scope), caller.name)
                 if not waited:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
