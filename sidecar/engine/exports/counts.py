@@ -22,9 +22,9 @@ from sidecar.records.comparison import Version, compare_units, list_differing
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 
-MOST_FETCHED = 48 << 20
+MOST_FETCHED = 16 << 20
 """If the parent's packs have more bytes than this, they are not fetched."""
-MOST_READ = 400 << 20
+MOST_READ = 64 << 20
 """If the files to compare have more bytes than this, they are not read."""
 MOST_SECONDS = 10.0
 MOST_KINDS = 64
