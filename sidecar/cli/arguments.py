@@ -8,7 +8,6 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.host.text import suggest
-from sidecar.models.answers import RECORD_KINDS
 from sidecar.policy.limits import REASONS
 
 EXIT_CODES = """exit codes:
@@ -232,7 +231,9 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument(
         "--memory", action="append", default=[], dest="in_memory", metavar="MEMORY", help="only in this one"
     )
-    search.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"only {', '.join(RECORD_KINDS)}")
+    search.add_argument(
+        "--kind", action="append", default=[], metavar="KIND", help="only these: observation, section, learning…"
+    )
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")

@@ -131,6 +131,7 @@ def find_zone(name: str) -> tzinfo:
     """Return a time zone by its name, such as ``Europe/Berlin``. Raise ``ValueError`` with a hint."""
     if name.upper() == "UTC":
         return UTC
+
     try:
         return zoneinfo.ZoneInfo(name)
     except (KeyError, ValueError, OSError):

@@ -17,7 +17,6 @@ from sidecar.engine.exports.commit import (
     settle_head,
     store_snapshot,
 )
-from sidecar.engine.exports.counts import count_changes
 from sidecar.engine.exports.decision import (
     Verdict,
     check_owner,
@@ -98,7 +97,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
             verdict = await decide(run, checked, manifest, head)
-            manifest = replace(manifest, changes=await count_changes(run, checked, manifest))
+            manifest = replace(manifest, changes=await _count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, reason=Reason(code=limit.code, message=limit.message))
@@ -150,6 +149,14 @@ async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest |
         return state, await engine.repository.manifest(memory, state.snapshot) if state.snapshot else None
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
         return state, None  # a later step that needs it raises
+
+
+async def _count_changes(
+    run: ExportRun, checked: CheckedExport, manifest: Manifest
+) -> dict[str, tuple[int, int, int]] | None:
+    from sidecar.engine.exports.counts import count_changes  # an export that stores nothing need not load it
+
+    return await count_changes(run, checked, manifest)
 
 
 def build_question(run: ExportRun) -> ExportQuestion:
