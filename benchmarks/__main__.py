@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import encryption, large, providers, service, warm
+from benchmarks import encryption, large, providers, service, tenants, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -24,6 +24,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "providers": lambda folder: providers.measure(folder, 50 * MB),
     "service": lambda folder: service.measure(folder, 200, 10 * MB),
     "encryption": lambda folder: encryption.measure(folder, 200 * MB, 5),
+    "tenants": lambda folder: tenants.measure(folder, 6000, 40),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
@@ -32,6 +33,7 @@ QUICK: dict[str, Callable[[Path], Section]] = {
     "providers": lambda folder: providers.measure(folder, 5 * MB),
     "service": lambda folder: service.measure(folder, 10, 1 * MB),
     "encryption": lambda folder: encryption.measure(folder, 20 * MB, 1),
+    "tenants": lambda folder: tenants.measure(folder, 600, 5),
 }
 
 

@@ -95,7 +95,8 @@ def error_classes() -> list[type[SidecarError]]:
 
 
 def _below(kind: type[SidecarError]) -> Iterator[type[SidecarError]]:
-    for one in kind.__subclasses__():
+    # By module, as the order of imports differs.
+    for one in sorted(kind.__subclasses__(), key=lambda one: one.__module__):
         if one.__module__.partition(".")[0] in ("sidecar", "adapters"):
             yield one
             yield from _below(one)

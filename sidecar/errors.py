@@ -16,6 +16,7 @@
     │   └── SwapLost               compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
     │   ├── MemoryNotFound · SnapshotNotFound
+    │   │   └── RecordNotFound     the snapshot has no such file or record
     │   ├── SnapshotDamaged
     │   │   ├── UnknownFormat      a later version wrote it
     │   │   └── ObjectRefused      a sealed object was altered
@@ -28,6 +29,7 @@
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   ├── ProgramFailed          the in-sandbox program said what went wrong
     │   ├── RestoreIncomplete      exit 4: it was to be restored and then attached
+    │   ├── NotEnded               exit 3: a sandbox was not ended, because its memory was not saved
     │   └── NotSavedFirst          what a restore would replace could not be saved
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
@@ -37,7 +39,11 @@
     ├── SearchError                exit 1   the database that is searched; never in the way of an export
     │   ├── SearchUnreachable · SearchBusy   (a retry can help)
     │   └── SearchDenied · SearchUnfit
+    ├── AccessDenied               exit 1   the token may not do that
+    │   └── TokenExpired
+    ├── RateLimited                exit 1   the token calls more often than it may (a retry can help)
     ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
+    │   └── QuotaBytes · QuotaMemories      more than the token may have
     └── Interrupted                exit 130 told to end before it was done (a retry can help)
 
 Each class carries a stable ``code`` for programs, ``retryable`` for callers and a hint (what to do) for people, and each
@@ -257,6 +263,13 @@ class SnapshotNotFound(SnapshotError):
     default_hint = "`memory-sidecar log MEMORY` shows its snapshots."
 
 
+class RecordNotFound(SnapshotNotFound):
+    """The snapshot has no such file or record."""
+
+    code = "record-not-found"
+    default_hint = "`memory-sidecar show MEMORY` lists files, `memory-sidecar records MEMORY` records."
+
+
 class SnapshotDamaged(SnapshotError):
     """Part of a snapshot is missing, or differs from what was written."""
 
@@ -418,6 +431,14 @@ class RestoreIncomplete(SandboxError):
     default_hint = "What the sandbox had is as it was, and it is not looked after. Restore it first, or attach without."
 
 
+class NotEnded(SandboxError):
+    """A sandbox was not ended, because its memory was not saved."""
+
+    code = "not-ended"
+    exit_code = 3
+    default_hint = "It runs on, and is looked after. Mend what is wrong and stop it again, or end it with --discard."
+
+
 class NotSavedFirst(SandboxError):
     """A restore would replace memory that is in no snapshot, and it could not be saved first."""
 
@@ -537,6 +558,37 @@ class SearchUnfit(SearchError):
     default_hint = "Use a Postgres database with the encoding UTF8; see docs/search.md."
 
 
+class AccessDenied(SidecarError):
+    """The token may not do that, or not with that memory."""
+
+    code = "forbidden"
+    default_hint = (
+        "Ask whoever runs the service for a token that may: `memory-sidecar token list` shows those there are."
+    )
+
+
+class TokenExpired(AccessDenied):
+    """The token was good until a time that is over."""
+
+    code = "token-expired"
+    default_hint = "Ask whoever runs the service for a new one: `memory-sidecar token create`."
+
+
+class RateLimited(SidecarError):
+    """The token calls more often, or does more at once, than it may.
+
+    ``seconds`` is how long to wait.
+    """
+
+    code = "rate-limited"
+    retryable = True
+    default_hint = "Wait as long as Retry-After says, then send the same request again."
+
+    def __init__(self, message: str, *, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class LimitExceeded(SidecarError):
     """The memory is larger than a limit allows. The head did not move.
 
@@ -547,6 +599,20 @@ class LimitExceeded(SidecarError):
     code = "limit-exceeded"
     exit_code = 3
     default_hint = "Raise the limit in the config's [limits], or make the memory smaller; nothing was lost."
+
+
+class QuotaBytes(LimitExceeded):
+    """The memories of the token would take more in the store than it may have. The head did not move."""
+
+    code = "quota-bytes"
+    default_hint = "Forget snapshots or delete memories that are not needed, or ask for a token with a larger quota."
+
+
+class QuotaMemories(LimitExceeded):
+    """The token has as many memories as it may have. Nothing was stored."""
+
+    code = "quota-memories"
+    default_hint = "Delete a memory that is not needed, or ask for a token with a larger quota."
 
 
 class Interrupted(SidecarError):

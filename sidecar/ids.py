@@ -21,6 +21,7 @@ ROOT = "memories/"
 ATTACHMENTS = "attachments/"
 CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
+STARTS = "starts/"
 AUDIT = "audit/"
 STORE_ID = "store-id"
 """The key of a store's own id, by which records about several stores are told apart."""
@@ -111,8 +112,12 @@ def build_memory_key(memory: str) -> str:
     check_memory_id(memory)
     if is_plain_id(memory):
         return memory
-    readable = re.sub(r"[^a-z0-9._-]+", "-", memory.lower())[:40].strip("-.")
-    return f"{readable}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+    return f"{build_readable_part(memory)}~{hashlib.sha256(memory.encode()).hexdigest()[:32]}"
+
+
+def build_readable_part(text: str) -> str:
+    """Return what the folder of an id that is not plain, and begins with this text, begins with."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:40].strip("-.")
 
 
 def build_portable_folder(folder: str) -> str:
@@ -231,6 +236,13 @@ def build_conversation_key(memory: str, sandbox: str) -> str:
 def build_instance_key(instance: str) -> str:
     """Return the key of a service's lease."""
     return f"{INSTANCES}{instance}.json"
+
+
+def build_start_key(memory: str, key: str) -> str:
+    """Return the key of the record of a sandbox that is being created, by the caller's idempotency key. Its last part is
+    also the name by which the sandbox is found at its provider."""
+    named = hashlib.sha256(f"{check_memory_id(memory)}\0{key}".encode(errors="surrogatepass")).hexdigest()
+    return f"{STARTS}{named[:40]}"
 
 
 def build_outbox_prefix(url: str) -> str:

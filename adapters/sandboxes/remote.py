@@ -38,6 +38,8 @@ LONGEST_ARGUMENT = 126 << 10
 """Linux allows 128 KiB, the final zero included; some of it is needed by what others wrap around a command."""
 REMEMBERED_SECONDS = 5.0
 """For this long, what the provider said about a sandbox's end is taken as current."""
+MARK = "memory-sidecar-start"
+"""The metadata or label of a sandbox that was created here: the name of its plan."""
 SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
 T = TypeVar("T")
 

@@ -33,6 +33,7 @@ found AS (
     FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id, wanted
     WHERE r.words @@ wanted.words AND m.store = %(store)s
         AND (%(memories)s::text[] IS NULL OR m.memory = ANY (%(memories)s::text[]))
+        AND (%(within)s = '' OR m.memory ~ %(within)s)
         AND (%(kinds)s::text[] IS NULL OR r.kind = ANY (%(kinds)s::text[]))
     ORDER BY score DESC, r.at DESC NULLS LAST, m.memory, r.kind, r.key
     LIMIT %(limit)s OFFSET %(offset)s
@@ -56,6 +57,7 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
             "words": _split_words(clean_text(query.words)),
             "store": query.store,
             "memories": list(map(clean_text, query.memories)) or None,
+            "within": clean_text(query.within),
             "kinds": list(query.kinds) or None,
             "limit": query.limit + 1,
             "offset": query.offset,

@@ -28,12 +28,18 @@ EXAMPLES = {
     "attach": ["attach conductor --sandbox e2b:i3x9k2"],
     "detach": ["detach conductor"],
     "attachments": ["attachments"],
+    "start": ["start conductor --on e2b:base --timeout 3600", "start conductor --on daytona:my-snapshot --key job-7"],
+    "stop": ["stop conductor"],
     "import": ["import conductor home.tar.gz"],
     "download": ["download conductor -o conductor.tar.gz"],
     "list": ["list --json"],
     "log": ["log conductor"],
     "show": ["show conductor", "show conductor 20261116T0830"],
-    "diff": ["diff conductor"],
+    "diff": ["diff conductor", "diff conductor latest~5 latest --markdown", "diff conductor --sandbox e2b:i3x9k2"],
+    "records": ["records conductor --kind observation", "records conductor conversation:c7"],
+    "cat": ["cat conductor project/MEMORY.md"],
+    "history": ["history conductor project/MEMORY.md", "history conductor 3f2a91bc"],
+    "blame": ["blame conductor", "blame conductor project/MEMORY.md"],
     "fork": ["fork conductor experiment"],
     "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
     "accept": ["accept conductor"],
@@ -51,6 +57,12 @@ EXAMPLES = {
     "rekey": ["rekey"],
     "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
+    "token": [
+        "token create acme --memories 'acme/*' --role append-only --expires 90d --max-bytes 10GB",
+        "token create page --memories '*' --role read-only",
+        "token list",
+        "token revoke acme",
+    ],
     "config": ["config check", "config check --bind 0.0.0.0:8077", "config options"],
     "demo": ["demo", "demo --home /tmp/sample"],
     "completion": [
@@ -173,6 +185,22 @@ def _add_attachment_commands(command: Any) -> None:
     detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
     detach.add_argument("--export", action="store_true", help="export it a last time first")
     command("attachments", "List the sandboxes that services look after.")
+    start = command("start", "Have a running service create a sandbox, restore a memory into it and look after it.")
+    start.add_argument("memory", metavar="MEMORY")
+    start.add_argument("--on", required=True, metavar="PLACE", help="e2b:TEMPLATE, daytona:SNAPSHOT or local:")
+    start.add_argument("--metadata", action="append", default=[], metavar="K=V", help="kept with it by its provider")
+    start.add_argument("--timeout", type=float, metavar="SECONDS", help="until its provider ends it")
+    start.add_argument("--key", metavar="KEY", help="under one key it is done once, however often it is called")
+    start.add_argument("--must-exist", action="store_true", help="a memory that is not there is an error")
+    start.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="between exports (default: 300)")
+    start.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    start.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    start.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
+    _add_user_option(start)
+    stop = command("stop", "Have a service export a sandbox, and end it once it is saved.")
+    stop.add_argument("memory", metavar="MEMORY")
+    stop.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
+    stop.add_argument("--discard", action="store_true", help="end it also if its memory cannot be saved")
 
 
 def _add_guard_options(verb: Any) -> None:
@@ -190,10 +218,7 @@ def _add_reading_commands(command: Any) -> None:
     show = command("show", "Show a snapshot and the files in it.")
     show.add_argument("memory", metavar="MEMORY")
     show.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
-    diff = command("diff", "Show what changed between two snapshots; by default, with the head.")
-    diff.add_argument("memory", metavar="MEMORY")
-    diff.add_argument("old", nargs="?", default="", metavar="A")
-    diff.add_argument("new", nargs="?", default="latest", metavar="B")
+    _add_record_commands(command)
     download = command("download", "Write a snapshot as an ordinary tarball.")
     download.add_argument("memory", metavar="MEMORY")
     download.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
@@ -221,6 +246,7 @@ def _add_reading_commands(command: Any) -> None:
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
     serve = command("serve", "Serve the HTTP API until told to stop.")
     serve.add_argument("--bind", metavar="HOST:PORT", help="default: 127.0.0.1:8077")
+    _add_token_command(command)
     run = command("run", "Serve beside a command: it finds the service in MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN.")
     run.add_argument("--bind", metavar="HOST:PORT", default="127.0.0.1:0", help="default: loopback, any free port")
     run.add_argument("child", nargs=argparse.REMAINDER, metavar="-- COMMAND…")
@@ -240,6 +266,63 @@ def _add_reading_commands(command: Any) -> None:
     _add_user_option(doctor)
     doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+
+
+def _add_record_commands(command: Any) -> None:
+    diff = command("diff", "Show what changed between two snapshots, record by record; by default, with the head.")
+    diff.add_argument("memory", metavar="MEMORY")
+    diff.add_argument("old", nargs="?", default="", metavar="A", help="default: the parent of B")
+    diff.add_argument("new", nargs="?", default="latest", metavar="B", help="default: latest")
+    diff.add_argument("--files", action="store_true", help="only files and their sizes")
+    diff.add_argument("--with", dest="other", default="", metavar="MEMORY", help="B is a snapshot of this memory")
+    diff.add_argument("--sandbox", default="", metavar="REF", help="what this sandbox has that A, or the head, has not")
+    diff.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    diff.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these; message is counted only")
+    diff.add_argument("--markdown", action="store_true", help="for a pull request or a chat")
+    records = command("records", "List what a snapshot says.")
+    records.add_argument("memory", metavar="MEMORY")
+    records.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    records.add_argument("--kind", action="append", default=[], metavar="KIND", help="observation, section, learning…")
+    records.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many (default: all)")
+    cat = command("cat", "Print a file of a snapshot.")
+    cat.add_argument("memory", metavar="MEMORY")
+    cat.add_argument("path", metavar="PATH", help="as show writes it: project/MEMORY.md")
+    cat.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    history = command("history", "List every version of a file or a record, with its conversation.")
+    history.add_argument("memory", metavar="MEMORY")
+    history.add_argument("what", metavar="PATH|RECORD")
+    history.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame = command("blame", "Show which conversation and sandbox taught each record of a snapshot.")
+    blame.add_argument("memory", metavar="MEMORY")
+    blame.add_argument("path", nargs="?", default="", metavar="PATH")
+    blame.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these")
+
+
+def _add_token_command(command: Any) -> None:
+    token = command("token", "Make, list or revoke a named token of the service, for some memories and verbs.")
+    token.add_argument("action", choices=("create", "list", "revoke"))
+    token.add_argument("name", nargs="?", metavar="NAME")
+    may = token.add_argument_group("create: what its holder may do")
+    may.add_argument(
+        "--memories",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="'acme/*' (all below acme/), '*' (all), an id",
+    )
+    may.add_argument("--role", choices=("append-only", "read-only", "export-restore"), help="instead of --verbs")
+    may.add_argument(
+        "--verbs", action="append", default=[], metavar="VERB,…", help="read, export, restore, change, delete, admin"
+    )
+    may.add_argument(
+        "--sandboxes", action="append", default=[], metavar="PATTERN", help="'daytona:acme-*' (default: any)"
+    )
+    may.add_argument("--expires", metavar="END", help="30d, 12h, or 2027-01-31 (default: never)")
+    may.add_argument("--max-bytes", metavar="SIZE", help="what its memories may take in the store: 10GB")
+    may.add_argument("--max-memories", type=int, metavar="N")
+    may.add_argument("--calls-per-minute", type=int, metavar="N")
+    may.add_argument("--concurrent", type=int, metavar="N", help="exports and restores at once; others wait")
 
 
 def _add_changing_commands(command: Any) -> None:

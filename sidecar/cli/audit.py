@@ -34,7 +34,9 @@ MARGIN = 300.0
 CHANGING = frozenset(
     {"export", "restore", "import", "fork", "rollback", "accept", "forget", "pin", "unpin", "rekey", "delete"}
 )
-READING = frozenset({"list", "log", "show", "diff", "download", "verify", "search", "index"})
+READING = frozenset(
+    {"list", "log", "show", "diff", "records", "cat", "history", "blame", "download", "verify", "search", "index"}
+)
 DONE = "ok"
 """The outcome of a command that says no more than that it succeeded."""
 

@@ -85,7 +85,11 @@ class _Service:
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         given = self._config
         config = ServiceConfig(
-            service=given.service, webhooks=given.webhooks, audit=given.audit, index_every=given.postgres.every
+            service=given.service,
+            webhooks=given.webhooks,
+            audit=given.audit,
+            index_every=given.postgres.every,
+            adopt=given.adopt.folder,
         )
         orders = Orders(self._stopping, self.hurried)
         serving = asyncio.create_task(serve(self._engine, config, ready=address.set_result, orders=orders, beside=True))

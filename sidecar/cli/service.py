@@ -51,7 +51,11 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
 
     try:
         service = ServiceConfig(
-            service=settings, webhooks=config.webhooks, index_every=config.postgres.every, audit=config.audit
+            service=settings,
+            webhooks=config.webhooks,
+            index_every=config.postgres.every,
+            adopt=config.adopt.folder,
+            audit=config.audit,
         )
         code = await serve(replace(engine, progress=NoProgress()), service, ready=ready)
     except BadConfig as problem:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from sidecar.cli.records import describe_counts
 from sidecar.cli.result import Result, Table, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import (
     build_not_found_error,
-    compare_snapshots,
     list_memories,
     list_snapshots,
     read_contents,
@@ -48,7 +48,10 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``log``: the snapshots of a memory."""
     found = await list_snapshots(engine.repository, args.memory)
     table = Table(
-        ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS", "CONVERSATION", "LABEL"),
+        (
+            *("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS"),
+            *("CONVERSATION", "SANDBOX", "WHAT CHANGED", "LABEL"),
+        ),
         [
             (
                 row.snapshot,
@@ -59,6 +62,8 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                 format_size(row.stored_bytes),
                 str(row.packs),
                 row.conversation,
+                row.sandbox,
+                describe_counts(row.changes) if row.standing != "damaged" else "",
                 " ".join(
                     filter(
                         None,
@@ -133,18 +138,6 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
 def _format_path(row: Entry) -> str:
     suffix = {"dir": "/", "link": f" -> {row.target}"}.get(row.type, "")
     return f"{row.path}{suffix}"
-
-
-async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
-    """Run ``diff``: what changed between two snapshots."""
-    found = await compare_snapshots(engine.repository, args.memory, args.old, args.new)
-    rows = (
-        [("+", format_size(row.size), row.path) for row in found.added]
-        + [("-", format_size(row.size), row.path) for row in found.removed]
-        + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
-    )
-    words: list[str | Table] = [f"{found.from_} → {found.to}", Table(("", "SIZE", "PATH"), rows, "No difference.")]
-    return Result(found.as_dict(), words)
 
 
 async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:

@@ -7,7 +7,7 @@ comes back is a ``T``, or in the case of ``AsyncClient`` an awaitable of one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from sidecar.client.wire import (
     build_keyed_call,
     build_path,
     quote_segment,
-    read_difference,
+    read_comparison,
     read_nothing,
     read_operation,
     read_part,
@@ -31,7 +31,6 @@ from sidecar.models.answers import (
     Attached,
     Attachment,
     Deleted,
-    Difference,
     Forgotten,
     Forked,
     Found,
@@ -43,7 +42,17 @@ from sidecar.models.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.models.requests import AcceptBody, AttachBody, ExportBody, ForgetBody, ForkBody, RestoreBody, RollbackBody
+from sidecar.models.records import Blame, Comparison, HistoryEntry, Records
+from sidecar.models.requests import (
+    AcceptBody,
+    AttachBody,
+    ExportBody,
+    ForgetBody,
+    ForkBody,
+    RestoreBody,
+    RollbackBody,
+    StartBody,
+)
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 C = TypeVar("C")
@@ -207,10 +216,63 @@ class Calls(Generic[C]):
         return Call(method="GET", path=build_path(memory, "snapshots", snapshot), read=read_whole(SnapshotContents))
 
     @sent
-    def diff(self, memory: str, from_: str = "", to: str = "latest") -> Call[Difference]:
-        """What changed between two snapshots; by default, since the parent of ``to``."""
-        query = {"from": from_, "to": to}
-        return Call(method="GET", path=build_path(memory, "diff"), query=query, read=read_difference)
+    def diff(
+        self,
+        memory: str,
+        from_: str = "",
+        to: str = "latest",
+        *,
+        other: str = "",
+        files: bool = False,
+        kinds: Sequence[str] = (),
+        limit: int = 1000,
+        after: str = "",
+    ) -> Call[Comparison]:
+        """What differs between two snapshots, record by record; by default, since the parent of ``to``, which is a
+        snapshot of ``other`` if that is named. With ``files``, only files are compared. ``next`` of the answer is
+        ``after`` of the next page."""
+        query: dict[str, str | list[str]] = {
+            "from": from_,
+            "to": to,
+            **({"with": other} if other else {}),
+            **({"files": "true"} if files else {}),
+            "kind": list(kinds),
+            "limit": str(limit),
+            "after": after,
+        }
+        return Call(method="GET", path=build_path(memory, "diff"), query=query, read=read_comparison)
+
+    @sent
+    def records(
+        self, memory: str, snapshot: str = "latest", *, kinds: Sequence[str] = (), limit: int = 1000, after: str = ""
+    ) -> Call[Records]:
+        """What a snapshot says, a page at a time: ``next`` of the answer is ``after`` of the next one."""
+        query: dict[str, str | list[str]] = {"kind": list(kinds), "limit": str(limit), "after": after}
+        path = build_path(memory, "snapshots", snapshot, "records")
+        return Call(method="GET", path=path, query=query, read=read_whole(Records))
+
+    @sent
+    def file(self, memory: str, path: str, *, snapshot: str = "latest") -> Call[bytes]:
+        """A file of a snapshot, as ``snapshot`` lists it: ``project/MEMORY.md``."""
+        place = build_path(memory, "snapshots", snapshot, "files", path)
+        return Call(method="GET", path=place, read=lambda response: response.content)
+
+    @sent
+    def history(
+        self, memory: str, *, path: str = "", record: str = "", snapshot: str = "latest"
+    ) -> Call[list[HistoryEntry]]:
+        """Every version of a file or of a record, the oldest first, with its conversation."""
+        query = {"snapshot": snapshot, **({"path": path} if path else {"record": record})}
+        read = read_part("versions", list[HistoryEntry])
+        return Call(method="GET", path=build_path(memory, "history"), query=query, read=read)
+
+    @sent
+    def blame(
+        self, memory: str, *, path: str = "", snapshot: str = "latest", kinds: Sequence[str] = (), after: str = ""
+    ) -> Call[Blame]:
+        """Which conversation and sandbox taught each record of a snapshot, a page at a time."""
+        query: dict[str, str | list[str]] = {"path": path, "snapshot": snapshot, "kind": list(kinds), "after": after}
+        return Call(method="GET", path=build_path(memory, "blame"), query=query, read=read_whole(Blame))
 
     @sent
     def download(self, memory: str, snapshot: str, target: str | Path) -> Call[Path]:
@@ -348,6 +410,50 @@ class Calls(Generic[C]):
             path=build_path(memory, "attachment"),
             query={"export": "true" if export else "false", **_name_sandbox(sandbox)},
             headers=build_key_header(idempotency_key),
+            read=read_whole(Attached),
+        )
+
+    @sent
+    def start(
+        self,
+        memory: str,
+        *,
+        on: str,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        snapshot: str = "latest",
+        must_exist: bool = False,
+        layouts: Sequence[str] = (),
+        projects: Sequence[str] | None = None,
+        checkpoint_every: float | None = None,
+        conversation: str = "",
+        user: str = "",
+        idempotency_key: str | None = None,
+    ) -> Call[Attached]:
+        """Create a sandbox (``on`` is ``e2b:TEMPLATE``, ``daytona:SNAPSHOT`` or ``local:``), restore the memory into it
+        and attach it: ``attachment.sandbox`` is its reference."""
+        body = StartBody(
+            on=on,
+            metadata=dict(metadata or {}),
+            timeout=timeout,
+            snapshot=snapshot,
+            must_exist=must_exist,
+            layouts=list(layouts),
+            projects=None if projects is None else list(projects),
+            checkpoint_every=checkpoint_every,
+            conversation=conversation,
+            user=user,
+        )
+        return build_keyed_call("sandboxes", memory, body, idempotency_key, Attached)
+
+    @sent
+    def stop(self, memory: str, *, sandbox: str = "", discard: bool = False) -> Call[Attached]:
+        """Export an attached sandbox, then end it. Raise ``SidecarProblem`` (``not-ended``) if its memory was not saved,
+        unless ``discard``: then it is not ended. If there are several, name one."""
+        return Call(
+            method="DELETE",
+            path=build_path(memory, "sandboxes"),
+            query={"discard": "true" if discard else "false", **_name_sandbox(sandbox)},
             read=read_whole(Attached),
         )
 

@@ -16,7 +16,8 @@ import msgspec
 from sidecar.client.problems import UnexpectedAnswer, build_problem
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import Difference, ExportOperation, Operation, RestoreOperation
+from sidecar.models.answers import ExportOperation, Operation, RestoreOperation
+from sidecar.models.records import Comparison
 from sidecar.models.requests import Body
 
 T = TypeVar("T")
@@ -98,10 +99,10 @@ def read_part(name: str, kind: type[T]) -> Callable[[httpx.Response], T]:
     return lambda response: convert(_decode_object(response).get(name), kind)
 
 
-def read_difference(response: httpx.Response) -> Difference:
-    """Parse a difference, whose field "from" has another name in Python."""
+def read_comparison(response: httpx.Response) -> Comparison:
+    """Parse a comparison, whose field "from" has another name in Python."""
     answer = _decode_object(response)
-    return convert({**answer, "from_": answer.get("from")}, Difference)
+    return convert({**answer, "from_": answer.get("from")}, Comparison)
 
 
 def read_operation(response: httpx.Response) -> Operation:

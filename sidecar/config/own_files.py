@@ -24,7 +24,13 @@ def build_local_policy(config: Config, config_file: str, store: Path | None) -> 
         *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("IDENTITY_FILE", "PASSPHRASE_FILE")),
         *(os.environ.get(f"MEMORY_SIDECAR_{name}", "") for name in ("SIGNING_KEY_FILE", "PREVIOUS_PASSPHRASE_FILE")),
         *(config.encryption.passphrase_file, config.encryption.previous_passphrase_file, config.signing.key_file),
-        *(config.service.token_file, config.service.tls_cert, config.service.tls_key, config_file),
+        *(
+            config.service.token_file,
+            config.service.tokens,
+            config.service.tls_cert,
+            config.service.tls_key,
+            config_file,
+        ),
     ]
     own = [*([str(store)] if store else []), *filter(None, files)]
     with contextlib.suppress(TokenNotKept):

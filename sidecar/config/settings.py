@@ -34,7 +34,7 @@ from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention, RetentionRules
 from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
-from sidecar.service.settings import Service, Webhook, check_events, check_service
+from sidecar.service.settings import Adopt, Service, Webhook, check_adopt, check_events, check_service
 from sidecar.store.encryption.keys_given import VARIABLES
 from sidecar.store.encryption.settings import Encryption, Signing
 
@@ -53,6 +53,7 @@ class Config:
     retention: Retention = Retention()
     restore: RestoreSettings = RestoreSettings()
     service: Service = Service()
+    adopt: Adopt = Adopt()
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
@@ -75,6 +76,7 @@ SECTIONS: dict[str, type[Any]] = {
     "retention": Retention,
     "restore": RestoreSettings,
     "service": Service,
+    "adopt": Adopt,
     "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
@@ -163,6 +165,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         retention=_build_retention(table, timing),
         restore=check_restore(read_section(table, "restore", RestoreSettings)),
         service=check_service(read_section(table, "service", Service)),
+        adopt=check_adopt(read_section(table, "adopt", Adopt)),
         postgres=check_postgres(read_section(table, "postgres", Postgres)),
         encryption=read_section(table, "encryption", Encryption),
         signing=read_section(table, "signing", Signing),

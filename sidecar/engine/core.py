@@ -20,7 +20,7 @@ from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention
-from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
+from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxProvider, SandboxStatus
 from sidecar.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -80,10 +80,27 @@ def check_restore(settings: RestoreSettings) -> RestoreSettings:
     return settings
 
 
+class View(Protocol):
+    """Which memories a caller may know of."""
+
+    def sees(self, memory: str) -> bool: ...
+
+    def may_see_folder(self, folder: str) -> bool:
+        """Whether the memory in a folder of the store, which may have any id that makes such a name, may be one of
+        them."""
+        ...
+
+
 class SandboxOpener(Protocol):
     """Opens the sandbox behind ``provider:id``: ``sidecar.wiring.open_sandbox``."""
 
     def __call__(self, ref: str, *, wake: bool = ..., user: str = ..., local: LocalPolicy = ...) -> Sandbox: ...
+
+
+class ProviderOpener(Protocol):
+    """Opens who creates sandboxes at a provider: ``sidecar.wiring.open_provider``."""
+
+    def __call__(self, provider: str, *, local: LocalPolicy = ...) -> SandboxProvider: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +109,8 @@ class Engine:
 
     repository: Repository
     open_sandbox: SandboxOpener
+    open_provider: ProviderOpener | None = None
+    """For who creates sandboxes too, not only works in them."""
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
     limits: Limits = Limits()
     guards: Guards = Guards()
@@ -114,6 +133,12 @@ class Engine:
     lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
     """Called after an export with a memory and the number of its snapshots that the retention rules removed."""
+    view: View | None = None
+    """Which memories the caller may know of; ``None``: all. Nothing in a receipt or an error names another, or depends on
+    whether there is one."""
+    charge: Callable[[str, int], Awaitable[None]] | None = None
+    """Called before a snapshot is stored, with the memory and how many bytes the store will gain at most. Raises
+    ``LimitExceeded`` if the caller may not store as much."""
     index: SearchIndex | None = None
     """Updates the search index, if a search database is configured. The verbs do not wait for it."""
     use: StoreUse = field(default_factory=StoreUse)

@@ -44,6 +44,7 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
         origin=f"fork of {memory} at {source.snapshot}",
         rejected="",
         generation=0,
+        changes=None,
     )
     await repository.commit(manifest)
     await repository.move_head(HeadState(), manifest)

@@ -247,6 +247,8 @@ async def check_room(
     """
     engine, memory, held = run.engine, run.request.memory, sum(run.survey.sizes.values())
     limits, used = engine.limits, {}
+    if engine.charge is not None:
+        await engine.charge(memory, added)
     if limits.memory_bytes:
         used["memory_bytes"] = held + added
     if limits.store_bytes:
@@ -256,7 +258,7 @@ async def check_room(
             used["store_bytes"] = await engine.use.bytes(store, fresh=True) + added
     over = _find_excess(engine, used)
     if not over:
-        return RoomFound(used)
+        return RoomFound(_leave_out_hidden(engine, used))
     room = None
     if all(map(limits.trims, over)):
         labelled = engine.retention.build_policy_for(memory).labelled
@@ -268,7 +270,12 @@ async def check_room(
         over = _find_excess(engine, used)
     if over:
         raise _build_full_error(engine, memory, used, next(iter(over)))
-    return RoomFound(used, room)
+    return RoomFound(_leave_out_hidden(engine, used), room)
+
+
+def _leave_out_hidden(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
+    """Return what a caller may be told: not how much others have in the store, if it may not see all memories."""
+    return {key: have for key, have in used.items() if key != "store_bytes" or engine.view is None}
 
 
 def _find_excess(engine: Engine, used: Mapping[str, int]) -> dict[str, int]:
@@ -284,5 +291,7 @@ def _build_full_error(engine: Engine, memory: str, used: Mapping[str, int], key:
     also = "Nothing was added; forget snapshots of it, or raise the limit."
     if engine.limits.trims(key):
         also = "Nothing was added, and nothing forgotten: without the snapshots that may be forgotten it is still too much."
+    if key == "store_bytes" and engine.view is not None:
+        return LimitExceeded(f"The store has no room for more. {also}", code=CODES[key])
     most = getattr(engine.limits, key)
     return LimitExceeded(f"{which.format(used[key])}; limits.{key} allows {most:,}. {also}", code=CODES[key])

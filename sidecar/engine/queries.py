@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from sidecar.engine.core import View
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import Change, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
+from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
@@ -29,9 +30,13 @@ class SnapshotReading:
     """The memory's head, as far as it can be read."""
 
 
-async def list_memories(repository: Repository) -> Memories:
-    """List every memory of the store."""
-    rows = [await _build_memory_row(repository, memory) for memory in await repository.memories()]
+async def list_memories(repository: Repository, view: View | None = None) -> Memories:
+    """List every memory of the store, or those that ``view`` shows."""
+    if view is None:
+        found = await repository.memories()
+    else:
+        found = [memory for memory in await repository.memories(view.may_see_folder) if view.sees(memory)]
+    rows = [await _build_memory_row(repository, memory) for memory in found]
     return Memories(store=repository.store.url, memories=rows)
 
 
@@ -124,6 +129,7 @@ class _Standings:
             stored_bytes=manifest.packed_bytes,
             dropped=manifest.dropped,
             scrubbed=sum(manifest.taken_out),
+            changes=_read_changes(manifest),
         )
 
     def _find_standing(self, manifest: Manifest) -> str:
@@ -134,6 +140,15 @@ class _Standings:
         if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
         return "rejected" if manifest.rejected else "diverged"
+
+
+def _read_changes(manifest: Manifest) -> dict[str, Counts] | None:
+    if manifest.changes is None:
+        return None
+    return {
+        kind: Counts(added=added, changed=changed, removed=removed)
+        for kind, (added, changed, removed) in manifest.changes.items()
+    }
 
 
 async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
@@ -192,11 +207,18 @@ async def compare_snapshots(repository: Repository, memory: str, old: str, new: 
             f"{later.snapshot} has no parent to compare it with.", hint="Name two snapshots: diff MEMORY A B."
         )
     earlier, before = await _read_entries(repository, memory, old or later.parent)
+    return compare_entries(memory, (earlier.snapshot, later.snapshot), before, after)
+
+
+def compare_entries(
+    memory: str, snapshots: tuple[str, str], before: Mapping[str, IndexEntry], after: Mapping[str, IndexEntry]
+) -> Difference:
+    """Return what differs between the entries of two snapshots."""
     both = [path for path in sorted(after) if path in before]
     return Difference(
         memory=memory,
-        from_=earlier.snapshot,
-        to=later.snapshot,
+        from_=snapshots[0],
+        to=snapshots[1],
         added=[Size(path=path, size=after[path].size) for path in sorted(after) if path not in before],
         removed=[Size(path=path, size=before[path].size) for path in sorted(before) if path not in after],
         changed=[

@@ -177,6 +177,8 @@ class ExportQuestion(Question):
     """The roots of the head."""
     project_hints: List[str] = field(default_factory=list)
     """The projects of the head."""
+    trial: bool = False
+    """What is brought is only looked at: the notes and the cache stay as they are."""
 
 
 @dataclass(eq=False, repr=False)

@@ -19,6 +19,7 @@ from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
+from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"
 """In place of names: whatever layouts are found."""
@@ -170,6 +171,8 @@ class Layout:
     keyed: KeyedFolder | None = None
     worker: Worker | None = None
     version: Version | None = None
+    records: tuple[RecordSpec, ...] = ()
+    """What its files say, and how that is read. Markdown files that no source names are read as sections."""
     chosen: tuple[str, ...] = ()
     """The options that are switched on."""
 
@@ -189,7 +192,7 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """Return the part that the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("options", "chosen", "rotating"):
+        for unused in ("options", "chosen", "rotating", "records"):
             del data[unused]
         told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
         told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}

@@ -14,8 +14,25 @@ Standing = Annotated[str, OneOf("head", "earlier head", "diverged", "rejected", 
 EntryType = Annotated[str, OneOf("file", "dir", "link")]
 AttachmentState = Annotated[str, OneOf("open", "idle", "lost", "ended")]
 OperationState = Annotated[str, OneOf("queued", "running", "done", "failed")]
-RecordKind = Literal["session", "observation", "summary", "prompt", "learning", "decision", "section"]
+RecordKind = Literal[
+    "session", "observation", "summary", "prompt", "learning", "decision", "section",
+    "task", "work", "criterion", "rating", "entity",
+]  # fmt: skip
 RECORD_KINDS: tuple[str, ...] = get_args(RecordKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many records of a kind were added, changed and removed."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            added=self.added + other.added, changed=self.changed + other.changed, removed=self.removed + other.removed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +96,8 @@ class Snapshot:
     """How many files a size limit left out."""
     scrubbed: int = 0
     """How many private passages and credentials were taken out before it was stored."""
+    changes: dict[str, Counts] | None = None
+    """By kind of record, what it has that its parent had not; null if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +311,10 @@ class Attachment:
     """What to do about it."""
     user: str = ""
     """As whom it is exported; "": as whoever its provider takes."""
+    by: str = ""
+    """The named token whose holder attached it or opened the conversation; "": none, it was an administrator."""
+    note: str = ""
+    """What else there is to know: that the token is no longer good, for one."""
 
     @property
     def place(self) -> tuple[str, str]:

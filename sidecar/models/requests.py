@@ -114,6 +114,32 @@ class AttachBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartBody(Body):
+    """Create a sandbox that remembers."""
+
+    on: Annotated[Name, Schema(examples=["e2b:base", "daytona:my-snapshot", "local:"])]
+    """The provider, and what the sandbox is made from there: a template, a snapshot. Nothing after the colon: its default."""
+    metadata: Annotated[dict[Name, Text], Check(max_length=50)] = field(default_factory=dict)
+    """Kept with the sandbox by its provider (Daytona: labels)."""
+    timeout: Annotated[float, Check(strict=True, ge=1, le=2592000)] | None = None
+    """Seconds until its provider ends it (Daytona: without activity, in whole minutes). Default: the provider's."""
+    snapshot: Annotated[Name, Schema(examples=["latest"])] = "latest"
+    """What is restored: a snapshot's id, `latest` or `@TIME`. Default: `latest`."""
+    must_exist: Flag = False
+    """A memory that is not there is an error, not a first start."""
+    layouts: Names = field(default_factory=list)
+    """Which layouts to export. Default: whatever is there."""
+    projects: Names | None = None
+    """Project folders in the sandbox. Default: where they were."""
+    checkpoint_every: Seconds | None = None
+    """Seconds between exports. Default: as [service] in the config says."""
+    conversation: Text = ""
+    """Kept with its snapshots."""
+    user: Text = ""
+    """Work in it as this user, also at checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkBody(Body):
     """Begin a new memory with a copy of a snapshot."""
 

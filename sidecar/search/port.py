@@ -54,6 +54,8 @@ class Query:
     store: str = ""
     memories: Sequence[str] = ()
     """Only in these; in all, when none is named."""
+    within: str = ""
+    """Only in memories whose whole ids match this regular expression, in the syntax that Python and Postgres share."""
     kinds: Sequence[str] = ()
     limit: int = 20
     offset: int = 0

@@ -20,6 +20,7 @@ from sidecar.errors import (
 )
 from sidecar.host.files import open_spool
 from sidecar.host.work import gather_few
+from sidecar.layouts import Layout
 from sidecar.models.answers import Found
 from sidecar.records.snapshot import fetch_records
 from sidecar.search.port import MemoryRef, Query, SearchDatabase, WriteCounts
@@ -60,9 +61,12 @@ class IndexResult:
 class SearchIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, database: SearchDatabase) -> None:
+    def __init__(
+        self, repository: Repository, database: SearchDatabase, layouts: Mapping[str, Layout] | None = None
+    ) -> None:
         self._repository = repository
         self._database = database
+        self._layouts = layouts
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -149,7 +153,7 @@ class SearchIndex:
         try:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
-                records = await fetch_records(self._repository.store, manifest, scratch)
+                records = await fetch_records(self._repository.store, manifest, scratch, self._layouts)
                 written = await self._database.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():

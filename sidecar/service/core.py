@@ -23,6 +23,9 @@ from sidecar.ids import check_memory_id, parse_snapshot_time
 from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.access.admission import Admission
+from sidecar.service.access.grants import ITSELF, Caller
+from sidecar.service.access.usage import Usage
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.calls import REPEATED, note_outcome, note_subject
 from sidecar.service.event_types import DELETED
@@ -32,10 +35,13 @@ from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.sandboxes import Sandboxes, SandboxTarget
 from sidecar.service.settings import Service, narrow_local_policy
+from sidecar.store.manifest import Manifest
 from sidecar.store.retention import forget
+from sidecar.store.selectors import resolve_snapshot
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
+    from sidecar.service.starts import Starts
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
@@ -62,12 +68,25 @@ class Sidecar:
         self.remembered_calls = RememberedCalls(engine)
         self.keeper: Keeper | None = None
         """Is notified of callers' restores and exports, and exports the sandboxes of conversations in between."""
+        self.find_named: Callable[[str], Caller | None] = lambda name: None
+        """Returns the caller with a named token, if it is still good."""
+        self.admission = Admission(
+            Usage(engine.repository.store),
+            self.sandboxes.name_of,
+            lambda sandbox: self.keeper.list_memories(sandbox) if self.keeper else (),
+        )
+        self.events.subscribe(self.admission.usage.count, repetitions=True)
+        self.starts: Starts | None = None
+        """Creates sandboxes and ends them."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 
-    async def start_export(self, request: ExportRequest, target: SandboxTarget, *, key: str = "") -> Operation:
+    async def start_export(
+        self, request: ExportRequest, target: SandboxTarget, *, key: str = "", caller: Caller = ITSELF
+    ) -> Operation:
         """Start an export and return its operation. For an idempotency ``key`` that was used before, return that
         operation."""
+        self.admission.check_sandbox(caller, target.ref)
         await self.engine.repository.check_new_memory(request.memory)
         check_reasons(request.allow)
 
@@ -78,7 +97,7 @@ class Sidecar:
                 if (stored := await self.remembered_calls.finish(call, target.ref)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
-            engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
+            engine = self._build_engine(operation, reached)
             try:
                 async with self.sandboxes.use(target) as box:
                     return await self._export_for_caller(engine, box, ours)
@@ -87,8 +106,13 @@ class Sidecar:
                     await self.keeper.report_gone(request.memory, target.ref, problem)
                 raise
 
-        operation = Operation("export", request.memory, target.ref, request.conversation)
+        operation = Operation("export", request.memory, target.ref, request.conversation, caller=caller)
         return await self._start_once(operation, work, key, _encode_call(request, target))
+
+    def _build_engine(self, operation: Operation, reached: Reached | None = None) -> Engine:
+        """Return the engine for an operation: it works within what the caller may see and store."""
+        engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
+        return self.admission.narrow_engine(engine, operation.caller)
 
     async def _export_for_caller(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
         """Export for a caller and close the conversation of the sandbox."""
@@ -131,34 +155,39 @@ class Sidecar:
         return receipt
 
     async def start_restore(
-        self, request: RestoreRequest, target: SandboxTarget, *, key: str = "", care: CareOptions | None = None
+        self,
+        request: RestoreRequest,
+        target: SandboxTarget,
+        *,
+        key: str = "",
+        care: CareOptions | None = None,
+        caller: Caller = ITSELF,
     ) -> Operation:
         """Start a restore and return its operation. For an idempotency ``key`` that was used before, return that
         operation. With ``care`` it opens a conversation."""
+        self.admission.check_sandbox(caller, target.ref)
         await self.engine.repository.check_new_memory(request.memory)
 
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.is_open(target.ref))
             async with self.sandboxes.use(target) as box:
-                engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
-                receipt = await restore(engine, box, ours)
+                receipt = await restore(self._build_engine(operation, reached), box, ours)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
 
-        operation = Operation("restore", request.memory, target.ref, request.conversation)
+        operation = Operation("restore", request.memory, target.ref, request.conversation, caller=caller)
         return await self._start_once(operation, work, key, _encode_call(request, target))
 
-    def start_import(self, archive: Path, request: ExportRequest) -> Operation:
+    def start_import(self, archive: Path, request: ExportRequest, *, caller: Caller = ITSELF) -> Operation:
         """Start to adopt a tarball, as if it were exported from a sandbox, and return the operation. The file must
         exist until the operation has ended."""
         check_reasons(request.allow)
 
         async def work(operation: Operation) -> Receipt:
-            engine = replace(self.engine, progress=operation, reached=operation.intend)
-            return await adopt(engine, archive, request)
+            return await adopt(self._build_engine(operation), archive, request)
 
-        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}"), work)
+        return self.operations.start(Operation("export", request.memory, f"import:{archive.name}", caller=caller), work)
 
     async def _start_once(
         self,
@@ -170,10 +199,13 @@ class Sidecar:
         """Start an operation, or return the one that runs or has ended under the same idempotency key. Raise
         ``KeyReused``."""
         if not key:
+            await self._check_quotas(operation)
             return self.operations.start(operation, lambda started: work(started, None, None))
-        asked = KeyedCall(key, operation.memory, operation.kind, body)
+        asked = KeyedCall(key, operation.memory, operation.kind, body, operation.caller)
         running = self._by_key.get(asked.place)
         call = await self.remembered_calls.find(asked)
+        if running is None and call is None:
+            await self._check_quotas(operation)
         # There is no ``await`` from here to the start, so two repetitions of a call cannot both start. It is looked up
         # twice: before the ``await`` on the store, since the operation may end meanwhile, and after it, since one may
         # have started.
@@ -197,6 +229,11 @@ class Sidecar:
         started = self.operations.start(operation, once)
         self._by_key[asked.place] = asked, started
         return started
+
+    async def _check_quotas(self, operation: Operation) -> None:
+        """Raise a ``LimitExceeded`` if the caller has as much as it may have. A restore stores nothing new."""
+        if operation.kind == "export":
+            await self.admission.check_quotas(operation.caller, operation.memory)
 
     async def _run_once(
         self,
@@ -232,12 +269,22 @@ class Sidecar:
 
     # Changes without a sandbox: each is published once it is done
 
-    async def fork(self, memory: str, new: str, snapshot: str) -> Forked:
+    async def fork(self, memory: str, new: str, snapshot: str, *, caller: Caller = ITSELF) -> Forked:
         """Begin a new memory with a copy of a snapshot."""
-        done = await fork(self.engine.repository, check_memory_id(memory), new, snapshot)
+        repository = self.engine.repository
+        if caller.id:
+            source = await resolve_snapshot(repository, check_memory_id(memory), snapshot)
+            added = self._estimate_copy(await repository.manifest(memory, source))
+            await self.admission.check_quotas(caller, new, added)
+        done = await fork(repository, check_memory_id(memory), new, snapshot)
+        self.admission.usage.add(new, self._estimate_copy(await repository.manifest(new, done.snapshot)))
         note_subject(also=new, snapshot=done.snapshot)
         self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)
         return done
+
+    def _estimate_copy(self, manifest: Manifest) -> int:
+        """Return how many bytes a copy of a snapshot takes at most: a head is smaller than a manifest."""
+        return manifest.packed_bytes + 2 * self.engine.repository.store.room(len(manifest.encode()))
 
     async def rollback(self, memory: str, snapshot: str) -> Head:
         """Make another snapshot the head."""

@@ -106,6 +106,27 @@ class AcceptanceDetails(TypedDict):
     refusals: NotRequired[int]
 
 
+class RefusedCallsDetails(TypedDict):
+    """Calls without a valid token or the right: how many by status since the last such event, and from where."""
+
+    refused: dict[str, int]
+    peers: list[str]
+    caller: str
+
+
+class TokenFileDetails(TypedDict):
+    """Why the file of named tokens cannot be used."""
+
+    error: ErrorDetails
+
+
+class TokenEndDetails(TypedDict):
+    """A sandbox that is looked after although its token is no longer good."""
+
+    by: str
+    note: str
+
+
 class ForkDetails(TypedDict):
     """A memory that was begun with a copy of a snapshot of another one."""
 
@@ -189,6 +210,9 @@ DETAILS: dict[type, tuple[str, ...]] = {
     UnsavedDetails: ("attachment.unsaved",),
     DrillDetails: ("drill.passed", "drill.failed"),
     AcceptanceDetails: (ACCEPTED,),
+    RefusedCallsDetails: ("access.refused",),
+    TokenFileDetails: ("access.tokens-refused",),
+    TokenEndDetails: ("attachment.token-ended",),
     ForkDetails: ("memory.forked",),
     RollbackDetails: ("memory.rolled-back",),
     DeletionDetails: (DELETED,),

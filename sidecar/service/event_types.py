@@ -11,6 +11,8 @@ ACCEPTED = "guard.accepted"
 DELETED = "memory.deleted"
 
 EVENTS = {
+    "access.refused": "Calls had no valid token (401) or no right (403): how many since the last such event, from where.",
+    "access.tokens-refused": "The file of named tokens cannot be used. The tokens that it had last count.",
     f"export.{ExportOutcome.COMMITTED}": "An export was stored and is the head now.",
     f"export.{ExportOutcome.UNCHANGED}": "An export found nothing new and stored nothing.",
     f"export.{ExportOutcome.DIVERGED}": "An export was stored beside the head: its sandbox did not start from the head.",
@@ -23,6 +25,7 @@ EVENTS = {
     "attachment.attached": "A sandbox was attached.",
     "attachment.detached": "A sandbox was detached.",
     "attachment.taken-over": "This service took over a sandbox from a service that no longer runs.",
+    "attachment.token-ended": "A sandbox is looked after although the token that attached it is no longer good.",
     "attachment.unsaved": "The service stops, and a sandbox it looks after is not saved.",
     "drill.passed": "A snapshot was brought back whole into a scratch sandbox.",
     "drill.failed": "A snapshot could not be brought back whole into a scratch sandbox.",

@@ -56,6 +56,11 @@ class Events:
         """Call ``call`` with every event from now on; if wanted, also with repetitions."""
         self._subscribers.append((call, repetitions))
 
+    @property
+    def recent(self) -> tuple[Event, ...]:
+        """The last events, oldest first."""
+        return tuple(self._past)
+
     async def listen(self, after: int | None = None) -> AsyncIterator[Event]:
         """Yield events as they are published; first the recent ones with a number above ``after``."""
         with self._open_queue() as queue:

@@ -20,6 +20,7 @@ from sidecar.errors import SwapLost, UsageError
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.ids import MemoryKeys
 from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.access.grants import ITSELF, Caller
 
 LONGEST_KEY = 255
 REUSED = "This Idempotency-Key was used for another call."
@@ -47,12 +48,13 @@ class RememberedCall:
 
 
 class KeyedCall:
-    """A call that was received with a key. Raise ``UsageError`` for a key that is too long."""
+    """A call that was received with a key. Each named token has keys of its own. Raise ``UsageError`` for a key that is
+    too long."""
 
-    def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any]) -> None:
+    def __init__(self, key: str, memory: str, kind: str, body: dict[str, Any], caller: Caller = ITSELF) -> None:
         if len(key) > LONGEST_KEY:
             raise UsageError(f"An Idempotency-Key has at most {LONGEST_KEY} characters.")
-        self.key, self.memory, self.kind = key, memory, kind
+        self.key, self.memory, self.kind = caller.scope_key(key), memory, kind
         self.digest = hashlib.sha256(json.dumps([kind, body], sort_keys=True).encode()).hexdigest()
 
     @property

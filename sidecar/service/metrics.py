@@ -89,6 +89,12 @@ class Metrics:
             "When this service last brought a snapshot back whole",
             registry=self.registry,
         )
+        self._refused = Counter(
+            "memory_sidecar_refused_calls",
+            "Calls refused for want of a valid token (401) or of the right (403), or because the token calls too often (429)",
+            ["status"],
+            registry=self.registry,
+        )
         self._made: dict[str, float] = {}
         self._seen: dict[str, float] = {}
 
@@ -123,6 +129,9 @@ class Metrics:
             self._seen[event.memory] = at
         if kind == "export" and outcome == "committed":
             self._made[event.memory] = at
+
+    def count_refusal(self, status: int) -> None:
+        self._refused.labels(str(status)).inc()
 
     def newest(self, made: Mapping[str, datetime]) -> None:
         """Set when each memory's head was made, from the store. Memories that are not in the store any more are

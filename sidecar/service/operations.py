@@ -18,11 +18,15 @@ from sidecar.audit.lines import build_own_call
 from sidecar.audit.trail import Record, Trail
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.access.grants import ITSELF, Caller
+from sidecar.service.access.turns import FairTurns
 from sidecar.service.attachments.trouble import find_save_problem
 from sidecar.service.calls import get_current_call
 from sidecar.service.events import Events, publish_accepted
 
 REMEMBERED = 1000
+SHARE, LEAST_OF_ONE = 8, 16
+"""One named token may have this part of all operations open, and always so many."""
 Receipt = ExportReceipt | RestoreReceipt
 
 
@@ -69,6 +73,8 @@ class Operation:
     total_bytes: int | None = None
     receipt: Receipt | None = None
     problem: SidecarError | None = None
+    caller: Caller = ITSELF
+    """Who asked for it."""
     ours: bool = False
     """The service started it, not a caller."""
     why: str = ""
@@ -154,8 +160,10 @@ class Operations:
     def __init__(self, events: Events, trail: Trail, *, concurrency: int, queue: int) -> None:
         self._events = events
         self._trail = trail
-        self._turns = asyncio.Semaphore(concurrency)
+        self._turns = FairTurns(concurrency)
+        self._concurrency = concurrency
         self._most = concurrency + queue
+        self._most_of_one = max(LEAST_OF_ONE, self._most // SHARE)
         self._memories = Locks()
         self._open: dict[asyncio.Task[None], Operation] = {}
         self._known: OrderedDict[str, Operation] = OrderedDict()
@@ -171,7 +179,7 @@ class Operations:
         Operations that the service itself starts (``ours``) are never refused.
         """
         if not ours:
-            self.check_intake()
+            self.check_intake(operation.caller)
         operation.ours = ours
         operation.record = self._begin_record(operation)
         self._remember(operation)
@@ -193,13 +201,22 @@ class Operations:
             current.operations += 1
         return self._trail.begin(call)
 
-    def check_intake(self) -> None:
-        """Raise ``TooBusy`` or ``Stopping`` if no operation of a caller is accepted now."""
+    def check_intake(self, caller: Caller = ITSELF) -> None:
+        """Raise ``TooBusy`` or ``Stopping`` if no operation of a caller is accepted now. One named token cannot fill the
+        queue for all others."""
         if self.stopping:
             raise Stopping("The service is about to end and takes no more work.")
-        asked = sum(not operation.ours for operation in self._open.values())
-        if asked >= self._most:
-            raise TooBusy(f"{asked} operations run or wait already.")
+        asked = [operation for operation in self._open.values() if not operation.ours]
+        if len(asked) >= self._most:
+            raise TooBusy(f"{self._most} operations run or wait already.")
+        if caller.id and sum(one.caller.id == caller.id for one in asked) >= self._most_of_one:
+            raise TooBusy(f"{self._most_of_one} operations of this token run or wait already.")
+
+    def _count_turns(self, caller: Caller) -> int:
+        """Return how many operations of a caller may run at once; 0: all. A named token always leaves one turn to
+        others."""
+        most = max(1, self._concurrency - 1)
+        return min(caller.quotas.concurrent or most, most) if caller.id else 0
 
     def repeat(self, operation: Operation, receipt: Receipt) -> Operation:
         """Register an operation that was done before, with its receipt. Nothing is run."""
@@ -247,7 +264,8 @@ class Operations:
         structlog.contextvars.bind_contextvars(**operation.build_log_fields())
         try:
             # The memory's lock comes first, so that an operation that waits for its memory does not occupy a slot.
-            async with self._memories.held(operation.memory), self._turns:
+            turn = self._turns.held(operation.caller.id, self._count_turns(operation.caller))
+            async with self._memories.held(operation.memory), turn:
                 operation.state = "running"
                 self._log.info(f"{operation.kind} begins")
                 operation.receipt = await work(operation)

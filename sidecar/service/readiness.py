@@ -16,6 +16,8 @@ from sidecar.engine.hot_files import check_hot_limits
 from sidecar.errors import BadConfig
 from sidecar.host.local_token import check_token_folder, ensure_token
 from sidecar.host.loopback import is_loopback
+from sidecar.service.access.callers import Callers
+from sidecar.service.access.token_file import find_tokens_path
 from sidecar.service.door.tls import load_tls
 from sidecar.service.door.tokens import Tokens, check_bind, load_tokens
 from sidecar.service.settings import AUTO, Service, parse_address
@@ -32,7 +34,7 @@ class StartChecks:
         self._settings = settings
         self._trying = trying
         self.host, self._port = parse_address(settings.bind)
-        self.tokens = Tokens([])
+        self.callers = Callers(Tokens([]))
         self.kept = False
         """Whether the token is the one kept for this user."""
         self.tls: ssl.SSLContext | None = None
@@ -47,13 +49,15 @@ class StartChecks:
         return self.load_tokens, self.load_certificate, self.prepare_store, self.check_limits, self.listen
 
     async def load_tokens(self) -> None:
-        self.tokens = load_tokens(self._settings.token_file)
-        self.kept = not self.tokens and self._settings.token == AUTO and is_loopback(self.host)
+        tokens = load_tokens(self._settings.token_file)
+        self.kept = not tokens and self._settings.token == AUTO and is_loopback(self.host)
         if self.kept and self._trying:
             check_token_folder()
         elif self.kept:
-            self.tokens = Tokens([ensure_token()])
-        check_bind(self.host, self.tokens)
+            tokens = Tokens([ensure_token()])
+        free = not tokens and not self.kept and is_loopback(self.host)
+        self.callers = Callers(tokens, find_tokens_path(self._settings.tokens), kept=self.kept, open_to_all=free)
+        check_bind(self.host, given=bool(tokens) or bool(self.callers.names))
 
     async def load_certificate(self) -> None:
         self.tls = load_tls(self._settings)

@@ -27,15 +27,18 @@ from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.connections import Connection, ConnectionLimits, Listener, limit_connections
 from sidecar.service.door.door import Hosts
+from sidecar.service.jobs.adoption import AdoptionJob
 from sidecar.service.jobs.drills import DrillJob
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
 from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.jobs.tokens import TokenJob
 from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
+from sidecar.service.starts import Starts
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
@@ -53,6 +56,8 @@ class ServiceConfig:
     audit: Audit = Audit()
     index_every: float = 300.0
     """Seconds between two looks at whether the search index is up to date."""
+    adopt: str = ""
+    """The folder with backups to adopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ async def serve(
     found = StartChecks(engine, settings)
     for step in found.steps:
         await step()
-    host, tokens, tls, listener = found.host, found.tokens, found.tls, found.listener
+    host, callers, tls, listener = found.host, found.callers, found.tls, found.listener
     assert listener is not None
     trail = open_trail(config.audit, engine.repository.store, lambda told: log.info("audit", **told))
     await trail.open()
@@ -97,20 +102,25 @@ async def serve(
     keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
     RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
     DrillJob(sidecar, jobs).start()
+    TokenJob(sidecar, keeper, callers, jobs).start()
+    AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
+    Starts(sidecar, keeper).look_regularly(jobs)
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    app = make_app(sidecar, keeper, tokens, Hosts(settings.hosts, host))
+    app = make_app(sidecar, keeper, callers, Hosts(settings.hosts, host))
     server = _Server(app, _compute_limits(settings, log), tls)
     orders = orders or _watch_signals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _wait_for_first(serving, server.listening.wait())
-    log.info("serving", address=url, store=engine.repository.store.url, open_to_all=not tokens)
+    log.info("serving", address=url, store=engine.repository.store.url, open_to_all=callers.open_to_all)
     if found.kept:
         log.info("callers on this machine need the token that is kept for this user", file=str(find_token_path()))
-    if not tokens:
+    if callers.names:
+        log.info("named tokens are accepted", names=callers.names)
+    if callers.open_to_all:
         log.warning("no token is set: anybody on this machine may call; only loopback is listened on")
     ready(url)
     await _wait_for_first(serving, orders.stop.wait())

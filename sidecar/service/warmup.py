@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from sidecar.engine.sandbox.package import build_program
+from sidecar.service.access.grants import ITSELF
 
 FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/memories/m/restores"))
 
@@ -38,6 +39,7 @@ def _build_scope(method: str, path: str) -> dict[str, Any]:
         "headers": [(b"content-type", b"application/json")],
         "client": None,
         "server": None,
+        "state": {"caller": ITSELF},
     }
 
 

@@ -3,19 +3,21 @@ always tell the id."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sidecar.errors import ObjectRefused
 from sidecar.format.checksums import decode_checksummed
 from sidecar.ids import ROOT, MemoryKeys, is_plain_id
 from sidecar.ports import Store
 
 
-async def list_memories(store: Store) -> tuple[list[str], list[str]]:
+async def list_memories(store: Store, in_folder: Callable[[str], bool] | None = None) -> tuple[list[str], list[str]]:
     """Return the id of every memory, from its head or else from any of its manifests; and problems with folders in
-    which no object is valid."""
+    which no object is valid. ``in_folder``: other folders are not looked into."""
     folders: dict[str, list[str]] = {}
     async for info in store.list(ROOT):
         folder, _, rest = info.key[len(ROOT) :].partition("/")
-        if rest == "head.json" or rest.startswith("snapshots/"):
+        if (rest == "head.json" or rest.startswith("snapshots/")) and (in_folder is None or in_folder(folder)):
             folders.setdefault(folder, []).append(info.key)
     found = [await read_id(store, folder, keys) for folder, keys in folders.items()]
     return sorted(filter(None, (memory for memory, _ in found))), [problem for _, problem in found if problem]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -213,9 +213,10 @@ class Repository:
         readable = [snapshot for snapshot, manifest in found.items() if isinstance(manifest, Manifest)]
         return make_snapshot_id(datetime.now(UTC), newest or max(readable, default="")), refused
 
-    async def memories(self) -> list[str]:
-        """Return the id of every memory in the store, from its head or else from any of its manifests."""
-        found, problems = await list_memories(self.store)
+    async def memories(self, in_folder: Callable[[str], bool] | None = None) -> list[str]:
+        """Return the id of every memory in the store, from its head or else from any of its manifests; ``in_folder``:
+        only of those in folders that it returns true for."""
+        found, problems = await list_memories(self.store, in_folder)
         for problem in problems:
             LOG.warning(problem)
         return found

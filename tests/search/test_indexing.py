@@ -211,7 +211,7 @@ async def test_two_stores_share_a_database_and_never_a_row(
     assert [one.state async for one in index_of(engine).catch_up()] == ["written"]
     assert [one.state async for one in index_of(other).catch_up()] == ["written"]
     assert sorted(database.rows()) == sorted(agent.expected("conductor") + second.expected("conductor"))
-    word = second.rows["observation", "claude-mem/1"][0].split()[-1]
+    word = second.observed[0][1][0].split()[-1]
     assert (await index_of(engine).search(Query(words=word))).hits == []
     assert len((await index_of(other).search(Query(words=word))).hits) == 1
     await other.repository.delete_memory("conductor")
@@ -281,13 +281,13 @@ async def test_a_search_finds_by_words_kind_and_memory_and_says_how_far_it_looke
     index = index_of(engine)
     done = [one async for one in index.catch_up()]
     assert len(done) == 2
-    title, text = agent.rows["observation", "claude-mem/1"][:2]
+    title, text = agent.observed[0][1][:2]
     answer = await index.search(Query(words=f'"{title}"'))
     assert {hit.memory for hit in answer.hits} == {"a", "b/c"}
     hit = next(hit for hit in answer.hits if hit.memory == "a")
     assert (hit.kind, hit.key, hit.title, hit.path) == (
         "observation",
-        "claude-mem/1",
+        agent.observed[0][0],
         title,
         "claude-mem/claude-mem.db",
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.token_file import TokenRecord, add_token
 from tests.parts.browser import browsing
 from tests.parts.homes import claude_mem_home, empty_home, observe
 from tests.parts.postgres import Database
@@ -50,9 +52,39 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         expect(page.locator("#events tbody")).to_contain_text("export.committed")
         expect(page.locator("#attached tbody")).to_contain_text(f"local:{home}")
         expect(page.locator("#snapshots tbody tr")).to_have_count(2)
+        expect(page.locator("#snapshots tbody tr").first).to_contain_text("+2 observation")
+        page.locator("#snapshots tbody button").first.click()
+        expect(page.locator("#changes tbody tr")).to_have_count(2)
+        expect(page.locator("#changes tbody")).to_contain_text("added")
+        expect(page.locator("#says tbody tr").first).to_contain_text("observation")
+        expect(page.locator("#files tbody")).to_contain_text("claude-mem/claude-mem.db")
         service.restore("acme/agent-7", f"local:{home}")
         expect(page.locator("#events tbody")).to_contain_text("left as it is")
         assert page.title() == "memory-sidecar" and complaints == []
+
+
+def test_a_read_only_token_opens_the_page_with_its_own_memories(page: Page, tmp_path: Path) -> None:
+    expect.set_options(timeout=30_000)
+    home, file = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=5), tmp_path / "tokens.json"
+    tokens = {
+        role: add_token(file, TokenRecord(id="", name=role, salt="", digest="", memories=("acme/*",), verbs=verbs))
+        for role, verbs in (("reads", (Verb.READ,)), ("exports", (Verb.EXPORT,)))
+    }
+    with serving(tmp_path / "store", tmp_path / "log", {"MEMORY_SIDECAR_SERVICE_TOKENS": str(file)}) as service:
+        service.export("acme/agent-7", f"local:{home}")
+        assert service.http.post(path("acme/agent-7", "forks"), json={"memory": "globex/agent"}).status_code == 201
+        page.goto(f"{service.url}/#token={tokens['exports']}")
+        expect(page.locator("#login")).to_be_visible()
+        page.goto(f"{service.url}/#token={tokens['reads']}")
+        expect(page.locator("#login")).to_be_hidden()
+        expect(page.locator("#memories tbody tr")).to_have_count(1)
+        page.click("text=acme/agent-7")
+        expect(page.locator("#snapshots tbody tr")).to_have_count(1)
+        expect(page.locator("#events tbody")).to_contain_text("export.committed")
+        observe(home, 2, "later")
+        service.export("acme/agent-7", f"local:{home}")
+        expect(page.locator("#events tbody tr")).to_have_count(2)
+        assert "globex" not in page.content()
 
 
 PHONE: ViewportSize = {"width": 390, "height": 844}

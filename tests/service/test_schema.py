@@ -34,7 +34,7 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(
     tmp_path: Path, phases: str, examples: int, workers: int
 ) -> None:
     home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=5)
-    with serving(tmp_path / "store", tmp_path / "log", NOWHERE) as service:
+    with serving(tmp_path / "store", tmp_path / "log", {**NOWHERE, "TMPDIR": str(tmp_path)}) as service:
         for memory in ("conductor", "acme/agent-7"):  # the ids that the document gives as examples
             assert service.export(memory, f"local:{home}").status_code == 200
         ran = subprocess.run(

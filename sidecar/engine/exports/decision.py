@@ -23,7 +23,7 @@ from sidecar.engine.exports.run import ExportRun
 from sidecar.engine.sandbox.dialogue import redact
 from sidecar.engine.sandbox.identity import join_some
 from sidecar.engine.sandbox.reports import report_findings
-from sidecar.errors import SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
+from sidecar.errors import SandboxNotAllowed, SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.protocol import ExportAnswer, SandboxNotes
@@ -75,6 +75,7 @@ ANOTHER_MEMORY = (
     "By its notes, this sandbox holds the memory {other!r} (in {folders}), and {memory!r} was never restored or exported here."
     " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
 )
+NOT_YOURS = "This sandbox holds a memory that this token is not for."
 WITHHELD = (
     "This sandbox was restored without {roots}, and nothing is known there of what the head has of it. Restore once more when"
     " the project's folder is there; then it can be exported."
@@ -188,12 +189,30 @@ async def continues_head(run: ExportRun, answer: ExportAnswer) -> bool:
     return state.snapshot in run.survey.damaged and state.head.was_head(origin)
 
 
+def check_owner(run: ExportRun, answer: ExportAnswer) -> None:
+    """Raise ``SandboxNotAllowed`` if, by the sandbox's notes, its files belong to a memory that the caller may not see:
+    nothing of it is to be stored where the caller can read it."""
+    if run.engine.view is None:
+        return
+    own, others = _check_notes(answer)
+    if notes.find_objection(run.identity, own, others, answer.folders, answer.lineage) != OTHER_MEMORY:
+        return
+    owners = notes.find_owners(run.identity, others, answer.folders)
+    if not all(run.engine.view.sees(one.memory) for one in owners):
+        raise SandboxNotAllowed(NOT_YOURS, hint="Name a sandbox that holds your own memory.")
+
+
+def _check_notes(answer: ExportAnswer) -> tuple[notes.Notes | None, list[notes.Notes]]:
+    """Return the sandbox's notes of the memory, if there are any, and of others, as far as they are valid."""
+    own = _parse_notes(answer.notes) if answer.notes is not None else None
+    return own, [found for one in answer.others if (found := _parse_notes(one)) is not None]
+
+
 def _find_mix_up(run: ExportRun, answer: ExportAnswer) -> Reason | None:
     """Return the reason why this export would continue a memory of another store, or another memory, by the notes that
     the sandbox had before; ``None`` if it would not or that is allowed."""
     told, memory = run.identity, run.request.memory
-    own = _check_notes(answer.notes) if answer.notes is not None else None
-    others = [found for one in answer.others if (found := _check_notes(one)) is not None]
+    own, others = _check_notes(answer)
     code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
     if code in told.allow:
         return None
@@ -210,7 +229,7 @@ def _find_mix_up(run: ExportRun, answer: ExportAnswer) -> Reason | None:
     return None
 
 
-def _check_notes(claim: SandboxNotes) -> notes.Notes | None:
+def _parse_notes(claim: SandboxNotes) -> notes.Notes | None:
     """Return the notes that a sandbox claims to have had; ``None`` if they are not valid."""
     return notes.parse_value(asdict(claim))
 

@@ -61,6 +61,8 @@ class ExportRequest:
     """What the comments in an imported tarball say, besides its files."""
     snapshot: str = ""
     """The id for the new snapshot, if the caller has to know it beforehand."""
+    trial: bool = False
+    """Only look: nothing is stored, and the sandbox's notes stay as they are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,10 +100,12 @@ class ExportRun(SandboxRun):
     def identity(self) -> Identity:
         """What the sandbox is to record in its notes about this memory."""
         free, allowed = self.request.force or self.request.adopt, self.allowed
+        # The sandbox would record that its files are this memory now, whoever they belonged to.
+        unseen = {OTHER_MEMORY} if self.engine.view is not None else set()
         return replace(
             self.build_identity(self.state.store_id),
             heads=[snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
-            allow=[code for code in MIX_UPS if free or code in allowed],
+            allow=[code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
         )
 
     def parent(self, answer: ExportAnswer) -> str:

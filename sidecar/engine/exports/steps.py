@@ -17,8 +17,10 @@ from sidecar.engine.exports.commit import (
     settle_head,
     store_snapshot,
 )
+from sidecar.engine.exports.counts import count_changes
 from sidecar.engine.exports.decision import (
     Verdict,
+    check_owner,
     check_reasons,
     decide,
     decide_again,
@@ -71,20 +73,21 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     engine = engine.narrow_to(request.memory)
     counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
     try:
-        return await _run_export(await _begin_run(engine, counted, request, started, []))
+        return await _run_export(await begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:
         # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
         # same happens again, something is wrong, and the error is raised.
         warnings = [f"It was begun anew: {problem.message}"]
-        return await _run_export(await _begin_run(engine, counted, request, started, warnings))
+        return await _run_export(await begin_run(engine, counted, request, started, warnings))
 
 
 async def _run_export(run: ExportRun) -> ExportReceipt:
     """Run one export to its receipt. A size limit that is exceeded ends it as rejected, not as an error."""
     async with open_spool() as run.scratch, delete_unclaimed(run.engine.repository.store) as run.unclaimed:
         try:
-            checked = await fetch_and_check(run, _build_question(run))
+            checked = await fetch_and_check(run, build_question(run))
             run.answer = checked.answer
+            check_owner(run, checked.answer)
             if checked.answer.status == "refused":
                 return run.receipt(ExportOutcome.REJECTED, reason=explain_credentials(checked.answer))
             if checked.arrived is None:
@@ -95,13 +98,14 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
             verdict = await decide(run, checked, manifest, head)
+            manifest = replace(manifest, changes=await count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, reason=Reason(code=limit.code, message=limit.message))
     return await _finish_stored(run, checked, verdict, stored)
 
 
-async def _begin_run(
+async def begin_run(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> ExportRun:
     """Read the head and the listing, connect to the sandbox, and choose the id of the new snapshot. Raise a
@@ -113,8 +117,8 @@ async def _begin_run(
         connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
     )
     if not survey.snapshots:
-        warnings = [*warnings, *await describe_new_store(engine.repository, request.memory, state)]
-    if not request.adopt:
+        warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
+    if not request.adopt and not request.trial:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
         # the store even if this export fails.
         state = await engine.repository.begin(state)
@@ -148,7 +152,7 @@ async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest |
         return state, None  # a later step that needs it raises
 
 
-def _build_question(run: ExportRun) -> ExportQuestion:
+def build_question(run: ExportRun) -> ExportQuestion:
     """Build the question for the in-sandbox program."""
     engine, request, head = run.engine, run.request, run.replaces
     layouts = [layout.name for layout in choose_layouts(request.layouts, engine.layouts)]
@@ -169,6 +173,7 @@ def _build_question(run: ExportRun) -> ExportQuestion:
         projects=None if request.projects is None else list(request.projects),
         roots=[RootHint(root.name, root.hint) for root in head.roots] if head else [],
         project_hints=head.projects if head else [],
+        trial=request.trial,
     )
 
 
@@ -252,7 +257,8 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     """Finish an export that was stored before its process died, and return its receipt; ``None`` if it was not stored.
     Figures that only the original export knew are missing in the receipt.
 
-    If it was stored but the head was not moved yet, the head is moved now.
+    If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
+    that was to stand beside the head has no generation.
     """
     repository = engine.repository
     try:
@@ -263,7 +269,7 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome = ExportOutcome.COMMITTED
-    elif not manifest.rejected and manifest.parent == state.snapshot:
+    elif not manifest.rejected and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:

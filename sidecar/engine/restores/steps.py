@@ -138,6 +138,6 @@ async def _finish_empty(run: RestoreRun) -> RestoreReceipt:
     repository, memory = run.engine.repository, run.request.memory
     beside = await repository.list_snapshot_ids(memory)
     if run.request.must_exist:
-        raise await build_absence_error(repository, memory, beside)
-    run.warnings += await describe_absence(repository, memory, beside)
+        raise await build_absence_error(run.engine, memory, beside)
+    run.warnings += await describe_absence(run.engine, memory, beside)
     return run.receipt(RestoreOutcome.EMPTY)

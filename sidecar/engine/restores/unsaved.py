@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidecar.engine.core import View
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
 from sidecar.engine.restores.run import RestoreRun, SavedFirst
@@ -98,9 +99,11 @@ class SaveFirst:
         A sandbox could name any memory, so files are saved to a memory only if the sandbox also knows one of its
         snapshots. Raise ``NotSavedFirst`` for a memory that this store does not have.
         """
-        repository, name, known = self.run.engine.repository, "", False
+        repository, view, name, known = self.run.engine.repository, self.run.engine.view, "", False
         if row.key == build_memory_key(self.run.request.memory):
             return self.run.request.memory
+        if view is not None and not _is_seen(row, view):
+            raise NotSavedFirst(f"{_describe_unsaved(row)} is of a memory that this token is not for.")
         if _KEY.match(row.key):
             name = row.memory or (row.key if is_plain_id(row.key) else await find_memory(repository.store, row.key))
         with contextlib.suppress(BadMemoryId):
@@ -124,6 +127,15 @@ class SaveFirst:
         ours = self.run.sandbox.ground(None) is not None
         named = [name for name in row.projects or () if not ours or (name[:1] == "~" and ".." not in name.split("/"))]
         return tuple(named) or None
+
+
+def _is_seen(row: UnsavedMemory, view: View) -> bool:
+    """Whether the files belong to a memory that the caller may see; the store is not asked for a name that the sandbox
+    does not tell."""
+    try:
+        return build_memory_key(row.memory or row.key) == row.key and view.sees(row.memory or row.key)
+    except BadMemoryId:
+        return False
 
 
 def _describe_unsaved(row: UnsavedMemory) -> str:

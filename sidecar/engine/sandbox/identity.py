@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 
-from sidecar.engine.core import CountedSandbox
+from sidecar.engine.core import CountedSandbox, Engine, View
 from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import MemoryNotFound
 from sidecar.format.protocol import Answer
@@ -51,34 +51,37 @@ def describe_other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manif
     return [OTHER_HOME.format(memory=manifest.memory, was=was, now=now)]
 
 
-async def describe_new_store(repository: Repository, memory: str, state: HeadState) -> list[str]:
-    """Return a warning if the first export of a memory, which has no snapshots, is also the first one of the store."""
-    if await has_other_memories(repository, memory):
+async def describe_new_store(engine: Engine, memory: str, state: HeadState) -> list[str]:
+    """Return a warning if the first export of a memory, which has no snapshots, is also the first one of the store. A
+    caller that may not see all memories is not told."""
+    repository = engine.repository
+    if engine.view is not None or await has_other_memories(repository, memory):
         return []
     return [(HELD_NOTHING if state.store_id else BEGUN).format(store=repository.store.url) + SHOULD_IT]
 
 
-async def describe_absence(repository: Repository, memory: str, beside: Sequence[str]) -> list[str]:
+async def describe_absence(engine: Engine, memory: str, beside: Sequence[str]) -> list[str]:
     """Return warnings for a memory that has nothing to restore. ``beside`` are the snapshots that it has beside a
     missing head."""
+    repository = engine.repository
     words = (NEVER_HEAD if beside else ABSENT).format(
         memory=memory, store=repository.store.url, snapshots=join_some(beside)
     )
-    if alike := await find_look_alikes(repository.store, memory):
+    if alike := await find_look_alikes(repository.store, memory, engine.view):
         return [words, f"Is it {' or '.join(map(repr, alike))}?"]
-    if beside or await has_other_memories(repository, memory):
+    if beside or engine.view is not None or await has_other_memories(repository, memory):
         return [words]
     return [words, NOTHING.format(store=repository.store.url) + SHOULD_IT]
 
 
-async def build_absence_error(repository: Repository, memory: str, beside: Sequence[str]) -> MemoryNotFound:
+async def build_absence_error(engine: Engine, memory: str, beside: Sequence[str]) -> MemoryNotFound:
     """Build the error for a memory that must exist and has nothing to restore, with the same information as
     ``describe_absence``."""
-    _, *more = words = await describe_absence(repository, memory, beside)
+    _, *more = words = await describe_absence(engine, memory, beside)
     if beside:
         hint = f"`memory-sidecar log {memory}` tells why; `rollback` makes one of them the head."
         return MemoryNotFound(" ".join(words), hint=hint)
-    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {repository.store.url}.", *more]))
+    return MemoryNotFound(" ".join([f"There is no memory {memory!r} in {engine.repository.store.url}.", *more]))
 
 
 def join_some(names: Sequence[str]) -> str:
@@ -96,16 +99,18 @@ ALIKE = 0.8
 """The least similarity of two ids, as a ratio of ``difflib``."""
 
 
-async def find_look_alikes(store: Store, memory: str) -> list[str]:
+async def find_look_alikes(store: Store, memory: str, view: View | None = None) -> list[str]:
     """Return the ids of at most ``MOST_SHOWN`` memories with a head whose ids are similar to ``memory``, the most
-    similar first."""
+    similar first. With ``view``, no other memory makes a difference."""
     own, names = build_memory_key(memory), await store.folders(ROOT, most=MOST_FOLDERS)
+    if view is not None:
+        names = [*filter(view.may_see_folder, names)]
     # The key of an id that is not a plain name has only a part of the id, so the ids in the heads are compared
     # afterwards.
     folders = _find_closest(own.partition("~")[0], {name: name.partition("~")[0] for name in names if name != own})
     heads = [(name, MemoryKeys(f"{ROOT}{name}/").head) for name in folders]
     ids = [(await read_id(store, name, [head]))[0] for name, head in heads]
-    return _find_closest(memory, {id: id for id in ids if id})[:MOST_SHOWN]
+    return _find_closest(memory, {id: id for id in ids if id and (view is None or view.sees(id))})[:MOST_SHOWN]
 
 
 async def has_other_memories(repository: Repository, but: str) -> bool:

@@ -119,9 +119,13 @@ class Export:
         return finding._replace(roots=roots, warnings=finding.warnings + warnings)
 
     def run(self) -> ExportAnswer:
-        """Export, then write the notes. Return the answer."""
+        """Export, then write the notes. Return the answer.
+
+        A trial leaves the notes and the cache as they are: what it brings is looked at and not stored.
+        """
         answer = self._run()
-        self._write_notes(answer)
+        if not self.question.trial:
+            self._write_notes(answer)
         return answer
 
     def _run(self) -> ExportAnswer:
@@ -225,6 +229,8 @@ class Export:
 
     def _remember(self, snapshot: str) -> None:
         """Write the cache's index for this snapshot."""
+        if self.question.trial:
+            return
         base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._name_policy())
         origin = next((one for one in self.lineage if one in self.question.identity.heads), "")
         cache.write_exported(self.scratch.memory, base, self.base, origin)

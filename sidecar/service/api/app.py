@@ -17,7 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Problem
-from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
+from sidecar.service.access.callers import Callers
+from sidecar.service.access.rates import Rates
+from sidecar.service.access.refusals import Refusals
+from sidecar.service.access.veil import EventVeil
+from sidecar.service.api import attachments, memories, page, records, retention, sandboxes, search, system, verbs
+from sidecar.service.api.access import check_access
 from sidecar.service.api.audit import AuditGate, announce_change, begin_record
 from sidecar.service.api.openapi import build_openapi, name_operation
 from sidecar.service.api.paths import WholeSegments
@@ -32,7 +37,7 @@ from sidecar.service.api.uploads import Uploads
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
-from sidecar.service.door.tokens import Tokens
+from sidecar.service.door.gate import AccessGate
 from sidecar.service.warmup import warm_up
 
 OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz", "/openapi.json"})
@@ -48,13 +53,21 @@ class PlainJSON(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def make_app(sidecar: Sidecar, keeper: Keeper, tokens: Tokens, hosts: Hosts) -> Any:
+def make_app(sidecar: Sidecar, keeper: Keeper, callers: Callers, hosts: Hosts) -> Any:
     """Build the ASGI application of a service."""
     api = make_api()
     api.state.sidecar = sidecar
     api.state.keeper = keeper
+    api.state.callers = callers
+    api.state.event_veil = EventVeil()
     api.state.uploads = Uploads(sidecar.settings.uploads)
-    gate = TokenGate(AuditGate(api), tokens, sidecar.settings.body_bytes)
+    gate = AccessGate(
+        BodyLimit(AuditGate(api), sidecar.settings.body_bytes),
+        callers,
+        Refusals(sidecar.events, sidecar.metrics.count_refusal),
+        Rates(sidecar.settings.connections),
+        open_paths=OPEN_TO_ALL,
+    )
     return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
 
@@ -70,13 +83,15 @@ def make_api() -> FastAPI:
         redoc_url=None,
         # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
         redirect_slashes=False,
-        dependencies=[Depends(begin_record), Depends(announce_change)],
+        dependencies=[Depends(begin_record), Depends(check_access), Depends(announce_change)],
         generate_unique_id_function=name_operation,
     )
     api.include_router(verbs.router)
     api.include_router(attachments.router)
     api.include_router(attachments.all_of_them)
+    api.include_router(sandboxes.router)
     api.include_router(memories.router)
+    api.include_router(records.router)
     api.include_router(retention.router)
     api.include_router(search.router)
     api.include_router(system.router)
@@ -96,31 +111,18 @@ async def _warm_up_and_close(api: FastAPI) -> AsyncIterator[None]:
     await api.state.sidecar.close()
 
 
-class TokenGate:
-    """Refuses requests without a valid token, and bodies that are too large."""
+class BodyLimit:
+    """Refuses bodies that are too large."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
-        self._tokens = tokens
         self._most = most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"].endswith(ARCHIVES):
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if self._tokens and scope["path"] not in OPEN_TO_ALL and not self._tokens.accept(authorization):
-            hint = "Send the header Authorization: Bearer <token>; `memory-sidecar serve` prints where its token is."
-            problem = Problem(
-                status=401, title="Unauthorized", detail="No valid token.", code="unauthorized", hint=hint
-            )
-            await build_answer(problem, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-            return
-        if scope["path"].endswith(ARCHIVES):
-            await self._app(scope, receive, send)
-            return
-        length = headers.get(b"content-length", b"0")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._most:
             await self._refuse_too_large(scope, receive, send)
             return

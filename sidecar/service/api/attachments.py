@@ -14,6 +14,9 @@ from sidecar.ids import check_memory_id
 from sidecar.models.answers import Attached, Overview
 from sidecar.models.requests import AttachBody
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.veil import veil_attachment, veil_export
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
@@ -36,10 +39,14 @@ def get_keeper(request: Request) -> Keeper:
 
 
 @router.put("", responses=TROUBLE)
+@needs(Verb.EXPORT)
 async def attach_sandbox(request: Request, memory: MemoryId, body: AttachBody) -> Attached:
     """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
     it, and when the service stops."""
-    sidecar, restored = get_sidecar(request), None
+    sidecar, restored, caller = get_sidecar(request), None, get_caller(request)
+    if body.restore:
+        caller.require(Verb.RESTORE, memory)
+    sidecar.admission.check_sandbox(caller, body.sandbox)
     await sidecar.engine.repository.check_new_memory(memory)
     target = SandboxTarget(body.sandbox, body.wake, body.user)
     async with sidecar.sandboxes.use(target) as sandbox:
@@ -48,34 +55,40 @@ async def attach_sandbox(request: Request, memory: MemoryId, body: AttachBody) -
     if body.restore:
         projects = None if body.projects is None else tuple(body.projects)
         wanted = RestoreRequest(memory=memory, projects=projects, conversation=body.conversation)
-        receipt = await (await sidecar.start_restore(wanted, target)).result()
+        receipt = await (await sidecar.start_restore(wanted, target, caller=caller)).result()
         assert isinstance(receipt, RestoreReceipt)
         restored = receipt
         if receipt.outcome is RestoreOutcome.INCOMPLETE:
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
-    attachment = await get_keeper(request).look_after((memory, ref), build_care(body, lasting=True), restored)
+    care = build_care(body, caller, lasting=True)
+    attachment = await get_keeper(request).look_after((memory, ref), care, restored)
     return Attached(attachment=attachment, restored=restored)
 
 
 @router.get("", responses=document_problems(400, 404, 409, 422, 503))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE)
 async def get_attachment(request: Request, memory: MemoryId, which: Which = "") -> Attached:
     """How the memory's sandbox stands; of several, the one that is named."""
-    return Attached(attachment=await get_keeper(request).find(check_memory_id(memory), which))
+    found = await get_keeper(request).find(check_memory_id(memory), which)
+    return Attached(attachment=veil_attachment(get_caller(request), found))
 
 
 @all_of_them.get("/attachments", responses=document_problems(409, 503))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def list_attachments(request: Request) -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
-    keeper = get_keeper(request)
+    keeper, caller = get_keeper(request), get_caller(request)
+    found = [one for one in await keeper.find_all() if caller.covers(one.memory)]
     return Overview(
-        attachments=[*await keeper.find_all()],
+        attachments=[veil_attachment(caller, one) for one in found],
         store=get_sidecar(request).engine.repository.store.url,
         service=keeper.lease.instance,
     )
 
 
 @router.delete("", responses=TROUBLE)
+@needs(Verb.EXPORT)
 async def detach_sandbox(
     request: Request,
     memory: MemoryId,
@@ -84,10 +97,10 @@ async def detach_sandbox(
     key: IdempotencyKey = "",
 ) -> Attached:
     """Stop looking after it."""
-    keeper, remembered = get_keeper(request), get_sidecar(request).remembered_calls
+    keeper, remembered, caller = get_keeper(request), get_sidecar(request).remembered_calls, get_caller(request)
     check_memory_id(memory)
     body = {"export": export, **({"sandbox": which} if which else {})}
-    asked = KeyedCall(key, memory, "detach", body) if key else None
+    asked = KeyedCall(key, memory, "detach", body, caller) if key else None
     call = await remembered.find(asked) if asked else None
     if call is not None and call.receipt is not None:
         before = msgspec.convert(call.receipt, Attached)
@@ -97,7 +110,8 @@ async def detach_sandbox(
     if asked is not None and call is None:
         call, _ = await remembered.begin(asked)
     exported = await _export_last(request, attachment) if export else None
-    answer = Attached(attachment=await keeper.find(memory, attachment.sandbox), exported=exported)
+    detached = veil_attachment(caller, await keeper.find(memory, attachment.sandbox))
+    answer = Attached(attachment=detached, exported=exported)
     if call is not None:
         await remembered.end(call, asdict(answer))
     await keeper.detach(answer.attachment)
@@ -107,6 +121,7 @@ async def detach_sandbox(
 async def _export_last(request: Request, attachment: Attachment) -> ExportReceipt:
     """Export a sandbox before it is detached."""
     wanted, target = build_export_request(attachment, DETACHED), SandboxTarget(attachment.sandbox, user=attachment.user)
-    receipt = await (await get_sidecar(request).start_export(wanted, target)).result()
+    caller = get_caller(request)
+    receipt = await (await get_sidecar(request).start_export(wanted, target, caller=caller)).result()
     assert isinstance(receipt, ExportReceipt)
-    return receipt
+    return veil_export(caller, receipt)

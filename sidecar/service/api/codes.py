@@ -21,7 +21,6 @@ OVER_HTTP = {
     "request-timeout": "The request did not arrive in time.",
     "too-large": "The body is larger than it may be.",
     "too-many-connections": "As many connections are open as may be.",
-    "unauthorized": "There is no valid bearer token.",
 }
 """The codes of what is wrong with a request itself, for which there is no class of error."""
 BESIDE_THE_HEAD = ("diverged", "read-only")

@@ -13,8 +13,8 @@ from sidecar.models.answers import (
     Attachment,
     Change,
     Collected,
+    Counts,
     Deleted,
-    Difference,
     Entry,
     Event,
     ExportOperation,
@@ -35,6 +35,18 @@ from sidecar.models.answers import (
     Snapshot,
     SnapshotContents,
     Snapshots,
+)
+from sidecar.models.records import (
+    Blame,
+    BlamedRecord,
+    Comparison,
+    FileChange,
+    History,
+    HistoryEntry,
+    Origin,
+    RecordChange,
+    RecordRow,
+    Records,
 )
 from sidecar.receipts import (
     DatabaseReport,
@@ -66,7 +78,20 @@ SNAPSHOT = Snapshot(
     files=12,
     bytes=55_312_384,
     packs=2,
+    changes={"observation": Counts(added=7), "section": Counts(changed=2)},
 )
+RECORD = RecordRow(
+    id="3f2a91bc04d7e856",
+    kind="observation",
+    key=f"{DATABASE}#s-1,9c1e,1790000000000",
+    title="The flaky test waits for a port",
+    text="It takes any free one now.",
+    project="app",
+    session="s-1",
+    at="2026-09-21T14:13:20+00:00",
+    path=DATABASE,
+)
+ORIGIN = Origin(snapshot=NEW, created=MADE, conversation=CONVERSATION, sandbox=SANDBOX)
 EXPORTED = ExportReceipt(
     outcome=ExportOutcome.COMMITTED,
     memory=MEMORY,
@@ -203,6 +228,7 @@ EXAMPLES: dict[str, Any] = {
         requests.RollbackBody(snapshot=OLD),
         requests.AcceptBody(snapshot=NEW),
         requests.AttachBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
+        requests.StartBody(on="e2b:base", metadata={"team": "docs"}, timeout=3600),
         EXPORTED,
         RESTORED,
         OPERATION,
@@ -218,14 +244,24 @@ EXAMPLES: dict[str, Any] = {
         Memory(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
         Snapshots(memory=MEMORY, head=NEW, snapshots=[SNAPSHOT]),
         SnapshotContents(**asdict(SNAPSHOT), memory=MEMORY, entries=[ENTRY]),
-        Difference(
+        Comparison(
             memory=MEMORY,
             from_=OLD,
             to=NEW,
             added=[Size(path="project/memory/2026-11-16.md", size=2_113)],
             removed=[],
             changed=[Change(path=DATABASE, old_size=52_166_656, new_size=52_428_800)],
+            counts={"observation": Counts(added=1)},
+            records=[RecordChange(**asdict(RECORD), change="added")],
+            files=[FileChange(change="changed", path="claude-mem/settings.json", old_size=120, new_size=131)],
         ),
+        Records(memory=MEMORY, snapshot=NEW, records=[RECORD]),
+        History(
+            memory=MEMORY,
+            what="project/MEMORY.md",
+            versions=[HistoryEntry(origin=ORIGIN, change="changed", size=2_113)],
+        ),
+        Blame(memory=MEMORY, snapshot=NEW, records=[BlamedRecord(**asdict(RECORD), origin=ORIGIN, first=ORIGIN)]),
         Forked(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
         Head(memory=MEMORY, head=OLD, previous=NEW),
         Acceptance(

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -21,7 +21,6 @@ from sidecar.ids import check_memory_id
 from sidecar.models.answers import (
     Acceptance,
     Deleted,
-    Difference,
     Forked,
     Head,
     Memories,
@@ -31,10 +30,13 @@ from sidecar.models.answers import (
 )
 from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
 from sidecar.receipts import ExportReceipt
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.veil import veil_reason, veil_row
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
-from sidecar.service.api.verbs import ACCEPTED, Wait, build_accepted_answer, get_sidecar
+from sidecar.service.api.verbs import ACCEPTED, Wait, build_result_answer, get_sidecar
 from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
@@ -46,29 +48,36 @@ Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `la
 
 
 @router.get("/memories", responses=document_problems(503))
+@needs(Verb.READ, scope=Scope.SEEN)
 async def list_memories(request: Request) -> Memories:
-    """Every memory of the store."""
-    return await queries.list_memories(get_sidecar(request).engine.repository)
+    """Every memory of the store that the token may see."""
+    caller = get_caller(request)
+    return await queries.list_memories(get_sidecar(request).engine.repository, caller if caller.restricted else None)
 
 
 @router.get("/memories/{memory}", responses=READING)
+@needs(Verb.READ)
 async def get_memory(request: Request, memory: MemoryId) -> Memory:
     """One memory: its head and how many snapshots it has."""
     return await queries.describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
+@needs(Verb.READ)
 async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
     """A memory's snapshots, newest first."""
-    return await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
+    found = await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
+    return replace(found, snapshots=[veil_row(get_caller(request), row) for row in found.snapshots])
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
+@needs(Verb.READ)
 async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
     found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
     note_subject(snapshot=found.row.snapshot)
-    return SnapshotContents(**asdict(found.row), memory=memory, entries=found.entries)
+    row = veil_row(get_caller(request), found.row)
+    return SnapshotContents(**{**asdict(row), "changes": row.changes}, memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -79,6 +88,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
         **READING,
     },
 )
+@needs(Verb.READ)
 async def download_snapshot(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
@@ -107,19 +117,6 @@ async def download_snapshot(
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
 
 
-@router.get("/memories/{memory}/diff", responses=READING)
-async def compare_snapshots(
-    request: Request,
-    memory: MemoryId,
-    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
-    to: Wanted = "latest",
-) -> Difference:
-    """What changed between two snapshots."""
-    found = await queries.compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
-    note_subject(snapshot=found.to)
-    return found
-
-
 @router.post(
     "/memories/{memory}/archives",
     response_model=ExportReceipt,
@@ -131,6 +128,7 @@ async def compare_snapshots(
         }
     },
 )
+@needs(Verb.EXPORT)
 async def adopt_archive(
     request: Request,
     memory: MemoryId,
@@ -139,41 +137,51 @@ async def adopt_archive(
     wait: Wait = True,
 ) -> Any:
     """Adopt an ordinary tarball of a home (.tar, .tar.gz, .tar.zst) as a new snapshot. It counts as an export."""
-    sidecar = get_sidecar(request)
+    sidecar, caller = get_sidecar(request), get_caller(request)
+    if allow:
+        caller.require(Verb.CHANGE, memory, "override a guard")
     await sidecar.engine.repository.check_new_memory(memory)
     check_media_type(request.headers)
-    sidecar.operations.check_intake()
+    sidecar.operations.check_intake(caller)
+    await sidecar.admission.check_quotas(caller, memory)
     engine, wanted = sidecar.engine, ExportRequest(memory=memory, label=label, allow=tuple(allow or ()))
     async with AsyncExitStack() as held:
         scratch = await held.enter_async_context(open_spool())
         within = build_bounds(engine.limits.of(memory))
         uploads: Uploads = request.app.state.uploads
-        taken = await uploads.take(request, scratch, within, engine.timing.unpack)
+        taken = await uploads.take(request, scratch, within, engine.timing.unpack, caller)
         archive = taken.path.rename(scratch.folder / "upload")  # the name in the receipt
-        operation = sidecar.start_import(archive, wanted)
+        operation = sidecar.start_import(archive, wanted, caller=caller)
         operation.held = held.pop_all()  # the operation needs the file until it has ended
-    return await operation.result() if wait else build_accepted_answer(operation)
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
+@needs(Verb.READ)
 async def fork_memory(request: Request, memory: MemoryId, body: ForkBody) -> Forked:
     """Begin a new memory with a copy of a snapshot."""
-    return await get_sidecar(request).fork(memory, body.memory, body.snapshot)
+    caller = get_caller(request)
+    caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
+    return await get_sidecar(request).fork(memory, body.memory, body.snapshot, caller=caller)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
+@needs(Verb.CHANGE)
 async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody) -> Head:
     """Make another snapshot the head; nothing is removed."""
     return await get_sidecar(request).rollback(memory, body.snapshot)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
+@needs(Verb.CHANGE)
 async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    return await get_sidecar(request).accept(memory, body.snapshot)
+    done = await get_sidecar(request).accept(memory, body.snapshot)
+    return replace(done, reason=veil_reason(get_caller(request), done.reason))
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)
+@needs(Verb.DELETE)
 async def delete_memory(request: Request, memory: MemoryId) -> Deleted:
     """Remove every byte of a memory."""
     return Deleted(memory=memory, removed=await get_sidecar(request).delete(memory))

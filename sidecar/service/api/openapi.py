@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from sidecar import receipts
 from sidecar.host.field_docs import read_field_docs
-from sidecar.models import answers, requests
+from sidecar.models import answers, records, requests
 from sidecar.models.answers import Event, Problem
 from sidecar.policy.limits import REASONS
 from sidecar.service.api.codes import list_problem_codes, list_reason_codes
@@ -29,7 +29,7 @@ REF = "#/components/schemas/{model}"
 Json = dict[str, Any]
 MODELS: dict[str, type[Any]] = {
     name: kind
-    for module in (receipts, requests, answers)
+    for module in (receipts, requests, answers, records)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and is_dataclass(kind)
 }

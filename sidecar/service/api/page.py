@@ -6,6 +6,8 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
+from sidecar.service.api.access import Scope, needs
+
 router = APIRouter(include_in_schema=False)
 FILES = {
     "/": ("index.html", "text/html"),
@@ -26,6 +28,7 @@ def _add_page(path: str, name: str, kind: str) -> None:
     data = resources.files("sidecar.service.api").joinpath("web", name).read_bytes()
 
     @router.get(path)
+    @needs(scope=Scope.OPEN)
     async def file() -> Response:
         return Response(data, media_type=f"{kind}; charset=utf-8", headers=HEADERS)
 

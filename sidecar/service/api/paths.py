@@ -17,6 +17,11 @@ SLASH = "\ue000"
 it."""
 
 
+def decode_segment(text: str) -> str:
+    """Return a segment of a path as the caller meant it."""
+    return text.replace(SLASH, "/")
+
+
 class WholeSegments:
     """Middleware that decodes each segment of a path on its own, so that an encoded slash stays within its segment."""
 
@@ -38,5 +43,5 @@ class WholeSegments:
 MemoryId = Annotated[
     str,
     Path(description="The memory's id; a '/' in it is written %2F.", examples=["conductor", "acme%2Fagent-7"]),
-    AfterValidator(lambda text: text.replace(SLASH, "/")),
+    AfterValidator(decode_segment),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +14,10 @@ from starlette.exceptions import HTTPException
 from sidecar import errors
 from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
-from sidecar.errors import SidecarError
+from sidecar.errors import NotEnded, SidecarError
 from sidecar.host.files import SpoolFull
 from sidecar.models.answers import Problem
+from sidecar.service.access.callers import NoValidToken
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
 from sidecar.service.attachments.leases import LeaseLost
@@ -40,6 +42,7 @@ IN_JSON = {
 # service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
+    (NotEnded, 409),
     (UnsupportedMediaType, 415),
     (UploadTimeout, 408),
     (UploadCut, 400),
@@ -56,6 +59,12 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.SandboxAsleep, 409),
     (errors.SwapLost, 409),
     (errors.SnapshotError, 409),
+    (NoValidToken, 401),
+    (errors.TokenExpired, 401),
+    (errors.AccessDenied, 403),
+    (errors.RateLimited, 429),
+    (errors.QuotaBytes, 507),
+    (errors.QuotaMemories, 507),
     (errors.LimitExceeded, 413),
     (errors.NoIndex, 409),
     (errors.NothingToAccept, 409),
@@ -97,7 +106,8 @@ def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSO
 async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
     """Answer a ``SidecarError`` as a problem."""
     assert isinstance(error, SidecarError)
-    return build_answer(build_problem(error))
+    headers = {"Retry-After": str(math.ceil(error.seconds))} if isinstance(error, errors.RateLimited) else None
+    return build_answer(build_problem(error), headers)
 
 
 async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
@@ -133,7 +143,7 @@ def document_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     reasons = {
         400: "What was asked for makes no sense",
         401: "No valid bearer token",
-        403: "The sandbox may not be one here, or the request comes from a page of another origin",
+        403: "The token may not do that, the sandbox may not be one here, or the request comes from a page of another origin",
         404: "There is no such thing",
         408: "The body did not arrive in time",
         409: "It cannot be done as things are",
@@ -143,9 +153,9 @@ def document_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         421: "The service may not be called by that name",
         422: "The request is not valid",
         424: "The sandbox or its provider failed",
-        429: "Too much is under way; see Retry-After",
+        429: "Too much is under way, or the token calls too often; see Retry-After",
         503: "The store cannot be reached, or the service is about to end; see Retry-After",
-        507: "The store is full",
+        507: "The store is full, or the token has as much as it may have",
     }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": reasons[status], "content": content} for status in (401, 403, 421, *statuses)}
+    return {status: {"description": reasons[status], "content": content} for status in (401, 403, 421, 429, *statuses)}

@@ -8,8 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from sidecar.errors import NoIndex
+from sidecar.ids import check_memory_id
 from sidecar.models.answers import RECORD_KINDS, Found, RecordKind
 from sidecar.search import port
+from sidecar.service.access.grants import Verb, express_memories
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
 
@@ -27,6 +30,7 @@ Kinds = Annotated[
 
 
 @router.get("/search", responses=document_problems(400, 409, 422, 503))
+@needs(Verb.READ, scope=Scope.SEEN)
 async def search_memories(
     request: Request,
     q: Words,
@@ -40,6 +44,15 @@ async def search_memories(
     index = get_sidecar(request).engine.index
     if index is None:
         raise NoIndex("This service has no database to search in.")
-    wanted = port.Query(words=q, memories=memory or (), kinds=kind or (), limit=limit, offset=offset)
+    caller = get_caller(request)
+    for named in memory or ():
+        caller.require(Verb.READ, check_memory_id(named))
+    within = express_memories(caller.memories) if caller.restricted else ""
+    wanted = port.Query(words=q, memories=memory or (), within=within, kinds=kind or (), limit=limit, offset=offset)
     found = await index.search(wanted)
-    return replace(found, unindexed=found.unindexed[:MOST_NAMES])
+    return replace(
+        found,
+        hits=[hit for hit in found.hits if caller.sees(hit.memory)],
+        behind=[one for one in found.behind if caller.sees(one)],
+        unindexed=[one for one in found.unindexed if caller.sees(one)][:MOST_NAMES],
+    )

@@ -14,6 +14,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sidecar import __version__
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Health
+from sidecar.service.access.callers import Callers
+from sidecar.service.access.grants import Verb
+from sidecar.service.access.veil import EventVeil
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.attachments import get_keeper
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
@@ -23,6 +27,7 @@ BREATH_SECONDS = 15.0
 
 
 @router.get("/healthz", openapi_extra={"security": []})
+@needs(scope=Scope.OPEN)
 async def get_health() -> Health:
     """The process lives."""
     return Health(status="ok", version=__version__, checks={})
@@ -34,6 +39,7 @@ async def get_health() -> Health:
     responses={503: {"model": Health, "description": "Not ready"}},
     openapi_extra={"security": []},
 )
+@needs(scope=Scope.OPEN)
 async def get_readiness(request: Request) -> Any:
     """It can do its work: the store can be written, and attachments are looked after."""
     sidecar = get_sidecar(request)
@@ -56,6 +62,7 @@ async def get_readiness(request: Request) -> Any:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **document_problems()},
 )
+@needs(Verb.READ, scope=Scope.EVERYTHING)
 async def get_metrics(request: Request) -> Response:
     """Exports, restores, outcomes, bytes, durations, the age of each memory's newest snapshot."""
     sidecar = get_sidecar(request)
@@ -80,26 +87,34 @@ async def get_metrics(request: Request) -> Response:
         **document_problems(422),
     },
 )
+@needs(Verb.READ, scope=Scope.SEEN)
 async def stream_events(
     request: Request,
     last: Annotated[int | None, Header(alias="Last-Event-ID", description="Begin after this event.")] = None,
 ) -> StreamingResponse:
-    """What happens, as it happens."""
-    sidecar = get_sidecar(request)
+    """What happens, as it happens, to the memories that the token may see."""
+    sidecar, caller = get_sidecar(request), get_caller(request)
+    callers: Callers = request.app.state.callers
+    veil: EventVeil = request.app.state.event_veil
+    after = veil.find_number(caller, last, sidecar.events.recent)
 
     async def lines() -> AsyncIterator[str]:
-        stream = sidecar.events.listen(last)
+        stream = sidecar.events.listen(after)
         following = asyncio.ensure_future(anext(stream))
         stopping = asyncio.ensure_future(sidecar.operations.told_to_stop.wait())
         try:
             yield ": listening\n\n"
             while not stopping.done():
                 await asyncio.wait({following, stopping}, timeout=BREATH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if (current := callers.find_current(caller)) is None:
+                    return  # its token was revoked, or has expired
                 if not following.done():
                     yield ": still here\n\n"
                     continue
-                event = following.result()
+                event = veil.show(current, following.result())
                 following = asyncio.ensure_future(anext(stream))
+                if event is None:
+                    continue
                 yield f"id: {event.number}\nevent: {event.type}\ndata: {json.dumps(asdict(event))}\n\n"
         finally:
             following.cancel()

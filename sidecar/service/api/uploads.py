@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from sidecar.engine.limits import Bounds
 from sidecar.errors import SidecarError, UsageError
 from sidecar.host.files import Spool, SpooledFile
+from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.operations import TooBusy
 
 MEDIA_TYPES = (
@@ -52,16 +54,18 @@ class Uploads:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open = 0
+        self._open: Counter[str] = Counter()
 
-    async def take(self, request: Request, scratch: Spool, within: Bounds, seconds: float) -> SpooledFile:
-        """Write a request's body to a file.
+    async def take(
+        self, request: Request, scratch: Spool, within: Bounds, seconds: float, caller: Caller = ITSELF
+    ) -> SpooledFile:
+        """Write a request's body to a file. One named token has at most half of the uploads at once.
 
         Raise ``TooBusy``; ``LimitExceeded`` before more than the limit is on the disk; ``UploadTimeout`` or
         ``UploadCut``.
         """
         _check_length(request.headers, within)
-        with self._count_upload():
+        with self._count_upload(caller.id):
             try:
                 async with asyncio.timeout(seconds):
                     taken = await scratch.take(_read_chunks(request, within))
@@ -72,14 +76,15 @@ class Uploads:
         return taken
 
     @contextmanager
-    def _count_upload(self) -> Iterator[None]:
-        if self._open >= self._most:
-            raise TooBusy(f"{self._open} tarballs are on their way in already.")
-        self._open += 1
+    def _count_upload(self, owner: str) -> Iterator[None]:
+        if self._open.total() >= self._most or (owner and self._open[owner] >= max(1, self._most // 2)):
+            raise TooBusy("As many tarballs are on their way in already as may be.")
+        self._open[owner] += 1
         try:
             yield
         finally:
-            self._open -= 1
+            self._open[owner] -= 1
+            self._open += Counter()  # leaves out those that have none any more
 
 
 def check_media_type(headers: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -10,13 +10,16 @@ from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
 from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
-from sidecar.models.requests import AttachBody, ExportBody, RestoreBody
+from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.service.access.grants import Caller, Verb
+from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
-from sidecar.service.operations import Operation
+from sidecar.service.operations import Operation, Receipt
 from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
@@ -49,14 +52,15 @@ def get_sidecar(request: Request) -> Sidecar:
     return sidecar
 
 
-def build_care(body: RestoreBody | AttachBody, *, lasting: bool = False) -> CareOptions:
-    """Take from a body how its sandbox is to be looked after."""
+def build_care(body: RestoreBody | AttachBody | StartBody, caller: Caller, *, lasting: bool = False) -> CareOptions:
+    """Take from a body how its sandbox is to be looked after, and note for whom."""
     return CareOptions(
         layouts=body.layouts,
         projects=body.projects,
         checkpoint_every=body.checkpoint_every,
         conversation=body.conversation,
         user=body.user,
+        by=caller.name if caller.id else "",
         lasting=lasting,
     )
 
@@ -66,10 +70,14 @@ def build_care(body: RestoreBody | AttachBody, *, lasting: bool = False) -> Care
     response_model=ExportReceipt,
     responses={**ACCEPTED, **TROUBLE},
 )
+@needs(Verb.EXPORT)
 async def export_memory(
     request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
     """Export a sandbox's memory as a new snapshot. The receipt's ``outcome`` says what came of it."""
+    caller = get_caller(request)
+    if body.force or body.allow:
+        caller.require(Verb.CHANGE, memory, "override a guard")
     wanted = ExportRequest(
         memory=memory,
         layouts=tuple(body.layouts),
@@ -80,8 +88,8 @@ async def export_memory(
         allow=tuple(body.allow),
     )
     target = SandboxTarget(body.sandbox, body.wake, body.user)
-    operation = await get_sidecar(request).start_export(wanted, target, key=key)
-    return await operation.result() if wait else build_accepted_answer(operation)
+    operation = await get_sidecar(request).start_export(wanted, target, key=key, caller=caller)
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.post(
@@ -89,6 +97,7 @@ async def export_memory(
     response_model=RestoreReceipt,
     responses={**ACCEPTED, **TROUBLE},
 )
+@needs(Verb.RESTORE)
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
 ) -> Any:
@@ -96,6 +105,9 @@ async def restore_memory(
 
     It opens a conversation, which the next export closes: in between the sandbox is exported now and then, before its provider
     ends it, and when the service stops. Not with ``attach`` false, mode ``seed`` or a snapshot that is not the head."""
+    caller = get_caller(request)
+    if body.force or body.discard:
+        caller.require(Verb.CHANGE, memory, "restore by force, or discard what is unsaved")
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -109,31 +121,41 @@ async def restore_memory(
         read_only=body.read_only,
     )
     target = SandboxTarget(body.sandbox, body.wake, body.user)
-    care = build_care(body) if body.attach else None
-    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care)
-    return await operation.result() if wait else build_accepted_answer(operation)
+    # A conversation is exported at checkpoints, so whoever may not export opens none.
+    care = build_care(body, caller) if body.attach and caller.may([Verb.EXPORT], memory) else None
+    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care, caller=caller)
+    return await build_result_answer(request, operation, wait=wait)
 
 
 @router.get("/operations/{id}", responses=document_problems(404, 422))
+@needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def get_operation(request: Request, id: str) -> ExportOperation | RestoreOperation:
     """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
-    operation = get_sidecar(request).operations.find(id)
-    if operation is None:
+    operation, caller = get_sidecar(request).operations.find(id), get_caller(request)
+    if operation is None or not may_see_operation(caller, operation):
         hint = "The last thousand are remembered, and none from before a restart."
         problem = Problem(
             status=404, title="Not found", detail="There is no such operation.", code="not-found", hint=hint
         )
         return build_answer(problem)  # type: ignore[return-value]  # FastAPI sends a response as it is
-    return _build_operation_answer(operation)
+    return _build_operation_answer(caller, operation)
 
 
-def build_accepted_answer(operation: Operation) -> Response:
-    """Build the answer (202) for a caller that does not wait."""
+async def build_result_answer(request: Request, operation: Operation, *, wait: bool) -> Response | Receipt:
+    """Return the receipt of an operation that the caller asked for; if it does not wait, the answer 202 at once."""
+    caller = get_caller(request)
+    if wait:
+        return veil_receipt(caller, await operation.result())
     where = f"/v1/operations/{operation.id}"
-    return JSONResponse(asdict(_build_operation_answer(operation)), 202, headers={"Location": where})
+    return JSONResponse(asdict(_build_operation_answer(caller, operation)), 202, headers={"Location": where})
 
 
-def _build_operation_answer(operation: Operation) -> ExportOperation | RestoreOperation:
+def _build_operation_answer(caller: Caller, operation: Operation) -> ExportOperation | RestoreOperation:
+    own = operation.caller.id == caller.id
     said: dict[str, Any] = {name: getattr(operation, name) for name in SAME_FIELDS}
-    said["problem"] = build_problem(operation.problem) if operation.problem else None
+    problem = build_problem(operation.problem) if operation.problem else None
+    if problem is not None and not own and caller.restricted:
+        problem = replace(problem, detail=HIDDEN)
+    said["problem"] = problem
+    said["receipt"] = veil_receipt(caller, operation.receipt, own=own) if operation.receipt else None
     return ExportOperation(**said) if operation.kind == "export" else RestoreOperation(**said)

@@ -101,6 +101,7 @@ class CareOptions:
     checkpoint_every: float | None = None
     conversation: str = ""
     user: str = ""
+    by: str = ""
     lasting: bool = False
 
 
@@ -178,6 +179,11 @@ class Attachments:
             if found.setdefault(held.place, held) is not held:
                 self.doubles.append(held)
         return list(found.values())
+
+    @property
+    def seen(self) -> list[Attachment]:
+        """The attachments that the last listing showed, also those of other services."""
+        return [seen.held.attachment for seen in self._seen.values() if seen.held is not None]
 
     async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
         """Read an object again unless its listing shows that it is unchanged."""

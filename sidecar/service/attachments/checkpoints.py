@@ -90,6 +90,8 @@ class AttachmentSaver:
         await fence()
         async with self.sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
             ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
+            # The quotas of the token that attached it hold for checkpoints too.
+            ours = self.sidecar.admission.narrow_engine(ours, self.sidecar.find_named(attachment.by))
             return await self.sidecar.export_from(sandbox, request, ours)
 
     async def _check_ours(self, attachment: Attachment) -> None:

@@ -85,6 +85,8 @@ class Keeper:
         # A separate job, because comparing with the store takes long when there is much to take over, and the lease
         # must not expire meanwhile.
         self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
+        if cron := self._sidecar.settings.find_cron(self._sidecar.settings.checkpoint_at):
+            self._jobs.at("checkpoints", cron, self._schedule.checkpoint_all)
 
     @property
     def alive(self) -> bool:
@@ -99,6 +101,15 @@ class Keeper:
     @property
     def looked_after(self) -> list[Attachment]:
         return self._ledger.looked_after
+
+    def list_memories(self, sandbox: str) -> set[str]:
+        """Return the memories that a sandbox is looked after for, or was until lately, as far as this service knows."""
+        known = [*self._attachments.seen, *self.attachments]
+        return {one.memory for one in known if one.sandbox == sandbox and one.state in (OPEN, IDLE)}
+
+    async def set_note(self, place: AttachmentKey, note: str) -> None:
+        """Record something that there is to know about an attachment of this service."""
+        await self._ledger.note(place, lambda one: replace(one, note=note))
 
     def has_begun(self, attachment: Attachment) -> bool:
         """Whether the sandbox was restored, attached or exported through this service, not just taken over."""

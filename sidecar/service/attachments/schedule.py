@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ import structlog
 from sidecar.errors import SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
 from sidecar.ports import SandboxStatus
 from sidecar.receipts import ExportOutcome, ExportReceipt
+from sidecar.service.access.turns import FairTurns
 from sidecar.service.attachments.attachment import FORGOTTEN_AFTER, IDLE, AttachmentKey
 from sidecar.service.attachments.ledger import Ledger
 from sidecar.service.core import Sidecar
@@ -20,7 +20,8 @@ from sidecar.service.jobs.scheduler import Jobs
 
 JITTER = 0.1
 GONE = (SandboxGone, SandboxNotFound)
-CHECKPOINTS, ENDS, WATCHES, LOOKS, RETRIES = "checkpoint", "end", "watch", "look", "retry"
+CHECKPOINTS, TIMED, ENDS, WATCHES = "checkpoint", "checkpoint at", "end", "watch"
+LOOKS, RETRIES = "look", "retry"
 RETRY_SECONDS = 2.0
 """The wait after a retryable failure. It doubles with each further failure and never exceeds the time between
 checkpoints."""
@@ -60,7 +61,8 @@ class ExportSchedule:
         self._ends: dict[AttachmentKey, _SandboxEnd] = {}
         # Checkpoints use only half of the slots, so that callers do not wait for the checkpoints of thousands of
         # sandboxes.
-        self._turns = asyncio.Semaphore(max(1, sidecar.settings.concurrency // 2))
+        turns = max(1, sidecar.settings.concurrency // 2)
+        self._turns, self._most_of_one = FairTurns(turns), max(1, turns - 1)
         self._log = structlog.get_logger("sidecar")
         ledger.on_change = self.plan
 
@@ -75,10 +77,15 @@ class ExportSchedule:
             self._jobs.every(_name_job(CHECKPOINTS, place), every, self._checkpoint, place, jitter=every * JITTER)
             self._ends[place] = _SandboxEnd()
             return
-        self._jobs.cancel(*(_name_job(kind, place) for kind in (CHECKPOINTS, WATCHES, ENDS, LOOKS, RETRIES)))
+        self._jobs.cancel(*(_name_job(kind, place) for kind in (CHECKPOINTS, TIMED, WATCHES, ENDS, LOOKS, RETRIES)))
         if attachment is not None and attachment.state == IDLE:
             every = attachment.checkpoint_every
             self._jobs.run_once(_name_job(LOOKS, place), every, self._check_presence, place, every)
+
+    async def checkpoint_all(self) -> None:
+        """Export every sandbox that is looked after, in jobs of their own, as many at once as at other checkpoints."""
+        for attachment in self._ledger.looked_after:
+            self._jobs.run_once(_name_job(TIMED, attachment.place), 0, self._checkpoint, attachment.place)
 
     def export_soon(self, place: AttachmentKey) -> None:
         """Export within a second, after a take-over: it is not known since when the sandbox was not exported."""
@@ -102,7 +109,10 @@ class ExportSchedule:
         self._jobs.run_once(_name_job(ENDS, place), left - lead if left > lead else left / 2, self._export, place)
 
     async def _checkpoint(self, place: AttachmentKey) -> None:
-        async with self._turns:
+        """Export when it is its turn. The many sandboxes of one named token do not hold up those of others."""
+        attachment = self._ledger.find(place)
+        by = attachment.by if attachment is not None else ""
+        async with self._turns.held(by, self._most_of_one if by else 0):
             await self._export(place)
 
     async def _export(self, place: AttachmentKey) -> None:

@@ -34,6 +34,7 @@ def apply_opening(
         checkpoint_every=care.checkpoint_every or (settings.checkpoint_every if settings else every),
         conversation=care.conversation or (base.conversation if base and base.state == OPEN else ""),
         user=care.user or (settings.user if settings else ""),
+        by=care.by,
         lasting=care.lasting or (base is not None and base.lasting),
         attached=_choose_time_after(restored),
         changed=format_now(),

@@ -52,11 +52,11 @@ def load_tokens(file: str) -> Tokens:
     return Tokens(tokens)
 
 
-def check_bind(host: str, tokens: Tokens) -> None:
+def check_bind(host: str, *, given: bool) -> None:
     """Raise ``BadConfig`` if the service would listen beyond loopback without any token."""
-    if tokens or is_loopback(host):
+    if given or is_loopback(host):
         return
     raise BadConfig(
         f"Without a token the service listens on loopback only, not on {host}.",
-        hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), or bind to 127.0.0.1.",
+        hint="Set MEMORY_SIDECAR_TOKEN (openssl rand -hex 32), make one with `memory-sidecar token`, or bind to 127.0.0.1.",
     )

@@ -18,7 +18,7 @@ JITTER = 0.1
 
 
 class DrillJob:
-    """Runs a drill every ``drill_every`` seconds and publishes its result."""
+    """Runs a drill every ``drill_every`` seconds, or at the times of ``drill_at``, and publishes its result."""
 
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
@@ -28,7 +28,9 @@ class DrillJob:
 
     def start(self) -> None:
         every = self._sidecar.settings.drill_every
-        if every:
+        if cron := self._sidecar.settings.find_cron(self._sidecar.settings.drill_at):
+            self._jobs.at("drill", cron, self._run_drill)
+        elif every:
             self._jobs.every("drill", every, self._run_drill, jitter=every * JITTER, first=min(SOON, every))
 
     async def _run_drill(self) -> None:

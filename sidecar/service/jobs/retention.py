@@ -29,6 +29,9 @@ class RetentionJob:
         self._log = structlog.get_logger("sidecar")
 
     def start(self) -> None:
+        if cron := self._sidecar.settings.find_cron(self._sidecar.engine.retention.at):
+            self._jobs.at("retention", cron, self._run_round)
+            return
         every = parse_duration(self._sidecar.engine.retention.every).total_seconds()
         self._jobs.every("retention", every, self._run_round, jitter=every * JITTER, first=min(SOON, every))
 
