@@ -204,7 +204,7 @@ def _limits() -> set[str]:
 
 def _refusals() -> set[str]:
     """The codes that the program in the sandbox, in Python or as a shell script, and the engine on its behalf may tell."""
-    found = _codes("Refusal") | _codes("_error") | _codes(ProgramFailed.__name__, keyword="code")
+    found = _codes("Refusal") | _codes(ProgramFailed.__name__, keyword="code")
     for script in (script for folder in CODE for script in folder.rglob("*.sh")):
         found |= set(re.findall(r"\bfail ([a-z]+(?:-[a-z]+)*) \"", script.read_text()))
     return {code for code in found if not code.startswith("limit-")}

@@ -64,7 +64,7 @@ def main(nonce: str, request: bytes, rules: bytes, package: bytes) -> int:
     try:
         asked = decode_request(request)
     except OtherProtocol as other:
-        error = ProgramError("other-protocol", other.words)
+        error = _build_error(Refusal("other-protocol", other.words))
         _print(nonce, Answer("error", other.memory, other.snapshot, error=error), b"")
         return 0
     home = os.path.realpath(os.environ.get("HOME") or os.path.expanduser("~"))
@@ -76,6 +76,10 @@ def main(nonce: str, request: bytes, rules: bytes, package: bytes) -> int:
     answer.left = run.left
     _print(nonce, answer, run.inline)
     return 0
+
+
+def _build_error(refusal: Refusal) -> ProgramError:
+    return ProgramError(refusal.code, refusal.message, refusal.retryable)
 
 
 def _read_user() -> str:
@@ -110,10 +114,10 @@ class _Run:
         except RulesMissing:
             return Answer(NEED_RULES, question.memory, question.snapshot)
         except Refusal as refusal:
-            error = ProgramError(refusal.code, refusal.message, refusal.retryable)
+            error = _build_error(refusal)
         except OSError as problem:
             full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-            error = ProgramError("disk-full" if full else "os-error", "The sandbox says: %s." % problem)
+            error = _build_error(Refusal("disk-full" if full else "os-error", "The sandbox says: %s." % problem))
         finally:
             self._remove([self._request.path] if self._request.path else [])
         return Answer("error", question.memory, question.snapshot, error=error)
